@@ -1,0 +1,1 @@
+"""edgefl emulates a fleet of heterogeneous phones on one machine."""

@@ -1,0 +1,52 @@
+"""Every error edgefl raises on purpose.
+
+    EdgeflError
+    ├── ConfigError      what the user asked for cannot be done; the command line exits with 2
+    │   └── ProfileError     a device or network profile is missing or wrong
+    ├── WireError        a peer sent bytes that are not a message; the peer is dropped and counted
+    ├── SlotError        the parameter buffer was used against its rules
+    └── RunError         a run that started could not go on; the command line exits with 1
+
+A message says what is wrong, what was got and what is allowed, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EdgeflError(Exception):
+    """Base of every error that edgefl raises on purpose."""
+
+
+class ConfigError(EdgeflError):
+    """The experiment, a file or an argument asks for something that cannot be done."""
+
+
+class ProfileError(ConfigError):
+    """A device, network or fleet profile is missing, or a figure in it is wrong."""
+
+
+class WireError(EdgeflError):
+    """Bytes from a peer are not a message of the protocol."""
+
+
+class SlotError(EdgeflError):
+    """The parameter buffer was used against its rules."""
+
+
+class RunError(EdgeflError):
+    """A run that had started could not go on."""
+
+
+def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
+    """One line for a name that does not exist, with the nearest that does.
+
+    >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
+    "profile 'pixel3a' not found; did you mean 'pixel-3a'? have: pi-4, pixel-3a"
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return f"{what} {got!r} not found;{hint} have: {', '.join(names) or 'none'}"

@@ -1,0 +1,127 @@
+"""What the core is told (events) and what it answers (actions): plain data, no behaviour.
+
+Events are journaled as they are, so a run can be replayed through the core. All times are emulated
+seconds since the start of the run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+# ---- events: what happened ---------------------------------------------------------------------
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """A client is connected and idle."""
+
+    client: int
+    at_s: float
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A client is gone: its process ended, it was dropped, or the run was interrupted."""
+
+    client: int
+    at_s: float
+    reason: str
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
+    """A finished update lies in its slot."""
+
+    client: int
+    task: int
+    base_version: int
+    examples: int
+    steps: int
+    loss: float
+    at_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A client gave a task back without an update (cancelled, or its training raised)."""
+
+    client: int
+    task: int
+    at_s: float
+    reason: str
+
+
+class Summed(msgspec.Struct, frozen=True, tag="summed"):
+    """The server has carried out a ``Sum``. ``bad`` are tasks whose update is not finite or was altered;
+    with any of them the version was not published."""
+
+    version: int
+    at_s: float
+    bad: tuple[int, ...] = ()
+
+
+class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
+    """A time asked for by ``Wake`` has come."""
+
+    at_s: float
+
+
+Event = Joined | Left | Arrived | Failed | Summed | Ticked
+
+# ---- actions: what to do -----------------------------------------------------------------------
+
+
+class Train(msgspec.Struct, frozen=True, tag="train"):
+    """Start ``client`` on ``task``: download ``version``, train, upload. Leases a slot."""
+
+    client: int
+    task: int
+    version: int
+    trip: int
+    """How many tasks this client was given before: names the random stream of its batches."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Tell ``client`` to give ``task`` up; it answers with ``Failed`` or, if it had finished, ``Arrived``."""
+
+    client: int
+    task: int
+
+
+class Sum(msgspec.Struct, frozen=True, tag="sum"):
+    """Make ``version`` = base_scale · model + Σ weights[k] · update[tasks[k]], through the server optimiser.
+    Answered by ``Summed``."""
+
+    version: int
+    tasks: tuple[int, ...]
+    weights: tuple[float, ...]
+    base_scale: float = 1.0
+
+
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    """The task's update is not needed any more: free its slot. ``fate`` is ``applied``, ``discarded``
+    (a valid update that the strategy does not use), ``dropped`` (bad) or ``lost`` (its client is gone)."""
+
+    task: int
+    fate: str
+    reason: str = ""
+
+
+class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
+    """Measure ``version`` on the test examples."""
+
+    version: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Send ``Ticked`` at ``at_s``."""
+
+    at_s: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The run is over."""
+
+    reason: str
+
+
+Action = Train | Cancel | Sum | Release | Evaluate | Wake | Stop
+
+event_encoder = msgspec.msgpack.Encoder()
+event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

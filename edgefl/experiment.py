@@ -1,0 +1,127 @@
+"""What the user says: one experiment, as plain frozen data.
+
+The TOML's tables are these classes, field for field. ``edgefl.config`` reads and checks files; this
+module only says what there is, with each default.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which phones there are, how they are connected, and what happens when one dies."""
+
+    devices: dict[str, int] | str
+    """Profile name to count, or the name (or path) of a fleet file."""
+    network: str | dict[str, str] = "wifi"
+    """One network profile for all, or device profile name to network profile name."""
+    on_death: Literal["replace", "drop"] = "replace"
+    """A dead client's device comes back as a new process (``replace``) or never (``drop``)."""
+    rejoin_s: float = 0.0
+    """Emulated seconds until a replaced device is back."""
+    memory_limit: bool = True
+    """Enforce the profile's ``memory.app_limit_mib`` on each client process."""
+
+
+class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which examples there are and which client holds which."""
+
+    name: str = "digits"
+    path: str | None = None
+    partition: Literal["iid", "dirichlet", "shards", "by-device"] = "iid"
+    alpha: float = 0.1
+    classes_per_client: int = 2
+    labels: dict[str, list[int]] = {}
+    """For ``by-device``: device profile name to the labels its clients hold."""
+    test_fraction: float = 0.2
+    """Share held out for the server's test where the data set has no test split of its own."""
+    max_examples: int | None = None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which model is trained."""
+
+    name: str = "mlp"
+    args: dict[str, Any] = {}
+    """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client does on one trip: Q steps or E epochs of SGD on its own examples."""
+
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 32
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_normalization: bool = False
+    """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether emulated time passes on the wall or is computed."""
+
+    kind: Literal["wall", "virtual"] = "virtual"
+    workers: int | None = None
+    """Virtual clock: processes that do the training; default one a core."""
+    time_scale: float | Literal["auto"] = "auto"
+    """Wall clock: wall seconds per emulated second; ``auto`` is 1, or more if the host is too small."""
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the server talks and what it tolerates."""
+
+    transport: Literal["shm", "wire"] = "shm"
+    heartbeat_s: float = 5.0
+    """Wall seconds of silence after which a client that should speak is held to be hung."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run ends at the first of these that is reached."""
+
+    versions: int | None = None
+    trips: int | None = None
+    emulated_s: float | None = None
+    wall_s: float | None = None
+    accuracy: float | None = None
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often the global model is measured on the server's test examples."""
+
+    every_versions: int = 10
+    max_examples: int | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often the run can be resumed from."""
+
+    every_s: float = 30.0
+    """Wall seconds between checkpoints; one is always written at the end and on Ctrl-C."""
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One experiment.
+
+    >>> from edgefl import Experiment
+    >>> Experiment(fleet={"devices": {"pixel-3a": 8}}).training.batch_size
+    32
+    """
+
+    fleet: Fleet
+    name: str = "experiment"
+    seed: int = 0
+    data: Data = Data()
+    model: Model = Model()
+    training: Training = Training()
+    strategy: dict[str, Any] = {"name": "fedbuff"}
+    """``name`` (a built-in, or ``"my_module:Mine"``) and that strategy's own fields."""
+    clock: Clock = Clock()
+    server: Server = Server()
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    stop: Stop = Stop()
