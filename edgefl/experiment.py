@@ -118,7 +118,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     data: Data = Data()
     model: Model = Model()
     training: Training = Training()
-    strategy: dict[str, Any] = {"name": "fedbuff"}
+    strategy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "fedbuff"})
     """``name`` (a built-in, or ``"my_module:Mine"``) and that strategy's own fields."""
     clock: Clock = Clock()
     server: Server = Server()
