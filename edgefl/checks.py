@@ -1,0 +1,304 @@
+"""What is allowed in an experiment: types by the classes themselves, figures by one table of rules."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from msgspec import inspect
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.toml import literal
+
+MAX_CLIENTS = 100_000
+MAX_COUNT = 10**9
+
+
+class Fault(ConfigError):
+    """Something wrong with one dotted ``key``."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def shape(tables: Any) -> None:
+    """Raise a `Fault` at the first key of ``tables`` that is unknown, missing or of another type."""
+    _shape(tables, inspect.type_info(Experiment), "")
+
+
+def figures(tables: Any) -> None:
+    """Raise a `Fault` at the first figure of ``tables`` outside its bounds, or keys that contradict."""
+    for key, value in _leaves(tables, ""):
+        rule = _RULES.get(key)
+        if rule is not None and not rule[0](value):
+            raise Fault(key, f"{key}: must be {rule[1]}, got {shown(value)}")
+    _counts(tables["fleet"]["devices"])
+    _name(tables.get("name", "experiment"))
+    _training(tables.get("training", {}))
+    if not tables.get("stop"):
+        raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(_fields('stop'))}")
+    _data(tables.get("data", {}), tables["fleet"]["devices"])
+    for table in ("strategy", "model"):
+        _storable(tables.get(table, {}), table)
+    strategy = tables.get("strategy", {"name": "fedbuff"})
+    if not isinstance(strategy.get("name"), str):
+        got = f"got {shown(strategy['name'])}" if "name" in strategy else "got none"
+        raise Fault("strategy.name", f"strategy.name: must be a string, such as 'fedbuff', {got}")
+
+
+def shown(value: Any) -> str:
+    """``value`` as the user would write it in TOML, at most 60 characters."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, (list, tuple)):
+        return "an array"
+    try:
+        text = repr(value) if isinstance(value, str) else literal(value)
+    except TypeError:
+        text = f"a {type(value).__name__}"
+    except ValueError:  # an integer of thousands of digits
+        text = "a very long integer"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- types -------------------------------------------------------------------------------------
+
+
+def _shape(value: Any, kind: inspect.Type, key: str) -> None:
+    if isinstance(kind, inspect.StructType):
+        _table(value, kind, key)
+    elif isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise Fault(key, f"{key}: keys must be strings, got {shown(name)}")
+            _shape(item, kind.value_type, f"{key}.{name}")
+    elif isinstance(kind, inspect.ListType) and isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            _shape(item, kind.item_type, f"{key}[{place}]")
+    elif isinstance(kind, inspect.UnionType):
+        _union(value, kind, key)
+    elif isinstance(kind, inspect.LiteralType) and isinstance(value, str):
+        _choice(value, kind.values, key)
+    elif not _fits(value, kind):
+        raise Fault(key, f"{key}: expected {_expected(kind)}, got {shown(value)}")
+
+
+def _table(value: Any, kind: inspect.StructType, key: str) -> None:
+    if not isinstance(value, Mapping):
+        raise Fault(key, f"{key or 'experiment'}: expected a table, got {shown(value)}")
+    fields = {field.name: field for field in kind.fields}
+    for name in value:
+        if name not in fields:
+            raise _unknown(_join(key, str(name)), key, fields)
+    for name, field in fields.items():
+        if name in value:
+            _shape(value[name], field.type, _join(key, name))
+        elif field.required:
+            missing = _join(key, name)
+            raise Fault(missing, f"{missing}: missing; give {_MISSING.get(missing, 'it')}")
+
+
+def _union(value: Any, kind: inspect.UnionType, key: str) -> None:
+    fitting = [part for part in kind.types if _fits(value, part)]
+    if not fitting:
+        raise Fault(key, f"{key}: expected {_expected(kind)}, got {shown(value)}")
+    _shape(value, fitting[0], key)
+
+
+def _choice(value: str, allowed: Iterable[Any], key: str) -> None:
+    words = [str(word) for word in allowed]
+    if value not in words:
+        raise Fault(key, f"{key}: {value!r} is not allowed;{_near(value, words)} allowed: {', '.join(words)}")
+
+
+def _fits(value: Any, kind: inspect.Type) -> bool:
+    """Whether ``value`` is of that type at its top."""
+    if isinstance(value, bool):
+        return isinstance(kind, (inspect.BoolType, inspect.AnyType))
+    if isinstance(kind, inspect.LiteralType):
+        return value in kind.values
+    allowed = _PYTHON.get(type(kind))
+    return allowed is None or isinstance(value, allowed)
+
+
+_PYTHON: dict[type[inspect.Type], type | tuple[type, ...]] = {
+    inspect.BoolType: bool,
+    inspect.IntType: int,
+    inspect.FloatType: (int, float),
+    inspect.StrType: str,
+    inspect.NoneType: type(None),
+    inspect.DictType: Mapping,
+    inspect.StructType: Mapping,
+    inspect.ListType: (list, tuple),
+}
+
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.IntType: "a whole number",
+    inspect.FloatType: "a number",
+    inspect.StrType: "a string",
+    inspect.DictType: "a table",
+    inspect.StructType: "a table",
+    inspect.ListType: "an array",
+}
+
+
+def _expected(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_expected(part) for part in kind.types if not isinstance(part, inspect.NoneType))
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(repr(word) for word in kind.values)
+    return _WORDS[type(kind)]
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+_MISSING = {
+    "fleet": "a [fleet] table with devices = { PROFILE = COUNT }",
+    "fleet.devices": "{ PROFILE = COUNT } or the name of a fleet file",
+}
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _near(got: str, allowed: Iterable[str]) -> str:
+    near = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
+    return f" did you mean {near[0]!r}?" if near else ""
+
+
+def _unknown(dotted: str, table: str, fields: Iterable[str]) -> Fault:
+    """The nearest known key is looked for in the same table, then under the same name in any other."""
+    name = dotted.rpartition(".")[2]
+    here = [_join(table, field) for field in fields]
+    everywhere = [key for key in _all_keys() if key.rpartition(".")[2] == name]
+    hint = _near(dotted, here) if not everywhere else f" did you mean {everywhere[0]!r}?"
+    where = f"in [{table}]" if table else "at the top"
+    return Fault(dotted, f"unknown key {dotted!r};{hint} allowed {where}: {', '.join(sorted(fields))}")
+
+
+def _all_keys() -> Iterator[str]:
+    kind = inspect.type_info(Experiment)
+    assert isinstance(kind, inspect.StructType)
+    for field in kind.fields:
+        if isinstance(field.type, inspect.StructType):
+            yield from (f"{field.name}.{inner.name}" for inner in field.type.fields)
+
+
+def _fields(table: str) -> list[str]:
+    return [key.partition(".")[2] for key in _all_keys() if key.partition(".")[0] == table]
+
+
+# ---- figures -----------------------------------------------------------------------------------
+
+
+def _positive(value: Any) -> bool:
+    return not isinstance(value, (int, float)) or 0 < value < math.inf
+
+
+def _not_negative(value: Any) -> bool:
+    return not isinstance(value, (int, float)) or 0 <= value < math.inf
+
+
+def _count(value: Any) -> bool:
+    return not isinstance(value, int) or 1 <= value <= MAX_COUNT
+
+
+_Rule = tuple[Callable[[Any], bool], str]
+_POSITIVE: _Rule = (_positive, "a finite number greater than 0")
+_NOT_NEGATIVE: _Rule = (_not_negative, "a finite number of at least 0")
+_COUNT: _Rule = (_count, f"a whole number from 1 to {MAX_COUNT}")
+
+_RULES: dict[str, _Rule] = {
+    "seed": (lambda v: 0 <= v < 2**63, f"a whole number from 0 to {2**63 - 1}"),
+    "fleet.rejoin_s": _NOT_NEGATIVE,
+    "data.alpha": _POSITIVE,
+    "data.classes_per_client": _COUNT,
+    "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, both excluded"),
+    "data.max_examples": _COUNT,
+    "training.steps": _COUNT,
+    "training.epochs": _COUNT,
+    "training.batch_size": _COUNT,
+    "training.lr": _POSITIVE,
+    "training.momentum": (lambda v: 0 <= v < 1, "a number of at least 0 and below 1"),
+    "training.weight_decay": _NOT_NEGATIVE,
+    "clock.workers": _COUNT,
+    "clock.time_scale": _POSITIVE,
+    "server.heartbeat_s": _POSITIVE,
+    "evaluation.every_versions": _COUNT,
+    "evaluation.max_examples": _COUNT,
+    "checkpoint.every_s": _POSITIVE,
+    "stop.versions": _COUNT,
+    "stop.trips": _COUNT,
+    "stop.emulated_s": _POSITIVE,
+    "stop.wall_s": _POSITIVE,
+    "stop.accuracy": (lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
+}
+
+
+def _leaves(tables: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tables.items():
+        dotted = _join(key, name)
+        if isinstance(value, Mapping):
+            yield from _leaves(value, dotted)
+        else:
+            yield dotted, value
+
+
+def _counts(devices: Mapping[str, int] | str) -> None:
+    if isinstance(devices, str):
+        return
+    if not devices:
+        raise Fault("fleet.devices", "fleet.devices: empty; give at least one PROFILE = COUNT")
+    for name, count in devices.items():
+        if not 1 <= count <= MAX_CLIENTS:
+            key = f"fleet.devices.{name}"
+            raise Fault(key, f"{key}: must be a whole number from 1 to {MAX_CLIENTS}, got {shown(count)}")
+    if sum(devices.values()) > MAX_CLIENTS:
+        total = sum(devices.values())
+        raise Fault("fleet.devices", f"fleet.devices: at most {MAX_CLIENTS} clients in all, got {total}")
+
+
+def _name(name: str) -> None:
+    if not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith(".") or not name.isprintable():
+        rule = "1 to 100 bytes that name a folder: printable, no '/', no '.' at the start"
+        raise Fault("name", f"name: must be {rule}, got {shown(name)}")
+
+
+def _training(training: Mapping[str, Any]) -> None:
+    if training.get("steps") is not None and training.get("epochs") is not None:
+        got = f"steps = {training['steps']} and epochs = {training['epochs']}"
+        raise Fault("training.steps", f"training: give steps or epochs, not both; got {got}")
+
+
+def _data(data: Mapping[str, Any], devices: Mapping[str, int] | str) -> None:
+    by_device = data.get("partition") == "by-device"
+    labels: Mapping[str, Any] = data.get("labels", {})
+    if by_device and not labels:
+        raise Fault("data.labels", "data.labels: missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
+    for name, held in labels.items():
+        key = f"data.labels.{name}"
+        if isinstance(devices, Mapping) and name not in devices:
+            have = ", ".join(sorted(devices))
+            raise Fault(key, f"{key}: not in fleet.devices;{_near(name, devices)} have: {have}")
+        if not held or len(set(held)) < len(held) or min(held) < 0:
+            got = literal(list(held))[:60]
+            raise Fault(key, f"{key}: must be labels of at least 0, each once, got {got}")
+
+
+def _storable(value: Any, key: str) -> None:
+    """Raise a `Fault` if free-form values cannot be written to the run's own TOML file and read back."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _storable(item, _join(key, str(name)))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            _storable(item, f"{key}[{place}]")
+    elif not isinstance(value, (bool, int, float, str)):
+        allowed = "a string, number, true or false, array or table"
+        raise Fault(key, f"{key}: expected {allowed}, got {shown(value)}")

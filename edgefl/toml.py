@@ -1,0 +1,184 @@
+"""Reads and writes TOML: every fault of a file is one line that says where it is.
+
+    read(path)            a file as plain data
+    assignment("a.b=3")   one ``--set`` as (keys, value)
+    write(tables)         plain data as text that `read` gives back unchanged
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import ConfigError
+
+LIMIT_BYTES = 1 << 20
+"""No experiment or profile is longer; a longer file is a mistake, such as a data set's path."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file at ``path`` as plain data.
+
+    Raises `ConfigError` if it cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: a folder, expected a TOML file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(raw) > LIMIT_BYTES:
+        raise ConfigError(f"{path}: longer than {LIMIT_BYTES} bytes, too long for a TOML file of edgefl")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: not UTF-8: byte 0x{raw[error.start]:02x}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> dict[str, Any]:
+    """TOML ``text`` as plain data; ``source`` names it in the error.
+
+    >>> parse("[stop]\\nversions = 10", "a.toml")
+    {'stop': {'versions': 10}}
+    >>> parse("a = 1\\nb = ", "a.toml")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: a.toml: line 2: Invalid value
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{source}: arrays or tables are nested too deep") from None
+    except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
+        found = _AT.search(str(error))
+        what = _AT.sub("", str(error))
+        if found is None:
+            raise ConfigError(f"{source}: {what}") from None
+        if found[1] is None or int(found[1]) > text.count("\n"):  # Python names the last line either way
+            line = len(text.rstrip("\r\n").splitlines()) or 1
+            raise ConfigError(f"{source}: line {line}: {what}") from None
+        raise ConfigError(f"{source}: line {found[1]}, column {found[2]}: {what}") from None
+
+
+def assignment(text: str) -> tuple[tuple[str, ...], Any]:
+    """One ``--set`` argument as its keys and value.
+
+    The value is read as TOML; what is no TOML is a string, unless it opens a string, array or table.
+
+    >>> assignment("strategy.name=fedbuff")
+    (('strategy', 'name'), 'fedbuff')
+    >>> assignment("fleet.devices={pi-4=3}")
+    (('fleet', 'devices'), {'pi-4': 3})
+    >>> assignment("training.lr")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: --set 'training.lr': expected KEY=VALUE, such as training.lr=0.1
+    """
+    shown = f"--set {text!r}"
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"{shown}: expected KEY=VALUE, such as training.lr=0.1")
+    keys = _keys(key.strip())
+    if keys is None:
+        raise ConfigError(f"{shown}: {key.strip()!r} is no key; expected names joined by dots, such as a.b=1")
+    value = value.strip()
+    if not value:
+        raise ConfigError(f"{shown}: no value; an empty string is written {key.strip()}='\"\"'")
+    return keys, _value(value, shown)
+
+
+def _keys(key: str) -> tuple[str, ...] | None:
+    """The dotted ``key``'s parts, or None if it is not one."""
+    if "\n" in key or "\r" in key:
+        return None
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except ValueError:
+        return None
+    keys: list[str] = []
+    while isinstance(table, dict) and len(table) == 1:
+        name, table = next(iter(table.items()))
+        keys.append(name)
+    return tuple(keys) if table == 0 else None
+
+
+def _value(text: str, shown: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except RecursionError:
+        raise ConfigError(f"{shown}: arrays or tables are nested too deep") from None
+    except ValueError as error:
+        if text[0] in "{['\"":
+            raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
+        return text
+    value = table["value"]
+    dated = isinstance(value, (datetime.date, datetime.time))
+    return text if dated or len(table) > 1 else value  # no key of ours is a date
+
+
+def write(tables: Mapping[str, Any]) -> str:
+    """``tables`` as TOML text: single values first, then one section a table, tables in it inline.
+
+    Values are str, int, float, bool, lists and tables of those; a None is left out.
+
+    >>> print(write({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": "lte"}}), end="")
+    seed = 3
+    <BLANKLINE>
+    [fleet]
+    devices = { pi-4 = 2 }
+    network = "lte"
+    """
+    present = {key: value for key, value in tables.items() if value is not None}
+    lines = [_line(key, value) for key, value in present.items() if not isinstance(value, Mapping)]
+    for key, value in present.items():
+        if isinstance(value, Mapping):
+            lines += [*([""] if lines else []), f"[{_key(key)}]"]
+            lines += [_line(inner, item) for inner, item in value.items() if item is not None]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(key: str, value: Any) -> str:
+    return f"{_key(key)} = {literal(value)}"
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _string(key)
+
+
+def _string(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def literal(value: Any) -> str:
+    """``value`` as it is written in TOML.
+
+    >>> literal([1, 2.5, "a", True, {"b": []}])
+    '[1, 2.5, "a", true, { b = [] }]'
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Mapping):
+        inside = ", ".join(_line(key, item) for key, item in value.items() if item is not None)
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(literal(item) for item in value)}]"
+    raise TypeError(f"a {type(value).__name__} has no TOML form")
