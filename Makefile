@@ -1,0 +1,50 @@
+# Every target builds .venv when it is missing or older than what it is built from.
+#   make demo    24 phones on this machine, FedStaleWeight beside FedBuff, into runs/demo
+#   make test    every test that is not marked slow
+#   make check   lint, types and the fast tests
+#   make bench   what aggregation costs against the machine's limit, into runs/bench
+#   make clean   remove what was built and run here
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.edgefl-stamp
+NATIVE := $(wildcard kernels/*)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "edgefl: needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true)." \
+	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	rm -rf runs/demo
+	$(BIN)/edgefl run experiments/demo.toml --out runs/demo/fedstaleweight
+	$(BIN)/edgefl run experiments/demo.toml --set strategy.name=fedbuff --out runs/demo/fedbuff
+	$(BIN)/edgefl compare runs/demo/fedstaleweight runs/demo/fedbuff --out runs/demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not process and not slow"
+
+bench: $(STAMP)
+	mkdir -p runs/bench
+	$(BIN)/edgefl bench aggregate --json runs/bench/aggregate.json
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info edgefl/kernels/*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find edgefl tests -name __pycache__ -type d -exec rm -rf {} +
