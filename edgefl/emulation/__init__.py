@@ -1,0 +1,38 @@
+"""What makes a process behave like a phone.
+
+schema, profiles   what a device, network and fleet file hold; finding, reading and checking them
+delay              delays drawn from a distribution
+link, plan         a client's link; its whole trip, decided before it starts
+pacing             work-paced waiting against absolute deadlines
+memory             a client's memory limit without privileges
+capacity           does the fleet fit the host: time scale, stolen time
+calibration        what the host computes and moves a second
+fidelity           how far the emulation was from what it declared
+"""
+
+from __future__ import annotations
+
+from edgefl.emulation.profiles import (
+    check_file,
+    device_names,
+    fleet_names,
+    load_device,
+    load_fleet,
+    load_network,
+    network_names,
+)
+from edgefl.emulation.schema import Device, FleetFile, Network, to_json
+
+__all__ = [
+    "Device",
+    "FleetFile",
+    "Network",
+    "check_file",
+    "device_names",
+    "fleet_names",
+    "load_device",
+    "load_fleet",
+    "load_network",
+    "network_names",
+    "to_json",
+]

@@ -1,0 +1,169 @@
+"""Closed-loop work pacing: real work is done, then the process waits until the device would have done it.
+
+A trip is a row of phases (download, compute, upload). Each phase is scheduled to start where the phase
+before it was *scheduled* to end, so an error made in one phase is not carried into the length of the
+trip. What is reported comes from clock readings only: work that took longer than the device is allowed
+shows as ``achieved_s > declared_s``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+Wait = Callable[[int], None]
+"""Waits until ``time.monotonic_ns()`` is at least the given value; may raise to cancel the trip."""
+
+Clock = Callable[[], int]
+"""Reads nanoseconds of the monotonic clock."""
+
+_PR_SET_TIMERSLACK = 29
+
+
+def set_timer_slack(slack_ns: int = 1) -> bool:
+    """Ask Linux to wake this thread within ``slack_ns`` of a deadline (its default is 50 µs).
+
+    Returns whether the system took it: False where there is no such call.
+    """
+    if slack_ns < 1:
+        raise ValueError(f"slack_ns must be at least 1 (got {slack_ns})")
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return False
+    return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
+
+
+def wait_until(deadline_ns: int) -> None:
+    """Sleep until the monotonic clock reads ``deadline_ns``; never returns early, never spins.
+
+    The sleep is ``clock_nanosleep`` on the monotonic clock. It ends some 50 µs late; that error does not
+    add up, because every deadline of a `Pacer` is absolute.
+    """
+    while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+        time.sleep(left_ns * 1e-9)
+
+
+class Spent(NamedTuple):
+    """What one phase took, in emulated seconds, read from the clock."""
+
+    work: float
+    """Work done: FLOPs or bytes."""
+    declared_s: float
+    """What the device takes for it: lead + work / rate."""
+    achieved_s: float
+    """What it took here, from the end of the phase before (or the start of the trip) to its own end."""
+    lateness_s: float
+    """How long after its scheduled moment the phase ended."""
+
+
+class Phase:
+    """One paced stretch of a trip; made by `Pacer.phase`."""
+
+    __slots__ = ("_ended", "_lead_s", "_pacer", "_rate", "_start_ns", "work")
+
+    def __init__(self, pacer: Pacer, start_ns: float, rate_per_s: float, lead_s: float) -> None:
+        self._pacer = pacer
+        self._start_ns = start_ns
+        self._rate = rate_per_s
+        self._lead_s = lead_s
+        self._ended = False
+        self.work = 0.0
+
+    @property
+    def declared_s(self) -> float:
+        """Emulated seconds that the device takes for the work done so far, with the lead."""
+        return self._lead_s + self.work / self._rate
+
+    @property
+    def _due_ns(self) -> float:
+        return self._start_ns + self.declared_s * self._pacer.ns_per_emulated_s
+
+    def done(self, work: float) -> None:
+        """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there."""
+        if self._ended:
+            raise ValueError("done() on a phase that has ended")
+        if not (work >= 0 and math.isfinite(work)):
+            raise ValueError(f"work must be finite and at least 0 (got {work})")
+        self.work += work
+        self._pacer.hold(self._due_ns)
+
+    def end(self) -> Spent:
+        """Close the phase, wait out what is left of it, and report it."""
+        if self._ended:
+            raise ValueError("end() on a phase that has ended")
+        self._pacer.hold(self._due_ns)
+        self._ended = True
+        return self._pacer.close(self.work, self.declared_s, self._due_ns)
+
+
+class Pacer:
+    """Paces the trips of one client against absolute deadlines.
+
+    ``time_scale`` is wall seconds per emulated second. A rate of ``inf`` does not wait.
+
+    >>> now = [0]
+    >>> def wait(deadline_ns): now[0] = max(now[0], deadline_ns)
+    >>> pacer = Pacer(time_scale=2.0, wait=wait, clock=lambda: now[0])
+    >>> pacer.begin(0)
+    >>> phase = pacer.phase(rate_per_s=1e9)
+    >>> phase.done(5e8)                          # half a second of a 1 GFLOPS device
+    >>> phase.end()
+    Spent(work=500000000.0, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
+    >>> now[0]                                   # is a second on the wall at time_scale 2
+    1000000000
+    """
+
+    def __init__(
+        self, *, time_scale: float, wait: Wait = wait_until, clock: Clock = time.monotonic_ns
+    ) -> None:
+        if not (time_scale > 0 and math.isfinite(time_scale)):
+            raise ValueError(f"time_scale must be finite and above 0 (got {time_scale})")
+        self.time_scale = time_scale
+        self.ns_per_emulated_s = time_scale * 1e9
+        self._wait = wait
+        self._clock = clock
+        self._cursor_ns: float | None = None
+        """Where the next phase is scheduled to start."""
+        self._last_ns = 0
+        """When the phase before really ended."""
+
+    def begin(self, at_ns: int) -> None:
+        """A trip starts: ``at_ns`` is when its message was received, on the monotonic clock."""
+        self._cursor_ns = float(at_ns)
+        self._last_ns = at_ns
+
+    def phase(self, rate_per_s: float, lead_s: float = 0.0) -> Phase:
+        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s``."""
+        if not rate_per_s > 0:
+            raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
+        if not (lead_s >= 0 and math.isfinite(lead_s)):
+            raise ValueError(f"lead_s must be finite and at least 0 (got {lead_s})")
+        if self._cursor_ns is None:
+            raise ValueError("phase() before begin()")
+        return Phase(self, self._cursor_ns, rate_per_s, lead_s)
+
+    def hold(self, due_ns: float) -> None:
+        """Wait until ``due_ns`` on the monotonic clock, if it is still to come."""
+        deadline_ns = math.ceil(due_ns)
+        if deadline_ns > self._clock():
+            self._wait(deadline_ns)
+
+    def close(self, work: float, declared_s: float, due_ns: float) -> Spent:
+        """Record that the running phase ended now; the next one is scheduled to start at ``due_ns``."""
+        now_ns = self._clock()
+        spent = Spent(
+            work=work,
+            declared_s=declared_s,
+            achieved_s=(now_ns - self._last_ns) / self.ns_per_emulated_s,
+            lateness_s=max(0.0, (now_ns - due_ns) / self.ns_per_emulated_s),
+        )
+        self._cursor_ns = due_ns
+        self._last_ns = now_ns
+        return spent

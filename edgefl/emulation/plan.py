@@ -1,0 +1,90 @@
+"""A client's whole trip, decided before it starts: the same numbers drive both clocks."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.emulation.link import Link, Transfer
+from edgefl.emulation.pacing import Pacer, Phase
+from edgefl.emulation.schema import Device
+
+
+class TripPlan(NamedTuple):
+    """One download, one local training and one upload. All seconds are emulated."""
+
+    down: Transfer
+    flops: float
+    compute_lead_s: float
+    """Before computing starts; above 0 only where there are no FLOPs to stretch a delay over."""
+    compute_rate_per_s: float
+    """FLOP per emulated second; ``inf`` is unpaced."""
+    up: Transfer
+
+    @property
+    def down_s(self) -> float:
+        return self.down.declared_s
+
+    @property
+    def compute_s(self) -> float:
+        return self.compute_lead_s + self.flops / self.compute_rate_per_s
+
+    @property
+    def up_s(self) -> float:
+        return self.up.declared_s
+
+    @property
+    def total_s(self) -> float:
+        return self.down_s + self.compute_s + self.up_s
+
+    def compute(self, pacer: Pacer) -> Phase:
+        """The pacer's phase for this trip's training: tell it the FLOPs of each step as they are done."""
+        return pacer.phase(self.compute_rate_per_s, self.compute_lead_s)
+
+
+def plan_trip(
+    device: Device, link: Link, rng: np.random.Generator, down_bytes: int, flops: float, up_bytes: int
+) -> TripPlan:
+    """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
+
+    ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that a client that
+    was killed and started again, or a worker of the virtual clock, plans the same trip. Draws are made in
+    this order: download, upload, delay model.
+
+    A delay model with ``mode = "replace"`` sets the whole trip's time: both transfers take none, whatever
+    the network, and the training is stretched to the draw. With ``mode = "add"`` the draw lengthens the
+    training.
+
+    >>> from edgefl.emulation import load_device, load_network
+    >>> rng = np.random.default_rng(0)
+    >>> device = load_device("paper-defedavg").individual(rng)
+    >>> link = Link(load_network("defedavg-400"), rng)
+    >>> plan = plan_trip(device, link, rng, down_bytes=2_200_000, flops=50 * 17.0e6, up_bytes=2_200_000)
+    >>> round(plan.down_s, 3), 0.085 <= plan.compute_s <= 0.425
+    (0.044, True)
+    """
+    if not (flops >= 0 and math.isfinite(flops)):
+        raise ValueError(f"flops must be finite and at least 0 (got {flops})")
+    if device.slowdown is not None:
+        raise ValueError(
+            f"device {device.id!r} has a slowdown: call device.individual(rng) once a client first"
+        )
+    down, up = link.down(down_bytes), link.up(up_bytes)
+    compute_s = flops / device.train_flop_per_s
+    model = device.delay_model
+    if model is not None:
+        drawn_s = model.draw(rng)
+        if model.mode == "replace":
+            down, up = _instant(down), _instant(up)
+            compute_s = drawn_s
+        else:
+            compute_s += drawn_s
+    if flops > 0 and compute_s > 0:
+        return TripPlan(down, flops, 0.0, flops / compute_s, up)
+    return TripPlan(down, flops, compute_s, math.inf, up)
+
+
+def _instant(transfer: Transfer) -> Transfer:
+    return transfer._replace(lead_s=0.0, rate_bytes_per_s=math.inf, chunk_bytes=max(1, transfer.nbytes))

@@ -1,0 +1,221 @@
+"""What a device, a network and a fleet file hold: plain frozen data, units in the names.
+
+Every figure in a device or network file has its source in the file's ``[sources]`` table; the rules
+are checked by `edgefl.emulation.profiles`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.emulation.delay import Delay
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table in a profile file."""
+
+
+class Cluster(_Table, frozen=True, kw_only=True):
+    """Cores of one kind."""
+
+    uarch: Text
+    cores: Count
+    max_mhz: Positive
+    fp32_flop_per_cycle: Positive | None = None
+    """Peak of one core."""
+    max_ma: Positive | None = None
+    """Current of one core at its highest frequency, from the device's power profile."""
+
+
+class RateGflops(_Table, frozen=True, kw_only=True):
+    """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two)."""
+
+    train: Positive
+    """Forward and backward pass of a small CNN with every core that training uses: what paces a client."""
+    gemm_1t: Positive | None = None
+    """Inference at GEMM-like speed (MobileNet-v1-224), one thread."""
+    gemm_nt: Positive | None = None
+    """The same with the fastest number of threads."""
+
+
+class Cpu(_Table, frozen=True, kw_only=True):
+    """The processor."""
+
+    rate_gflops: RateGflops
+    clusters: tuple[Cluster, ...] = ()
+
+
+class Memory(_Table, frozen=True, kw_only=True):
+    """The memory."""
+
+    ram_mib: Positive
+    app_limit_mib: Positive
+    """What one application may use: enforced on the client process."""
+    bandwidth_gbytes_per_s: Positive | None = None
+
+
+class Battery(_Table, frozen=True, kw_only=True):
+    """The battery; carried as data."""
+
+    capacity_mah: Positive
+    voltage_v: Positive | None = None
+
+
+class Trip(_Table, frozen=True, kw_only=True):
+    """From ``temp_c`` on, the fastest cores run at ``freq_scale`` of their highest frequency."""
+
+    temp_c: float
+    freq_scale: Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Thermal(_Table, frozen=True, kw_only=True):
+    """Throttling steps in ascending order of temperature; carried as data."""
+
+    trips: tuple[Trip, ...]
+    off_c: Positive | None = None
+    """The device switches itself off here."""
+    ambient_c: float | None = None
+    r_c_per_w: Positive | None = None
+    tau_s: Positive | None = None
+
+
+class Slowdown(_Table, frozen=True, kw_only=True):
+    """How devices of one profile differ: each is slower than ``train`` by a factor U(low, high)."""
+
+    low: Annotated[float, msgspec.Meta(ge=1)]
+    high: Annotated[float, msgspec.Meta(ge=1)]
+    dist: Literal["uniform"] = "uniform"
+
+
+class Device(_Table, frozen=True, kw_only=True):
+    """One kind of device.
+
+    ``cpu`` may be left out only where ``delay_model`` replaces the trip's time.
+    """
+
+    id: Name
+    name: Text
+    kind: Literal["flagship", "mid-range", "budget", "board", "wearable", "paper"] = msgspec.field(
+        name="class"
+    )
+    sources: dict[str, Text]
+    """Dotted field (or the table above it) to where its figure came from. ``derived:`` starts a figure that
+    was computed from others, ``assumed:`` one that nobody published."""
+    uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
+    """Dotted field to a factor f: the true figure is held to lie between figure/f and figure·f."""
+    year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
+    soc: Text | None = None
+    cpu: Cpu | None = None
+    memory: Memory | None = None
+    battery: Battery | None = None
+    thermal: Thermal | None = None
+    network: Name | None = None
+    """The network profile that suits it, for fleets that name none."""
+    delay_model: Delay | None = None
+    slowdown: Slowdown | None = None
+
+    @property
+    def train_flop_per_s(self) -> float:
+        """Training rate in FLOP per emulated second; infinite where only a delay model sets the pace."""
+        return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
+
+    @property
+    def app_limit_mib(self) -> float | None:
+        """Memory that one client process may use, MiB; None where the profile does not say."""
+        return self.memory.app_limit_mib if self.memory is not None else None
+
+    def individual(self, rng: np.random.Generator) -> Device:
+        """This very device: ``slowdown`` drawn once from the client's own stream and applied to ``train``.
+
+        Without a ``slowdown`` the profile itself, and nothing is drawn.
+        """
+        if self.slowdown is None or self.cpu is None:
+            return self
+        factor = float(rng.uniform(self.slowdown.low, self.slowdown.high))
+        rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
+        cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)
+        return msgspec.structs.replace(self, cpu=cpu, slowdown=None)
+
+
+class Direction(_Table, frozen=True, kw_only=True):
+    """One way through a network."""
+
+    rate_mbps: Positive | None = None
+    """10⁶ bit/s of packets, headers included; None is unlimited."""
+    delay_ms: NotNegative = 0.0
+    """One way, without queueing."""
+    jitter_ms: NotNegative = 0.0
+    """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
+    jitter_dist: Literal["none", "normal", "uniform", "exponential"] = "none"
+    """``normal``: delay + N(0, jitter²) cut off at 0. ``uniform``: delay + U(−jitter, jitter).
+    ``exponential``: delay + Exp(mean jitter)."""
+    loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
+    """Packets lost, each sent again: costs its bytes, and one round trip a message that lost any."""
+
+
+class Network(_Table, frozen=True, kw_only=True):
+    """A client's link, both ways."""
+
+    id: Name
+    name: Text
+    down: Direction
+    up: Direction
+    sources: dict[str, Text]
+    uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
+    mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
+    header_bytes: Annotated[int, msgspec.Meta(ge=0)] = 40
+    """Of each packet: IPv4 and TCP without options take 20 each (RFC 791, RFC 9293)."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload of a full packet."""
+        return self.mtu_bytes - self.header_bytes
+
+
+class FleetFile(_Table, frozen=True, kw_only=True):
+    """Which devices, how many, and on which networks."""
+
+    id: Name
+    name: Text
+    devices: dict[str, Count]
+    source: Text
+    """Where this mix came from, or what it was put together for."""
+    network: str | dict[str, str] = "wifi"
+
+    @property
+    def clients(self) -> int:
+        """How many devices in all."""
+        return sum(self.devices.values())
+
+
+Profile = Device | Network | FleetFile
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """The profile as plain dicts, lists, strings and numbers, without the fields that are not given.
+
+    >>> from edgefl.emulation import load_device
+    >>> to_json(load_device("pixel-3a"))["memory"]["ram_mib"]
+    4096.0
+    """
+    plain: dict[str, Any] = _without_none(msgspec.to_builtins(profile))
+    return plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value
