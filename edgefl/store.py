@@ -269,7 +269,7 @@ class Store:
 
         On `RunError` (disk full, locked) nothing was written and everything still waits.
         """
-        batches = [
+        batches: list[tuple[str, list[Any]]] = [
             ("INSERT INTO journal VALUES (?, ?)", self._journal),
             (_INSERT_TRIP, self._trips),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
@@ -284,7 +284,7 @@ class Store:
             self._forget()
 
     def sync(self) -> None:
-        """`commit`, and have the disk confirm it: afterwards it survives a power cut too. Adds up the costs."""
+        """`commit`, and have the disk confirm it: afterwards it survives a power cut too."""
         self.commit()
         if self._costs:
             with self._transaction():

@@ -1,0 +1,21 @@
+"""Writing a report's files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edgefl.errors import RunError
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write ``path`` at once (a new file, then a rename). Raises `RunError` if that cannot be done."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    return path
