@@ -31,7 +31,10 @@ def shape(tables: Any) -> None:
 
 
 def figures(tables: Any) -> None:
-    """Raise a `Fault` at the first figure of ``tables`` outside its bounds, or keys that contradict."""
+    """Raise a `Fault` at the first figure outside its bounds, or at keys that contradict each other.
+
+    ``tables`` have the right shape, and ``fleet.devices`` is a table.
+    """
     for key, value in _leaves(tables, ""):
         rule = _RULES.get(key)
         if rule is not None and not rule[0](value):
@@ -250,9 +253,7 @@ def _leaves(tables: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
             yield dotted, value
 
 
-def _counts(devices: Mapping[str, int] | str) -> None:
-    if isinstance(devices, str):
-        return
+def _counts(devices: Mapping[str, int]) -> None:
     if not devices:
         raise Fault("fleet.devices", "fleet.devices: empty; give at least one PROFILE = COUNT")
     for name, count in devices.items():
@@ -276,14 +277,14 @@ def _training(training: Mapping[str, Any]) -> None:
         raise Fault("training.steps", f"training: give steps or epochs, not both; got {got}")
 
 
-def _data(data: Mapping[str, Any], devices: Mapping[str, int] | str) -> None:
+def _data(data: Mapping[str, Any], devices: Mapping[str, int]) -> None:
     by_device = data.get("partition") == "by-device"
     labels: Mapping[str, Any] = data.get("labels", {})
     if by_device and not labels:
         raise Fault("data.labels", "data.labels: missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
     for name, held in labels.items():
         key = f"data.labels.{name}"
-        if isinstance(devices, Mapping) and name not in devices:
+        if name not in devices:
             have = ", ".join(sorted(devices))
             raise Fault(key, f"{key}: not in fleet.devices;{_near(name, devices)} have: {have}")
         if not held or len(set(held)) < len(held) or min(held) < 0:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from edgefl import checks, toml
+from edgefl import checks, fleet, toml
 from edgefl.checks import Fault
-from edgefl.errors import ConfigError, ProfileError
+from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 
 _ONE_OF: dict[tuple[str, ...], str] = {
@@ -30,39 +30,44 @@ def load(
 ) -> Experiment:
     """The experiment in the TOML file at ``path``: arguments beat ``overrides`` (``a.b=v``) beat the file.
 
-    Raises `ConfigError`, one line naming the key, what was got and what is allowed.
+    What is returned is complete, as `validate` says; relative paths in it are looked for beside the file,
+    then in the working directory. Raises `ConfigError`, one line naming the key, what was got and what is
+    allowed.
     """
-    tables = toml.read(Path(path))
+    path = Path(path)
+    tables = toml.read(path)
     origin: dict[str, str] = {}
     for text in overrides:
         keys, value = toml.assignment(text)
-        _set(tables, keys, value, f"--set {text}")
-        origin[".".join(keys)] = f"--set {text}"
-    for argument, keys, value in (("--seed", ("seed",), seed), ("--clock", ("clock", "kind"), clock)):
-        if value is not None:
-            _set(tables, keys, value, argument)
-            origin[".".join(keys)] = argument
+        origin[".".join(keys)] = _set(tables, keys, value, f"--set {text}")
+    for argument, keys, given in (("--seed", ("seed",), seed), ("--clock", ("clock", "kind"), clock)):
+        if given is not None:
+            origin[".".join(keys)] = _set(tables, keys, given, argument)
     try:
-        return _experiment(tables)
+        return _experiment(tables, path.parent)
     except Fault as fault:
         sources = [source for key, source in origin.items() if _within(fault.key, key)]
-        raise Fault(fault.key, f"{sources[-1] if sources else path}: {fault}") from None
-    except ProfileError as error:
-        raise ProfileError(f"{path}: {error}") from None
+        raise type(fault)(fault.key, f"{sources[-1] if sources else path}: {fault}") from None
 
 
-def validate(experiment: Experiment) -> Experiment:
+def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     """The experiment with every table complete and checked, however it was made.
 
-    Tables may be given as dicts, numbers as numpy scalars. Neither ``training.steps`` nor
-    ``training.epochs`` means one epoch. Raises `ConfigError`, one line naming the key.
+    Tables may be given as dicts and numbers as numpy scalars. A fleet file's name becomes its devices, and
+    its networks where the experiment keeps the default; paths become absolute, looked for in ``base``
+    first; neither ``training.steps`` nor ``training.epochs`` means one epoch. Raises `ConfigError`, one
+    line naming the key, what was got and what is allowed.
 
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
     Traceback (most recent call last):
     edgefl.checks.Fault: fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
     """
-    return _experiment(_plain(experiment))
+    tables = _plain(experiment)
+    given = tables.get("fleet")
+    if isinstance(given, dict) and given.get("network") == "wifi" and isinstance(given.get("devices"), str):
+        del given["network"]  # the default, which the fleet file beats
+    return _experiment(tables, Path(base))
 
 
 def dump(experiment: Experiment) -> str:
@@ -70,19 +75,15 @@ def dump(experiment: Experiment) -> str:
     return toml.write(_plain(experiment))
 
 
-def _experiment(tables: dict[str, Any]) -> Experiment:
+def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
     checks.shape(tables)
+    tables = fleet.resolve(tables, base)
     checks.figures(tables)
+    fleet.require(tables["fleet"])
     training = tables.get("training", {})
     if training.get("steps") is None and training.get("epochs") is None:
         tables = {**tables, "training": {**training, "epochs": 1}}
-    experiment = msgspec.convert(tables, Experiment)
-    _profiles(experiment)
-    return experiment
-
-
-def _profiles(experiment: Experiment) -> None:
-    """Raise `ProfileError` if a device, fleet or network named here does not exist."""
+    return msgspec.convert(tables, Experiment)
 
 
 def _plain(value: Any) -> Any:
@@ -99,7 +100,8 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> None:
+def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
+    """Put ``value`` at ``keys``; returns ``source``."""
     table = tables
     for place, key in enumerate(keys[:-1]):
         inner = table.setdefault(key, {})
@@ -110,6 +112,7 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
     table[keys[-1]] = value
     if keys in _ONE_OF:
         table.pop(_ONE_OF[keys], None)
+    return source
 
 
 def _within(key: str, setting: str) -> bool:

@@ -1,0 +1,115 @@
+"""The ``edgefl`` command. Each command imports what it needs when it runs, so that help is immediate.
+
+    __init__     the app, exit codes, errors as one line
+    run          run, resume
+    results      compare, report
+    devices      profiles, calibrate
+    machine      doctor
+    bench        bench aggregate, ingest, spawn
+
+Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from edgefl.cli import bench, devices, machine, results, run
+from edgefl.errors import ConfigError, EdgeflError
+
+app = typer.Typer(
+    name="edgefl",
+    help="Emulate a fleet of heterogeneous phones on one machine, and run federated learning on it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for commands in (run, results, devices, machine, bench):
+    commands.add(app)
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a wrong command line, whether it brings its own click or uses the installed one."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"edgefl {version('edgefl')}")
+        except PackageNotFoundError:
+            typer.echo("edgefl, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
+    try:
+        code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)
+        _flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        return _unread()
+    except SystemExit as stop:  # rich and click leave this way when nobody reads their output
+        _flush()
+        return stop.code if isinstance(stop.code, int) else 1
+    except _UsageError as error:
+        return _misused(error)
+    except ConfigError as error:
+        return _say(2, str(error))
+    except run.Interrupted as error:
+        return _say(130, str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _say(130, "interrupted")
+    except EdgeflError as error:
+        return _say(1, str(error))
+    except OSError as error:
+        if os.environ.get("EDGEFL_TRACEBACK"):
+            raise
+        return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
+
+
+def _say(code: int, text: str) -> int:
+    print("edgefl:", " ".join(text.splitlines()), file=sys.stderr)
+    _flush()
+    return code
+
+
+def _misused(error: Any) -> int:
+    """A wrong command line: one line and where to look, or the help itself if nothing was given at all."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+        return 2
+    command = error.ctx.command_path if error.ctx is not None else "edgefl"
+    return _say(2, f"{error.format_message().rstrip('.')}; see: {command} --help")
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _unread()
+
+
+def _unread() -> int:
+    """Nobody reads our output any more, as after ``| head``: Python's last flush must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,39 @@
+"""``edgefl bench``: measurements, each beside its limit in the same run."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
+
+
+def add(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    group.command()(aggregate)
+    group.command()(ingest)
+    group.command()(spawn)
+    app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
+
+
+def aggregate(json: Json = None, quick: Quick = False) -> None:
+    """The server's weighted sum, beside the memory's limit."""
+    _measure("aggregate", json, quick)
+
+
+def ingest(json: Json = None, quick: Quick = False) -> None:
+    """Updates a second that the server takes in."""
+    _measure("ingest", json, quick)
+
+
+def spawn(json: Json = None, quick: Quick = False) -> None:
+    """How fast clients start, and their memory."""
+    _measure("spawn", json, quick)
+
+
+def _measure(what: str, json: Path | None, quick: bool) -> None:
+    import_module(f"edgefl.bench.{what}").run(json, quick)

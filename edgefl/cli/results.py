@@ -1,0 +1,45 @@
+"""``edgefl compare`` and ``edgefl report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.cli.run import require_run
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(compare)
+    app.command()(report)
+
+
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write summary.json, report.html and trace.json here."),
+    ] = None,
+) -> None:
+    """Runs side by side: a table, and with --out a picture."""
+    for folder in folders:
+        require_run(folder)
+
+    from edgefl.cli.tables import show
+    from edgefl.report.compare import compare as beside
+
+    show(beside(folders, out))
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
+) -> None:
+    """Write a run's HTML report and say where it is."""
+    require_run(folder)
+
+    from edgefl.report.html import write_report
+
+    typer.echo(write_report(folder))

@@ -1,0 +1,73 @@
+"""Tables in the terminal: 80 columns, no colour where none is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def show(*what: RenderableType) -> None:
+    """Print to standard output; rich heeds NO_COLOR, COLUMNS and whether it is a terminal."""
+    console = Console(highlight=False)
+    for item in what:
+        console.print(item)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    """A plain table; columns whose name starts with ``>`` are numbers, aligned right."""
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, expand=False)
+    for place, column in enumerate(columns):
+        right = column.startswith(">")
+        made.add_column(
+            column.lstrip(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=place == 0,  # names stay whole, so that they can be copied
+        )
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row))
+    return made
+
+
+def figure(value: object) -> str:
+    """A cell's text: figures at four digits, nothing for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
+    """A run's summary, the figures that one looks at first."""
+    staleness = summary.get("staleness") or {}
+    fidelity = summary.get("fidelity") or {}
+    aggregation = summary.get("aggregation") or {}
+    rows = [
+        ("strategy", f"{summary.get('strategy')}, {summary.get('clock')} clock, seed {summary.get('seed')}"),
+        ("accuracy, loss", f"{figure(summary.get('accuracy'))}, {figure(summary.get('loss'))}"),
+        ("versions, client trips", f"{summary.get('versions')}, {summary.get('client_trips')}"),
+        ("staleness mean, max", f"{figure(staleness.get('mean'))}, {figure(staleness.get('max'))}"),
+        ("emulated, wall", f"{figure(summary.get('emulated_s'))} s, {figure(summary.get('wall_s'))} s"),
+        ("fidelity", _fidelity(fidelity)),
+        ("aggregation", f"{aggregation.get('backend')}, {figure(aggregation.get('gbytes_per_s'))} GB/s"),
+        ("model", str(summary.get("model_sha256"))[:16]),
+        ("folder", str(folder)),
+    ]
+    return table(("run", summary.get("name") or str(folder.name)), rows)
+
+
+def _fidelity(fidelity: Mapping[str, Any]) -> str:
+    median, p95 = fidelity.get("median_abs_error"), fidelity.get("p95_abs_error")
+    if not isinstance(median, (int, float)) or not isinstance(p95, (int, float)):
+        return "not measured"
+    valid = "valid" if fidelity.get("valid") else "INVALID"
+    return f"{valid}: error median {100 * median:.2f}%, p95 {100 * p95:.2f}%"

@@ -1,0 +1,86 @@
+"""From the names in ``[fleet]`` to profiles that exist: fleet files read, paths made absolute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgefl.checks import Fault
+from edgefl.errors import ProfileError, unknown
+
+
+class ProfileFault(Fault, ProfileError):
+    """A profile that ``key`` names is missing or wrong."""
+
+
+def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
+    """``tables`` with ``fleet.devices`` as profile = count and every path in it absolute.
+
+    A fleet file gives its devices, and its networks if ``fleet.network`` is not there. A path is looked for
+    in ``base``, then in the working directory. Raises `ProfileFault` if the fleet file is missing or wrong.
+    """
+    fleet = dict(tables["fleet"])
+    data = dict(tables.get("data", {}))
+    if isinstance(fleet["devices"], str):
+        from edgefl.emulation import load_fleet
+
+        try:
+            file = load_fleet(_absolute(fleet["devices"], base))
+        except ProfileError as error:
+            raise ProfileFault("fleet.devices", f"fleet.devices: {error}") from None
+        fleet["devices"] = dict(file.devices)
+        fleet.setdefault("network", file.network)
+    fleet["devices"] = _rekeyed(fleet["devices"], base)
+    network = fleet.get("network", "wifi")
+    if isinstance(network, str):
+        fleet["network"] = _absolute(network, base)
+    else:
+        fleet["network"] = {name: _absolute(net, base) for name, net in _rekeyed(network, base).items()}
+    if "labels" in data:
+        data["labels"] = _rekeyed(data["labels"], base)
+    if data.get("path"):
+        data["path"] = _found(data["path"], base)
+    return {**tables, "fleet": fleet, **({"data": data} if data else {})}
+
+
+def require(fleet: Mapping[str, Any]) -> None:
+    """Raise a `ProfileFault` if a device or network that a resolved ``[fleet]`` names does not exist."""
+    from edgefl.emulation import load_device, load_network
+
+    devices, network = fleet["devices"], fleet["network"]
+    for name in devices:
+        _tried(load_device, name, "fleet.devices")
+    if isinstance(network, str):
+        _tried(load_network, network, "fleet.network")
+        return
+    for name, net in network.items():
+        if name not in devices:
+            key = f"fleet.network.{name}"
+            raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
+        _tried(load_network, net, f"fleet.network.{name}")
+    missing = [name for name in devices if name not in network]
+    if missing:
+        text = f"fleet.network: no network for {', '.join(missing)}; give one for each device, or one for all"
+        raise ProfileFault("fleet.network", text)
+
+
+def _tried(load: Any, name: str, key: str) -> None:
+    try:
+        load(name)
+    except ProfileError as error:
+        raise ProfileFault(key, f"{key}: {error}") from None
+
+
+def _rekeyed(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    return {_absolute(name, base): value for name, value in table.items()}
+
+
+def _absolute(name: str, base: Path) -> str:
+    """A profile's name as it is; the path of a profile file so that it means the same from anywhere."""
+    return _found(name, base) if "/" in name or name.endswith(".toml") else name
+
+
+def _found(path: str, base: Path) -> str:
+    beside = base / path
+    return str((beside if beside.exists() else Path(path)).absolute())
