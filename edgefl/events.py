@@ -62,7 +62,22 @@ class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
     at_s: float
 
 
-Event = Joined | Left | Arrived | Failed | Summed | Ticked
+class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
+    """``version`` was measured on the test examples."""
+
+    version: int
+    at_s: float
+    accuracy: float
+
+
+class Halted(msgspec.Struct, frozen=True, tag="halted"):
+    """The server ends the run for a reason of its own, such as ``wall_s``."""
+
+    at_s: float
+    reason: str
+
+
+Event = Joined | Left | Arrived | Failed | Summed | Ticked | Evaluated | Halted
 
 # ---- actions: what to do -----------------------------------------------------------------------
 

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+import re
+import typing
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
+
+from edgefl.errors import ConfigError
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+"""A whole number, at least 1."""
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+"""A number, at least 0."""
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+"""A number above 0."""
+Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+"""A number from 0 up to, but not, 1: a momentum or a decay."""
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+"""A number above 0, at most 1."""
 
 
 class Update(NamedTuple):
@@ -25,7 +41,10 @@ class Update(NamedTuple):
 
 class Step(NamedTuple):
     """Make the next version: base_scale · w + Σ weights[k] · updates[k], through the server optimiser.
-    The updates named here, and those in ``discard``, are released; all others stay held."""
+
+    The updates named here are released (unless ``keep``); all others stay held. An update may be named
+    more than once (sampling with replacement): its weights add up.
+    """
 
     updates: Sequence[Update]
     weights: Sequence[float]
@@ -43,25 +62,35 @@ class Device(NamedTuple):
 
 
 class View(Protocol):
-    """What a strategy may look at; read only, valid during the call."""
+    """What a strategy may look at: live, read only, valid during the call."""
 
     @property
     def version(self) -> int: ...
     @property
     def now_s(self) -> float: ...
     @property
-    def devices(self) -> Sequence[Device]: ...
+    def devices(self) -> Sequence[Device]:
+        """Every client of the fleet, connected or not; ``devices[i].client == i``."""
+
     @property
     def idle(self) -> Sequence[int]:
         """Connected clients without a task, ascending."""
+
+    @property
+    def running(self) -> Collection[int]:
+        """Clients with a task, in the order in which they were started; ``in`` is fast."""
+
     @property
     def training(self) -> int:
         """How many clients have a task."""
+
     @property
     def held(self) -> Sequence[Update]:
         """Arrived updates not yet used or discarded, in arrival order."""
+
     def trained_from(self, client: int) -> int:
-        """The version of the client's last task, −1 before its first."""
+        """The version of the client's last task; −1 before its first and after one that gave no update."""
+
     @property
     def rng(self) -> np.random.Generator:
         """The run's seeded stream for strategies."""
@@ -69,10 +98,27 @@ class View(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
-    """How the weighted sum becomes a step: w ← w + lr · v with v ← momentum · v + Σ weights·Δ."""
+    """How the weighted sum g = (base_scale − 1)·w + Σ weights·Δ becomes a step, as data.
 
+    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2) keep
+    m ← β1·m + (1 − β1)·g and v, and step w ← w + lr·m/(√v + ε) with v starting at ε²:
+    ``adagrad`` v ← v + g², ``adam`` v ← β2·v + (1 − β2)·g², ``yogi`` v ← v − (1 − β2)·g²·sign(v − g²).
+    `edgefl.strategies.optimizer` carries it out.
+    """
+
+    kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
     lr: float = 1.0
     momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors of the model's size this keeps from version to version."""
+        if self.kind == "sgd":
+            return 1 if self.momentum else 0
+        return 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +126,23 @@ class Strategy:
     """Base of all strategies: hyperparameters are frozen fields, everything that changes is in a state.
 
     A strategy decides three things: which idle clients start (`assign`), when the model steps and with
-    which weights (`step`), and what an arrival changes in its own state (`arrive`).
+    which weights (`step`), and what an arrival changes in its own state (`arrive`). `step` may be asked
+    again before its answer is carried out (an update in it was bad), so it draws or computes, and leaves
+    the state's books to `arrive`, `lost` and `stepped`.
+
+    Each field is checked against its annotation when the strategy is made: `ConfigError` names it.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
     """What a client sends: Δ = y_Q − w_k, or its model y_Q."""
 
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        hints = _hints(type(self))
+        for item in fields(self):
+            if item.name in hints:
+                check_field(item.name, getattr(self, item.name), hints[item.name])
 
     @property
     def prox_mu(self) -> float:
@@ -94,13 +150,14 @@ class Strategy:
         return 0.0
 
     def optimizer(self) -> ServerOptimizer:
+        """The server optimiser that every step goes through."""
         return ServerOptimizer(lr=self.server_lr)
 
     def check(self, clients: int) -> None:
         """Raise `ConfigError` if these hyperparameters cannot work with so many clients."""
 
     def max_held(self, clients: int) -> int:
-        """The most updates that can be held at once: sizes the parameter buffer."""
+        """The most updates held when a step is due. With one more for each running task: all slots needed."""
         return clients
 
     def begin(self, devices: Sequence[Device]) -> Any:
@@ -115,20 +172,50 @@ class Strategy:
         """An update arrived and is held. Returns held updates to discard (this one may be among them)."""
         return ()
 
+    def lost(self, state: Any, client: int, view: View) -> None:
+        """A task of the client gave no update: it left, failed, was cancelled, or its update was bad."""
+
     def cancel(self, state: Any, view: View) -> Sequence[int]:
         """Clients whose running task is no longer wanted. Asked after every new version."""
         return ()
 
     def step(self, state: Any, view: View) -> Step | None:
-        """The next step if it is due. Asked after every arrival, tick and new version."""
+        """The next step if it is due. Asked after every event."""
         raise NotImplementedError
 
     def stepped(self, state: Any, step: Step, view: View) -> None:
         """The step was made; ``view.version`` is the new version."""
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        """Emulated time at which `step` must be asked again even if nothing arrives."""
+        """Emulated time at which `step` and `assign` must be asked again even if nothing happens."""
         return None
 
 
-__all__ = ["Device", "ServerOptimizer", "Step", "Strategy", "Update", "View", "field"]
+def check_field(name: str, value: Any, hint: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is what the annotation ``hint`` allows.
+
+    >>> check_field("buffer_size", 0, Count)
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: strategy.buffer_size must be int >= 1, got 0
+    """
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"strategy.{name} must be {_allowed(str(error), hint)}, got {value!r}") from None
+    if isinstance(value, float) and not np.isfinite(value):
+        raise ConfigError(f"strategy.{name} must be a finite number, got {value!r}")
+
+
+def _allowed(message: str, hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    found = re.match(r"Expected (.+?)(?:, got .*)?$", message)
+    return found[1].replace("`", "") if found else message
+
+
+def _hints(cls: type[Strategy]) -> dict[str, Any]:
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError:  # a class made inside a function whose annotations name that function's locals
+        return {}
+    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}

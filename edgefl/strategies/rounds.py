@@ -1,0 +1,122 @@
+"""Synchronous strategies: a cohort is drawn, trained from one version, and summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.strategies.base import Count, Device, NonNegative, Step, Strategy, Update, View
+
+
+@dataclass
+class Round:
+    """One round: who was drawn, and how far each is."""
+
+    version: int = -1
+    """The version that the members train from; −1 before the first round."""
+    drawn: list[int] = field(default_factory=list)
+    """Members that could not start yet: still giving up a task of the round before."""
+    running: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Strategy):
+    """Each round draws members uniformly without replacement from the connected clients and steps when
+    ``cohort`` of them have delivered; whoever is later is cancelled or discarded.
+
+    A member that is lost is replaced by another draw. A subclass says what each update weighs (`weights`).
+    """
+
+    cohort: Count | None = None
+    """Updates in a round; by default 10, or what the fleet has if it is smaller."""
+    over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    """Members drawn for each update that is waited for (Bonawitz et al. 2019 use 1.3)."""
+    gather_s: NonNegative = 10.0
+    """Emulated seconds that the first round waits for the whole fleet, so that no early comer is favoured."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        """The weight of each update of a round."""
+        raise NotImplementedError
+
+    def size(self, clients: int) -> int:
+        """Updates in a round, for a fleet of so many clients."""
+        return self.cohort or max(1, min(10, int(clients / self.over_selection)))
+
+    def members(self, clients: int) -> int:
+        """Members drawn for a round: ⌈over_selection · cohort⌉."""
+        return math.ceil(round(self.over_selection * self.size(clients), 9))
+
+    def check(self, clients: int) -> None:
+        if self.cohort is not None and self.cohort > clients:
+            raise ConfigError(
+                f"strategy.cohort must be at most the fleet's {clients} clients, got {self.cohort}"
+            )
+        if self.members(clients) > clients:
+            raise ConfigError(
+                f"strategy.over_selection × strategy.cohort must be at most the fleet's {clients} clients, "
+                f"got {self.over_selection:g} × {self.size(clients)} = {self.members(clients)}"
+            )
+
+    def max_held(self, clients: int) -> int:
+        return self.size(clients)
+
+    def begin(self, devices: Sequence[Device]) -> Round:
+        return Round()
+
+    def assign(self, state: Round, view: View) -> Sequence[int]:
+        clients = len(view.devices)
+        if state.version != view.version:
+            connected = len(view.idle) + view.training
+            if state.version < 0 and connected < clients and view.now_s < self.gather_s:
+                return ()
+            state.version = view.version
+            state.drawn.clear()
+            state.running.clear()
+            state.done.clear()
+        missing = self.members(clients) - len(state.drawn) - len(state.running) - len(state.done)
+        if missing <= 0 and not state.drawn:
+            return ()
+        idle = set(view.idle)
+        state.drawn = [client for client in state.drawn if client in idle or client in view.running]
+        if missing > 0:
+            taken = state.running | state.done | set(state.drawn)
+            free = sorted((idle | set(view.running)) - taken)
+            state.drawn += [free[int(index)] for index in view.rng.permutation(len(free))[:missing]]
+        start = [client for client in state.drawn if client in idle]
+        if start:
+            state.running.update(start)
+            state.drawn = [client for client in state.drawn if client not in idle]
+        return start
+
+    def arrive(self, state: Round, update: Update, view: View) -> Sequence[Update]:
+        late = update.base_version != view.version or update.client not in state.running
+        if late or len(state.done) >= self.size(len(view.devices)):
+            state.running.discard(update.client)
+            return (update,)
+        state.running.remove(update.client)
+        state.done.add(update.client)
+        return ()
+
+    def lost(self, state: Round, client: int, view: View) -> None:
+        if client in state.running or client in state.done:
+            state.running.discard(client)
+            state.done.discard(client)
+
+    def cancel(self, state: Round, view: View) -> Sequence[int]:
+        return [client for client in view.running if view.trained_from(client) < view.version]
+
+    def step(self, state: Round, view: View) -> Step | None:
+        size = self.size(len(view.devices))
+        if len(view.held) < size:
+            return None
+        updates = sorted(view.held[:size], key=lambda update: update.client)
+        return Step(updates, self.weights(state, updates, view))
+
+    def wake_s(self, state: Round, view: View) -> float | None:
+        return self.gather_s if state.version < 0 else None

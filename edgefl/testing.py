@@ -1,0 +1,273 @@
+"""Try a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds a run.
+
+`run_in_memory` carries a core's actions out; `check_strategy` is the conformance kit that every built-in
+strategy passes and that your own should pass too.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl import experiment
+from edgefl.core import Core
+from edgefl.errors import RunError
+from edgefl.events import (
+    Action,
+    Arrived,
+    Cancel,
+    Evaluate,
+    Evaluated,
+    Event,
+    Failed,
+    Joined,
+    Left,
+    Release,
+    Stop,
+    Sum,
+    Summed,
+    Ticked,
+    Train,
+    Wake,
+)
+from edgefl.seeds import stream
+from edgefl.strategies import optimizer
+from edgefl.strategies.base import Device, Strategy, Update
+
+Vector = npt.NDArray[Any]
+Durations = Callable[[int, int], float] | Sequence[float]
+Training = Callable[[int, Vector, int], Vector]
+
+
+def fleet(clients: int, examples: int = 100) -> list[Device]:
+    """So many equal devices.
+
+    >>> fleet(2)
+    [Device(client=0, profile='test', examples=100), Device(client=1, profile='test', examples=100)]
+    """
+    return [Device(client, "test", examples) for client in range(clients)]
+
+
+def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
+    """One gradient step of size 0.1 on ½‖w − client‖²: client i wants every weight to be i."""
+    return np.asarray(model + 0.1 * (client - model))
+
+
+@dataclass
+class MemoryRun:
+    """All that happened in a run."""
+
+    models: list[Vector]
+    """The model of each version."""
+    sums: list[tuple[Sum, tuple[Update, ...]]] = field(default_factory=list)
+    """Each ``Sum`` that made a version, with its updates."""
+    history: list[tuple[Event, list[Action]]] = field(default_factory=list)
+    """Each event and the core's answer, in order."""
+    fates: dict[int, str] = field(default_factory=dict)
+    """Task to the fate that its ``Release`` named."""
+    owners: dict[int, int] = field(default_factory=dict)
+    """Task to client."""
+    evaluated: list[int] = field(default_factory=list)
+    """The versions that were to be evaluated."""
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for event, _ in self.history]
+
+    @property
+    def actions(self) -> list[Action]:
+        return [action for _, actions in self.history for action in actions]
+
+
+def run_in_memory(
+    core: Core,
+    durations: Durations,
+    *,
+    model: Vector | None = None,
+    train: Training = towards_own_number,
+    events: Iterable[Event] = (),
+    join: bool = True,
+    accuracy: Callable[[Vector], float] | None = None,
+    max_events: int = 1_000_000,
+) -> MemoryRun:
+    """Drive ``core`` until it stops, as a discrete-event simulation with real, small vectors.
+
+    ``durations`` are emulated seconds, one for each client or ``durations(client, trip)``. ``train(client,
+    model, trip)`` returns the trained model y_Q, of the shape and dtype of ``model`` (by default one float64
+    zero). ``events`` are more events, such as `Left`, at their own times; ``join`` lets all clients join at
+    0 s. Equal times are taken in the order of client ids. `RunError` when nothing more can happen, and
+    `AssertionError` when the core breaks a rule, such as giving a client two tasks.
+
+    >>> from edgefl.strategies.fedavg import FedAvg
+    >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
+    >>> [float(model[0]) for model in run_in_memory(core, durations=[1.0, 3.0]).models]
+    [0.0, 0.05, 0.095]
+    >>> core.now_s
+    6.0
+    """
+    return _Executor(core, durations, np.zeros(1) if model is None else model, train, accuracy).run(
+        events, join, max_events
+    )
+
+
+class _Executor:
+    """Does in memory what the server, the clients and the kernels do in a real run."""
+
+    def __init__(
+        self,
+        core: Core,
+        durations: Durations,
+        model: Vector,
+        train: Training,
+        accuracy: Callable[[Vector], float] | None,
+    ) -> None:
+        self.core = core
+        self.durations = durations
+        self.train = train
+        self.accuracy = accuracy
+        self.result = MemoryRun(models=[model])
+        self.queue: list[tuple[float, int, int, Event]] = []
+        self.queued = 0
+        self.in_flight: dict[int, Train] = {}
+        self.updates: dict[int, Vector] = {}
+        self.optimizer = core.strategy.optimizer()
+        self.state = [np.zeros_like(model) for _ in range(self.optimizer.vectors)]
+        optimizer.start(self.optimizer, self.state)
+
+    def run(self, events: Iterable[Event], join: bool, max_events: int) -> MemoryRun:
+        if join:
+            for device in self.core.devices:
+                self.at(Joined(device.client, 0.0))
+        for event in events:
+            self.at(event)
+        while self.core.stopped is None:
+            if not self.queue:
+                raise RunError(f"the run stands still at version {self.core.version}, {self.core.now_s:g} s")
+            if len(self.result.history) >= max_events:
+                raise RunError(f"the run must stop within {max_events} events, got more")
+            self.tell(heapq.heappop(self.queue)[3])
+        return self.result
+
+    def at(self, event: Event) -> None:
+        self.queued += 1
+        heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, Left) and event.client in self.in_flight:
+            del self.in_flight[event.client]
+        elif isinstance(event, Arrived | Failed):
+            begun = self.in_flight.get(event.client)
+            if begun is None or begun.task != event.task:
+                return
+            del self.in_flight[event.client]
+        actions = self.core.handle(event)
+        self.result.history.append((event, actions))
+        for action in actions:
+            self.do(action)
+
+    def do(self, action: Action) -> None:
+        now_s = self.core.now_s
+        if isinstance(action, Train):
+            self.begin(action)
+        elif isinstance(action, Cancel):
+            assert self.in_flight[action.client].task == action.task, f"{action} names no running task"
+            self.at(Failed(action.client, action.task, now_s, "cancelled"))
+        elif isinstance(action, Sum):
+            self.sum(action)
+        elif isinstance(action, Release):
+            assert action.task not in self.result.fates, f"task {action.task} is released twice"
+            self.result.fates[action.task] = action.fate
+            self.updates.pop(action.task, None)
+        elif isinstance(action, Evaluate):
+            self.result.evaluated.append(action.version)
+            if self.accuracy is not None:
+                self.at(Evaluated(action.version, now_s, self.accuracy(self.result.models[action.version])))
+        elif isinstance(action, Wake):
+            self.at(Ticked(action.at_s))
+        else:
+            assert isinstance(action, Stop)
+
+    def begin(self, action: Train) -> None:
+        client = action.client
+        assert client not in self.in_flight, f"client {client} has two tasks in flight"
+        assert action.version == len(self.result.models) - 1, f"{action} is not from the newest version"
+        self.in_flight[client] = action
+        self.result.owners[action.task] = client
+        model = self.result.models[action.version]
+        trained = self.train(client, model.copy(), action.trip)
+        self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
+        duration = self.durations(client, action.trip) if callable(self.durations) else self.durations[client]
+        examples = self.core.devices[client].examples
+        ends_s = self.core.now_s + duration
+        self.at(Arrived(client, action.task, action.version, examples, 1, 0.0, ends_s))
+
+    def sum(self, action: Sum) -> None:
+        model = self.result.models[-1]
+        assert action.version == len(self.result.models), f"{action} skips a version"
+        bad = tuple(task for task in action.tasks if not np.isfinite(self.updates[task]).all())
+        if not bad:
+            updates = tuple(self.core.update(task) for task in action.tasks)
+            number = model.dtype.type
+            step = model * number(action.base_scale - 1.0)
+            for task, weight in zip(action.tasks, action.weights, strict=True):
+                step += self.updates[task] * number(weight)
+            out = np.empty_like(model)
+            optimizer.apply(self.optimizer, out, model, step, self.state)
+            self.result.models.append(out)
+            self.result.sums.append((action, updates))
+        self.tell(Summed(action.version, self.core.now_s, bad))
+
+
+def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
+    """Assert what must hold of every strategy, on a fleet in which clients leave, come back and send NaN.
+
+    It must reach ``versions`` without standing still, use only what is held, release each task at most once,
+    never give a client two tasks, hold no more than `Strategy.max_held` says, and do exactly the same when
+    the same events are replayed. Returns the run.
+
+    >>> from edgefl.strategies.fedbuff import FedBuff
+    >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape
+    (3,)
+    """
+    strategy.check(clients)
+    rng = stream(seed, "check-strategy")
+    speed = rng.uniform(1.0, 5.0, clients)
+    broken = set(rng.choice(versions * clients, versions, replace=False).tolist())
+    trained = iter(range(1 << 62))
+
+    def durations(client: int, trip: int) -> float:
+        return float(speed[client] * rng.uniform(0.8, 1.2))
+
+    def train(client: int, model: Vector, trip: int) -> Vector:
+        return (
+            np.full_like(model, np.nan)
+            if next(trained) in broken
+            else towards_own_number(client, model, trip)
+        )
+
+    absences = np.sort(rng.uniform(0.0, 10.0 * versions, (versions, 2)), axis=1)
+    events: list[Event] = []
+    for client, (gone_s, back_s) in zip(
+        rng.integers(clients, size=versions).tolist(), absences.tolist(), strict=True
+    ):
+        events += [Left(client, gone_s, "test"), Joined(client, back_s)]
+
+    def core() -> Core:
+        return Core(strategy, fleet(clients), seed, experiment.Stop(versions=versions))
+
+    first = core()
+    run = run_in_memory(first, durations, model=np.zeros(3), train=train, events=events)
+    assert first.stopped == "versions", f"the run stopped by {first.stopped}"
+    assert all(np.isfinite(model).all() for model in run.models), "a model is not finite"
+    assert len(run.fates) >= len(run.owners) - clients, "a task was neither released nor running at the end"
+    again = core()
+    for event, actions in run.history:
+        assert again.handle(event) == actions, f"replaying {event} gave other actions"
+        slots = strategy.max_held(clients) + clients
+        assert len(again.held) + again.training <= slots, f"more than max_held: {len(again.held)} updates"
+    return run
