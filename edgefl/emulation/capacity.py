@@ -1,0 +1,184 @@
+"""Does the fleet fit the host: how far emulated time must be stretched, and what the host is."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from edgefl.errors import ConfigError
+
+TARGET_LOAD = 0.5
+"""Share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%."""
+INVALID_LOAD = 0.9
+"""Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
+CLIENT_SHARE = 0.7
+"""Share of one core that a single client may ask for while it is on a trip."""
+
+
+class Demand(NamedTuple):
+    """What one client asks of the host on one trip."""
+
+    host_cpu_s: float
+    """CPU seconds that the host spends on the trip."""
+    emulated_s: float
+    """Emulated seconds that the device takes for it."""
+
+    @property
+    def cores(self) -> float:
+        """Host cores that the client keeps busy at time scale 1."""
+        if self.host_cpu_s <= 0:
+            return 0.0
+        return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
+
+
+class TimeScale(NamedTuple):
+    """Wall seconds per emulated second, and what the host then has to carry."""
+
+    value: float
+    load: float
+    """Share of the host's cores asked for, 0.5 is the target."""
+    client_share: float
+    """Share of one core that the most demanding client asks for."""
+    why: str
+    verdict: Literal["fits", "tight", "overloaded"]
+    """``tight``: above the target, figures may be off. ``overloaded``: figures will be INVALID."""
+
+
+def choose_time_scale(
+    demands: Sequence[Demand],
+    *,
+    cores: int | None = None,
+    scale: float | Literal["auto"] = "auto",
+    active: int | None = None,
+    target_load: float = TARGET_LOAD,
+) -> TimeScale:
+    """The time scale at which all clients' trips fit the host.
+
+    load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
+    by default: each is on a trip all the time). ``auto`` is the smallest scale of at least 1 with a load of
+    at most ``target_load`` and no client above 0.7 of a core, rounded up to two digits. An explicit scale
+    is taken as it is and judged. ConfigError if a demand or the scale is not finite.
+
+    >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
+    8.0
+    >>> choose_time_scale([Demand(0.2, 1.0)] * 4, cores=2).value       # fits: time is not squeezed
+    1.0
+    >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2, scale=2).verdict
+    'overloaded'
+    """
+    cores = cores if cores is not None else usable_cores()
+    if cores < 1:
+        raise ConfigError(f"cores must be at least 1 (got {cores})")
+    shares = sorted((demand.cores for demand in demands), reverse=True)
+    if any(not math.isfinite(share) for share in shares):
+        raise ConfigError(
+            "clock.time_scale: a client's trip takes no emulated time but needs the host's CPU; it cannot be "
+            "paced, use clock.kind = 'virtual'"
+        )
+    asked = sum(shares[:active])
+    largest = shares[0] if shares else 0.0
+    if scale == "auto":
+        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / CLIENT_SHARE))
+    else:
+        if not (math.isfinite(scale) and scale > 0):
+            raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
+        value = float(scale)
+    load, share = asked / (cores * value), largest / value
+    verdict: Literal["fits", "tight", "overloaded"] = "fits"
+    if load > INVALID_LOAD or share > INVALID_LOAD:
+        verdict = "overloaded"
+    elif load > target_load + 1e-9 or share > CLIENT_SHARE + 1e-9:
+        verdict = "tight"
+    return TimeScale(value, load, share, _why(scale, asked, cores, value, load, share, verdict), verdict)
+
+
+def _why(
+    scale: float | str, asked: float, cores: int, value: float, load: float, share: float, verdict: str
+) -> str:
+    given = "chosen" if scale == "auto" else "given"
+    text = (
+        f"time_scale {value:g} was {given}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
+        f"{cores}, load {load:.0%}, most demanding client {share:.0%} of a core"
+    )
+    if verdict == "tight":
+        return f"{text}; that is above what is paced exactly, figures may be off"
+    if verdict == "overloaded":
+        return f"{text}; the host is overloaded, figures will be INVALID"
+    return text
+
+
+def _two_digits_up(value: float) -> float:
+    """``value`` rounded up to two significant digits; 1 stays 1."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / step - 1e-9) * step, 10)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Host(NamedTuple):
+    """The machine that emulates."""
+
+    cpu: str
+    cores: int
+    system: str
+
+
+def host() -> Host:
+    """CPU model, usable cores and system of this machine.
+
+    >>> host().cores >= 1
+    True
+    """
+    return Host(_cpu_model(), usable_cores(), f"{platform.system()} {platform.release()}")
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+class StealMeter:
+    """CPU time that the hypervisor gave to others since this was made.
+
+    >>> share = StealMeter().share()
+    >>> share is None or 0.0 <= share <= 1.0
+    True
+    """
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._start = self._read()
+
+    def share(self) -> float | None:
+        """Stolen share of all CPU time since the start; 0 if none has passed, None where the system does
+        not tell."""
+        now = self._read()
+        if now is None or self._start is None:
+            return None
+        total = now[1] - self._start[1]
+        return min(1.0, max(0.0, (now[0] - self._start[0]) / total)) if total > 0 else 0.0
+
+    def _read(self) -> tuple[int, int] | None:
+        """Ticks stolen and ticks in all. Guest time is within user time, so it is not added again."""
+        try:
+            with self._stat.open("rb") as stat:
+                fields = stat.readline().split()
+            ticks = [int(field) for field in fields[1:9]]
+        except (OSError, ValueError):
+            return None
+        return (ticks[7], sum(ticks)) if fields[:1] == [b"cpu"] and len(ticks) == 8 else None
