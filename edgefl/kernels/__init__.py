@@ -1,0 +1,96 @@
+"""The server's hot path over flat buffers: weighted sums, norms, checksums, moving averages.
+
+    arguments.py           what is accepted, and the words of the errors
+    selection.py           which back end runs
+    thread_count.py        how many threads a call may use
+    backend_reference.py   numpy, the oracle
+    backend_numba.py       compiled at run time, where there was no C compiler
+    backend_c.py, _c       the native extension, built from the repository's kernels/
+    staleness.py           moving averages indexed by client
+
+All CPU back ends give the same bits, for any instruction set and any number of threads: updates are
+added in ascending order, every product and every sum is rounded to float32, and norms are summed in
+float64 over fixed blocks of `TILE` elements. (Which NaN a NaN is, its sign and payload, is left open.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Update
+from edgefl.kernels.selection import backend, backends, select
+from edgefl.kernels.staleness import MovingAverage
+from edgefl.kernels.thread_count import set_threads, threads
+
+__all__ = [
+    "SCALE_BLOCK",
+    "TILE",
+    "MovingAverage",
+    "backend",
+    "backends",
+    "checksum",
+    "set_threads",
+    "sq_norm",
+    "threads",
+    "weighted_sum",
+]
+
+
+def weighted_sum(
+    out: Floats,
+    base: Floats | None,
+    updates: Sequence[Update],
+    weights: Sequence[float] | Floats | Doubles,
+    backend: str | None = None,
+    *,
+    scales: Sequence[Floats | None] | None = None,
+) -> Doubles:
+    """Write base + Σ_k weights[k] · updates[k] to ``out`` and return the updates' squared L2 norms.
+
+    out[i] = base[i] + Σ_k weights[k] · updates[k][i] with k ascending; every product and every sum is
+    rounded to float32 and none is fused. No base is a base of +0.0, so a sum of -0.0 alone gives +0.0.
+
+    ``out`` and ``base`` are flat float32 arrays of D elements; ``base`` may be ``out``, else the two must
+    not overlap, and no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
+    float16, bfloat16 (as uint16) or int8; an int8 update counts scales[k][i // 256] · q[i], rounded to
+    float32, with float32 scales. Types may differ from update to update. Weights are rounded to float32.
+
+    Returns float64[K], the same bits for any number of threads. A norm that is not finite marks a bad
+    update (an inf or NaN, or one in its scales).
+
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
+
+    >>> import numpy as np
+    >>> out = np.empty(2, np.float32)
+    >>> updates = [np.array([3, 4], np.float32), np.array([1, 0], np.float32)]
+    >>> weighted_sum(out, np.ones(2, np.float32), updates, [0.5, 2.0]).tolist()
+    [25.0, 1.0]
+    >>> out.tolist()
+    [4.5, 3.0]
+    """
+    return select(backend).weighted_sum(out, base, updates, weights, scales, threads())
+
+
+def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:
+    """The squared L2 norm of a flat update, in float64: the bits that `weighted_sum` returns for it.
+
+    >>> import numpy as np
+    >>> sq_norm(np.array([3, 4], np.float32))
+    25.0
+    """
+    return select(backend).sq_norm(update, scale, threads())
+
+
+def checksum(update: Any, backend: str | None = None) -> int:
+    """A 64-bit checksum of a flat array's bytes (not a secure one: it finds accidents).
+
+    Over the bytes as n little-endian uint32 words w_i, the last one padded with zeros: s1 = Σ w_i and
+    s2 = Σ (i+1)·w_i modulo 2^64, folded with the size into one value. Any change within one word and any
+    swap of two words less than 2^31 apart changes it, other changes with probability 1 − 2^−64.
+
+    >>> import numpy as np
+    >>> hex(checksum(np.arange(5, dtype=np.float32)))
+    '0xda5046a4ae2f6115'
+    """
+    return select(backend).checksum(update, threads())

@@ -1,0 +1,45 @@
+"""The optional native extension, built from ``kernels/`` by setup.py.
+
+Functions answer None where an argument is not what they need: `edgefl.kernels.arguments` says why.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+ABI: int
+SOURCES: str
+TILE: int
+SCALE_BLOCK: int
+
+def weighted_sum(
+    out: object,
+    base: object | None,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    norms: NDArray[Any],
+    threads: int,
+    /,
+) -> Literal[True] | None: ...
+def sq_norm(update: object, scale: object | None, threads: int, /) -> float | None: ...
+def checksum(buffer: object, threads: int, /) -> int | None: ...
+def observe(
+    mode: int,
+    width: int,
+    decay: float,
+    count: NDArray[Any],
+    state: NDArray[Any],
+    ids: object,
+    values: object,
+    means: NDArray[Any] | None,
+    /,
+) -> float | Literal[True] | None: ...
+def read(buffers: Iterable[NDArray[Any]], threads: int, /) -> int: ...
+def copy(to: NDArray[Any], source: NDArray[Any], threads: int, /) -> None: ...
+def isas() -> Sequence[str]: ...
+def isa() -> str: ...
+def set_isa(name: str, /) -> None: ...
+def pool_size() -> int: ...
+def close_pool() -> None: ...

@@ -1,0 +1,155 @@
+"""What the kernels accept: the one place that checks arguments by name and words the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+TILE = 4096
+"""Elements in one block of a norm's partial sums."""
+LANES = 8
+"""Interleaved float64 accumulators inside a block."""
+SCALE_BLOCK = 256
+"""Elements of an int8 update that share one float32 scale."""
+
+Floats: TypeAlias = NDArray[np.float32]
+Doubles: TypeAlias = NDArray[np.float64]
+Ids: TypeAlias = NDArray[np.int64]
+Update: TypeAlias = NDArray[Any]
+
+DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.int8))
+_ALLOWED = "float32, float16, uint16 (bfloat16) or int8 (with scales)"
+
+
+class Sum(NamedTuple):
+    """Checked arguments of a weighted sum; weights are float32."""
+
+    out: Floats
+    base: Floats | None
+    updates: list[Update]
+    weights: Floats
+    scales: list[Floats | None]
+
+
+def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
+    """``value`` as a flat C-contiguous array that shares its memory."""
+    array = value
+    if not isinstance(array, np.ndarray):
+        try:
+            array = np.asarray(memoryview(value))  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError(f"{name} must be a flat array (got {type(value).__name__})") from None
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be a flat array (got shape {array.shape})")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be contiguous (got stride {array.strides[0]} bytes)")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{name} must be writable (got a read-only array)")
+    return array
+
+
+def _float32(name: str, value: object, *, writable: bool = False) -> Floats:
+    array = flat(name, value, writable=writable)
+    if array.dtype != np.float32 or not array.dtype.isnative:
+        raise TypeError(f"{name} must be float32 (got {array.dtype})")
+    return array
+
+
+def _items(name: str, value: object) -> list[Any]:
+    try:
+        return list(value)  # type: ignore[call-overload, no-any-return]
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence (got {type(value).__name__})") from None
+
+
+def update(name: str, value: object, size: int | None, scale: object | None) -> tuple[Update, Floats | None]:
+    """An update of ``size`` elements (any size: None) and, for int8, its scales."""
+    array = flat(name, value)
+    if array.dtype not in DTYPES or not array.dtype.isnative:
+        raise TypeError(f"{name} must be {_ALLOWED} (got {array.dtype})")
+    if size is not None and array.size != size:
+        raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
+    owner = name.replace("updates", "scales") if "updates" in name else "scales"
+    if array.dtype != np.int8:
+        if scale is not None:
+            raise ValueError(f"{owner} must be None for a {array.dtype} update (got {type(scale).__name__})")
+        return array, None
+    if scale is None:
+        raise ValueError(f"{owner} must be given for an int8 update (got None)")
+    checked = _float32(owner, scale)
+    blocks = -(-array.size // SCALE_BLOCK)
+    if checked.size != blocks:
+        raise ValueError(
+            f"{owner} must have {blocks} entries, one for each {SCALE_BLOCK} elements (got {checked.size})"
+        )
+    return array, checked
+
+
+def weighted_sum(
+    out: object, base: object | None, updates: object, weights: object, scales: object | None
+) -> Sum:
+    """The arguments of `edgefl.kernels.weighted_sum`, or the error that names the wrong one."""
+    checked_out = _float32("out", out, writable=True)
+    size = checked_out.size
+    items, numbers = _items("updates", updates), _items("weights", weights)
+    if len(numbers) != len(items):
+        raise ValueError(f"weights must have {len(items)} entries like updates (got {len(numbers)})")
+    per_update = [None] * len(items) if scales is None else _items("scales", scales)
+    if len(per_update) != len(items):
+        raise ValueError(f"scales must have {len(items)} entries like updates (got {len(per_update)})")
+    try:
+        doubles = np.array([float(w) for w in numbers], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers (got {numbers!r})") from None
+    with np.errstate(over="ignore"):
+        floats = doubles.astype(np.float32)
+    checked_base = None
+    if base is not None:
+        checked_base = _float32("base", base)
+        if checked_base.size != size:
+            raise ValueError(f"base must have {size} elements like out (got {checked_base.size})")
+        same = checked_base.ctypes.data == checked_out.ctypes.data
+        if not same and np.may_share_memory(checked_base, checked_out):
+            raise ValueError("base must be out itself or not overlap it (got a part of it)")
+    pairs = []
+    for k, (item, scale) in enumerate(zip(items, per_update, strict=True)):
+        array, blocks = update(f"updates[{k}]", item, size, scale)
+        for name, other in ((f"updates[{k}]", array), (f"scales[{k}]", blocks)):
+            if other is not None and np.may_share_memory(checked_out, other):
+                raise ValueError(f"{name} must not overlap out, which is written while it is read")
+        pairs.append((array, blocks))
+    return Sum(checked_out, checked_base, [a for a, _ in pairs], floats, [s for _, s in pairs])
+
+
+def observations(
+    clients: int, ids: Sequence[int] | Ids | int, values: Sequence[float] | Doubles | float
+) -> tuple[Ids, Doubles]:
+    """Client ids and observed values as flat arrays, or the error that names the wrong one."""
+    checked = client_ids(clients, ids)
+    try:
+        numbers = np.atleast_1d(np.ascontiguousarray(values, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise TypeError(f"values must be numbers (got {values!r})") from None
+    if numbers.shape != checked.shape:
+        raise ValueError(
+            f"values must have {checked.size} entries like client_ids (got shape {numbers.shape})"
+        )
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"values must be finite (got {numbers[~np.isfinite(numbers)][0]})")
+    return checked, numbers
+
+
+def client_ids(clients: int, ids: Sequence[int] | Ids | int) -> Ids:
+    """Client ids as a flat int64 array, or the error."""
+    raw = np.atleast_1d(np.asarray(ids))
+    if raw.ndim != 1:
+        raise ValueError(f"client_ids must be flat (got shape {raw.shape})")
+    if raw.size and raw.dtype.kind not in "iu":
+        raise TypeError(f"client_ids must be integers (got {raw.dtype})")
+    if raw.size and (raw.min() < 0 or raw.max() >= clients):
+        wrong = raw[(raw < 0) | (raw >= clients)][0]
+        raise ValueError(f"client_ids must be from 0 to {clients - 1} (got {wrong})")
+    return np.ascontiguousarray(raw, dtype=np.int64)

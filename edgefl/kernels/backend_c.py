@@ -1,0 +1,63 @@
+"""The C back end: the extension checks its arguments itself and only a wrong one comes back to Python."""
+
+from __future__ import annotations
+
+import atexit
+
+import numpy as np
+
+from edgefl.kernels import _c, arguments
+from edgefl.kernels.arguments import Doubles, Ids
+
+ABI = 1
+"""What this file expects of the extension; its twin is EF_ABI in kernels/edgefl_kernels.h."""
+
+atexit.register(_c.close_pool)
+
+
+def stale() -> str | None:
+    """Why the extension does not belong to this edgefl, or None if it does."""
+    built = getattr(_c, "ABI", None)
+    if built == ABI:
+        return None
+    return f"stale: edgefl.kernels._c has ABI {built}, this edgefl needs {ABI}; build it again with `make`"
+
+
+def weighted_sum(
+    out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
+) -> Doubles:
+    try:
+        norms = np.empty(len(updates))  # type: ignore[arg-type]
+    except TypeError:
+        updates = arguments.weighted_sum(out, base, updates, weights, scales).updates
+        norms = np.empty(len(updates))
+    if _c.weighted_sum(out, base, updates, weights, scales, norms, threads):
+        return norms
+    given = arguments.weighted_sum(out, base, updates, weights, scales)
+    # What numpy takes and the C code does not ask for by its usual form, such as a memoryview's "<f".
+    if _c.weighted_sum(given.out, given.base, given.updates, given.weights, given.scales, norms, threads):
+        return norms
+    raise AssertionError("the C back end refused arguments that the checks accept")
+
+
+def sq_norm(update: object, scale: object | None, threads: int) -> float:
+    norm = _c.sq_norm(update, scale, threads)
+    if norm is None:
+        norm = _c.sq_norm(*arguments.update("update", update, None, scale), threads)
+    assert norm is not None, "the C back end refused arguments that the checks accept"
+    return norm
+
+
+def checksum(update: object, threads: int) -> int:
+    value = _c.checksum(update, threads)
+    if value is None:
+        value = _c.checksum(arguments.flat("update", update).view(np.uint8), threads)
+    assert value is not None, "the C back end refused arguments that the checks accept"
+    return value
+
+
+def observe(
+    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
+) -> None:
+    done = _c.observe(mode, width, decay, count, state, ids, values, means)
+    assert done, "the C back end refused arguments that the checks accept"

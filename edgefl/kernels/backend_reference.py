@@ -1,0 +1,108 @@
+"""The reference back end: plain numpy, written to be read. The others must give its bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgefl.kernels import arguments
+from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids, Update
+
+_MASK = (1 << 64) - 1
+_CHUNK = 256 * TILE
+
+
+def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floats:
+    """Elements ``start`` (a multiple of the tile) to ``stop`` of an update, as float32."""
+    part = update[start:stop]
+    if update.dtype == np.float32:
+        return part
+    if update.dtype == np.uint16:
+        return (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if scale is None:
+        return part.astype(np.float32)
+    blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
+    return np.repeat(blocks, SCALE_BLOCK)[: part.size] * part.astype(np.float32)
+
+
+def weighted_sum(
+    out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
+) -> Doubles:
+    given = arguments.weighted_sum(out, base, updates, weights, scales)
+    norms = np.empty(len(given.updates))
+    with np.errstate(all="ignore"):
+        total = np.zeros_like(given.out) if given.base is None else given.base.copy()
+        for k, (update, scale) in enumerate(zip(given.updates, given.scales, strict=True)):
+            total += given.weights[k] * decoded(update, scale, 0, update.size)
+            norms[k] = _sq_norm(update, scale)
+        given.out[:] = total
+    return norms
+
+
+def sq_norm(update: object, scale: object | None, threads: int) -> float:
+    with np.errstate(all="ignore"):
+        return _sq_norm(*arguments.update("update", update, None, scale))
+
+
+def _sq_norm(update: Update, scale: Floats | None) -> float:
+    total = 0.0
+    for start in range(0, update.size, _CHUNK):
+        x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
+        squares = np.zeros((-(-x.size // TILE), TILE // LANES, LANES))
+        np.multiply(x, x, out=squares.reshape(-1)[: x.size])
+        lanes = np.add.reduce(squares, axis=1)  # along a slow axis numpy adds row after row
+        halves = lanes[:, :4] + lanes[:, 4:]
+        pairs = halves[:, :2] + halves[:, 2:]
+        for block in (pairs[:, 0] + pairs[:, 1]).tolist():
+            total += block
+    return total
+
+
+def checksum(update: object, threads: int) -> int:
+    data = arguments.flat("update", update).view(np.uint8)
+    words = data[: data.size // 4 * 4].view("<u4")
+    tail = int.from_bytes(data[words.size * 4 :].tobytes(), "little")
+    s1, s2 = tail, (words.size + 1) * tail
+    for start in range(0, words.size, _CHUNK):
+        part = words[start : start + _CHUNK].astype(np.uint64)
+        position = np.arange(start + 1, start + 1 + part.size, dtype=np.uint64)
+        s1 += int(part.sum())
+        s2 += int((position * part).sum())
+    return folded(s1, s2, data.size)
+
+
+def folded(s1: int, s2: int, size_bytes: int) -> int:
+    """One 64-bit value of both sums and the size in bytes; kernels/cpu.c says why these factors."""
+    h = (s1 + 0x9E3779B97F4A7C16 * s2 + 0xD1B54A32D192ED03 * (size_bytes + 1)) & _MASK
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    h = (h ^ h >> 27) * 0x94D049BB133111EB & _MASK
+    return h ^ h >> 31
+
+
+def observe(
+    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
+) -> None:
+    for i, (client, value) in enumerate(zip(ids.tolist(), values.tolist(), strict=True)):
+        first, seen = client * width, int(count[client])
+        if mode == 0:
+            state[first + seen % width] = value
+        elif mode == 1:
+            state[first] += value
+        else:
+            state[first] = decay * float(state[first]) + (1.0 - decay) * value if seen else value
+        count[client] = seen + 1
+        means[i] = mean(mode, width, count, state, client)
+
+
+def mean(mode: int, width: int, count: Ids, state: Doubles, client: int) -> float:
+    """The average of one client, 0 before its first observation."""
+    first, seen = client * width, int(count[client])
+    if seen == 0:
+        return 0.0
+    if mode == 2:
+        return float(state[first])
+    if mode == 1:
+        return float(state[first]) / seen
+    total = 0.0
+    for entry in state[first : first + min(seen, width)].tolist():
+        total += entry
+    return total / min(seen, width)

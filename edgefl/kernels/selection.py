@@ -1,0 +1,112 @@
+"""Which back end runs: the argument, else EDGEFL_BACKEND, else the fastest that is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from typing import Protocol, cast
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.kernels.arguments import Doubles, Ids
+
+NAMES = ("c", "numba", "cuda", "reference")
+_BY_SPEED = ("c", "numba", "reference")
+
+
+class Backend(Protocol):
+    """The kernel table: what a back end's module offers. Arguments are checked inside, as `arguments` does,
+    but for ``observe``, whose caller has checked them."""
+
+    __name__: str
+
+    def weighted_sum(
+        self,
+        out: object,
+        base: object | None,
+        updates: object,
+        weights: object,
+        scales: object | None,
+        threads: int,
+    ) -> Doubles: ...
+    def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...
+    def checksum(self, update: object, threads: int) -> int: ...
+    def observe(
+        self,
+        mode: int,
+        width: int,
+        decay: float,
+        count: Ids,
+        state: Doubles,
+        ids: Ids,
+        values: Doubles,
+        means: Doubles,
+    ) -> None: ...
+
+
+_loaded: dict[str | None, Backend] = {}
+
+
+def backends() -> dict[str, str]:
+    """Each back end's name and ``"ok"``, or why it is not there.
+
+    >>> backends()["reference"]
+    'ok'
+    """
+    return {name: _problem(name) or "ok" for name in NAMES}
+
+
+def backend(name: str | None = None) -> str:
+    """The name of the back end that ``name`` (None: the default) stands for.
+
+    Raises ConfigError where it does not exist or is not there.
+
+    >>> backend("reference")
+    'reference'
+    """
+    return select(name).__name__.rpartition("_")[2]
+
+
+def select(name: str | None) -> Backend:
+    """The back end's module."""
+    if name is None:
+        name = os.environ.get("EDGEFL_BACKEND") or None
+    found = _loaded.get(name)
+    return found if found is not None else _load(name)
+
+
+def _load(name: str | None) -> Backend:
+    chosen = name
+    if chosen is None:
+        chosen = next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None)
+    elif chosen not in NAMES:
+        raise ConfigError(unknown("kernel back end", chosen, NAMES))
+    problem = _problem(chosen)
+    if problem is not None:
+        raise ConfigError(f"kernel back end {chosen!r} is not there: {problem}")
+    try:
+        module = importlib.import_module(f"edgefl.kernels.backend_{chosen}")
+    except ImportError as error:
+        raise ConfigError(f"kernel back end {chosen!r} is not there: {error}") from error
+    _loaded[name] = cast(Backend, module)
+    return _loaded[name]
+
+
+def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
+    """Why a back end cannot be used. A stale extension is an error and never passed over in silence."""
+    if name == "c":
+        try:
+            from edgefl.kernels import backend_c
+        except ImportError as error:
+            if importlib.util.find_spec("edgefl.kernels._c") is None:
+                return "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
+            return f"does not load: {error}"
+        stale = backend_c.stale()
+        if stale is not None and refuse_stale:
+            raise ConfigError(f"kernel back end 'c' is {stale}")
+        return stale
+    if name == "numba":
+        return None if importlib.util.find_spec("numba") else "numba is not installed"
+    if name == "cuda":
+        return "this build has no CUDA kernels"
+    return None

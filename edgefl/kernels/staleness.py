@@ -1,0 +1,154 @@
+"""Moving averages of each client's staleness, over flat arrays indexed by client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, overload
+
+import numpy as np
+
+from edgefl.errors import unknown
+from edgefl.kernels import arguments
+from edgefl.kernels.arguments import Doubles, Ids
+from edgefl.kernels.backend_reference import mean as _mean
+from edgefl.kernels.selection import select
+
+Mode: TypeAlias = Literal["window", "cumulative", "exponential"]
+_MODES: dict[str, int] = {"window": 0, "cumulative": 1, "exponential": 2}
+
+
+class MovingAverage:
+    """The average of what was last observed of each client: FedStaleWeight's E[τ_i] (Ma 2024).
+
+    ``window``: mean of the last ``window`` observations, the oldest dropped. ``cumulative``: mean of all.
+    ``exponential``: m ← decay·m + (1 − decay)·x from the first x on. 0 before the first observation.
+
+    State is int64[clients] counts and float64[clients × width] entries (width: the window's length, else
+    1). All CPU back ends give the same bits.
+
+    >>> average = MovingAverage(3, window=2)
+    >>> [average.observe(1, x) for x in (4.0, 2.0, 0.0)]
+    [4.0, 3.0, 1.0]
+    >>> average.observe([0, 0], [6.0, 8.0]).tolist()
+    [6.0, 7.0]
+    >>> average.mean(2), average.count(1)
+    (0.0, 3)
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        mode: Mode = "window",
+        window: int = 5,
+        decay: float = 0.9,
+        backend: str | None = None,
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(unknown("mode", mode, _MODES))
+        if clients < 0:
+            raise ValueError(f"clients must be at least 0 (got {clients})")
+        if window < 1:
+            raise ValueError(f"window must be at least 1 (got {window})")
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"decay must be at least 0 and under 1 (got {decay})")
+        self.clients = clients
+        self.mode: Mode = mode
+        self._mode = _MODES[mode]
+        self._width = window if mode == "window" else 1
+        self._decay = float(decay)
+        self._backend = select(backend)
+        self._count: Ids = np.zeros(clients, dtype=np.int64)
+        self._state: Doubles = np.zeros(clients * self._width)
+        # One client a call is the server's usual case: its arrays are made once.
+        self._one_id: Ids = np.zeros(1, dtype=np.int64)
+        self._one_value: Doubles = np.zeros(1)
+        self._one_mean: Doubles = np.zeros(1)
+
+    @overload
+    def observe(self, client_ids: int, values: float) -> float: ...
+    @overload
+    def observe(self, client_ids: Sequence[int] | Ids, values: Sequence[float] | Doubles) -> Doubles: ...
+    def observe(
+        self, client_ids: int | Sequence[int] | Ids, values: float | Sequence[float] | Doubles
+    ) -> float | Doubles:
+        """Take in ``values``, one for each of ``client_ids``, in order; a client may occur again.
+
+        Returns float64 means, each as it was right after its own observation (a float for one client).
+        Nothing is taken in if a value is not finite or an id is not a client's (ValueError).
+        """
+        ids, numbers = client_ids, values
+        if type(client_ids) is int and type(values) is float:
+            if not 0 <= client_ids < self.clients or values - values != 0.0:
+                arguments.observations(self.clients, client_ids, values)
+            self._one_id[0], self._one_value[0] = client_ids, values
+            ids, numbers, means, one = self._one_id, self._one_value, self._one_mean, True
+        else:
+            ids, numbers = arguments.observations(self.clients, client_ids, values)
+            means, one = np.empty(ids.size), np.ndim(client_ids) == 0
+        self._backend.observe(
+            self._mode, self._width, self._decay, self._count, self._state, ids, numbers, means
+        )
+        return float(means[0]) if one else means
+
+    @overload
+    def mean(self, client_ids: int) -> float: ...
+    @overload
+    def mean(self, client_ids: Sequence[int] | Ids) -> Doubles: ...
+    def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
+        """The clients' averages now, float64; 0 for a client never observed."""
+        if type(client_ids) is int and 0 <= client_ids < self.clients:
+            return _mean(self._mode, self._width, self._count, self._state, client_ids)
+        ids = arguments.client_ids(self.clients, client_ids)
+        means = [_mean(self._mode, self._width, self._count, self._state, i) for i in ids.tolist()]
+        return means[0] if np.ndim(client_ids) == 0 else np.array(means, dtype=np.float64)
+
+    @overload
+    def count(self, client_ids: int) -> int: ...
+    @overload
+    def count(self, client_ids: Sequence[int] | Ids) -> Ids: ...
+    def count(self, client_ids: int | Sequence[int] | Ids) -> int | Ids:
+        """How often each client was observed, ever."""
+        if type(client_ids) is int and 0 <= client_ids < self.clients:
+            return int(self._count[client_ids])
+        counts: Ids = self._count[arguments.client_ids(self.clients, client_ids)]
+        return int(counts[0]) if np.ndim(client_ids) == 0 else counts
+
+    def arrays(self) -> dict[str, Ids | Doubles]:
+        """A copy of the state: ``count`` int64[clients], ``state`` float64[clients, width]."""
+        return {"count": self._count.copy(), "state": self._state.reshape(self.clients, self._width).copy()}
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, Ids | Doubles],
+        mode: Mode = "window",
+        window: int = 5,
+        decay: float = 0.9,
+        backend: str | None = None,
+    ) -> MovingAverage:
+        """The average whose state `arrays` gave, made with the same ``mode``, ``window`` and ``decay``.
+
+        >>> average = MovingAverage(2, mode="cumulative")
+        >>> _ = average.observe([0, 0, 1], [1.0, 2.0, 5.0])
+        >>> MovingAverage.from_arrays(average.arrays(), mode="cumulative").mean([0, 1]).tolist()
+        [1.5, 5.0]
+        """
+        missing = {"count", "state"} - arrays.keys()
+        if missing:
+            raise ValueError(f"arrays must hold count and state (got {sorted(arrays)})")
+        count, state = np.asarray(arrays["count"]), np.asarray(arrays["state"])
+        if count.dtype != np.int64 or count.ndim != 1 or (count.size and count.min() < 0):
+            raise ValueError(
+                f"count must be a flat int64 array from 0 (got {count.dtype}, shape {count.shape})"
+            )
+        average = cls(count.size, mode, window, decay, backend)
+        shape = (count.size, average._width)
+        if state.dtype != np.float64 or state.shape != shape:
+            raise ValueError(
+                f"state must be float64 of shape {shape} (got {state.dtype}, shape {state.shape})"
+            )
+        if not np.isfinite(state).all():
+            raise ValueError("state must be finite")
+        average._count[:] = count
+        average._state[:] = state.reshape(-1)
+        return average

@@ -1,0 +1,261 @@
+/* The CPU back end: the body once for each instruction set, the choice among them, and the split of a
+ * flat buffer over threads. */
+#include "edgefl_kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "checksums and float16 loads assume a little-endian machine"
+#endif
+
+#define EF_AHEAD 1024 /* bytes: far enough ahead of the loads to hide memory, near enough to stay in L1 */
+#define EF_PREFETCH(p) __builtin_prefetch((p), 0, 3)
+#define EF_PRIM EF_TARGET static inline __attribute__((always_inline))
+
+static inline __attribute__((always_inline)) int64_t ef_size(int dtype)
+{
+    return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2;
+}
+
+#include "simd_generic.h"
+#include "body.h"
+#if defined(__x86_64__)
+#include "simd_avx2.h"
+#include "body.h"
+#include "simd_avx512.h"
+#include "body.h"
+#endif
+
+static const ef_isa *usable[4];
+static const ef_isa *now;
+
+static void find(void)
+{
+    int i = 0;
+    if (usable[0]) return;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) usable[i++] = &isa_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        usable[i++] = &isa_avx2;
+#endif
+    usable[i] = &isa_generic;
+    now = usable[0];
+}
+
+const ef_isa *ef_isa_now(void)
+{
+    find();
+    return now;
+}
+
+const char *ef_isa_name(int i)
+{
+    find();
+    return i < 4 && usable[i] ? usable[i]->name : NULL;
+}
+
+int ef_isa_set(const char *name)
+{
+    find();
+    for (int i = 0; i < 4 && usable[i]; i++)
+        if (!strcmp(usable[i]->name, name)) {
+            now = usable[i];
+            return 1;
+        }
+    return 0;
+}
+
+/* Denormals count and rounding is to nearest, whatever the caller's thread was set to (torch can flush). */
+typedef struct {
+    uint64_t saved;
+} fp_state;
+static inline fp_state fp_enter(void)
+{
+    fp_state s = {0};
+#if defined(__x86_64__)
+    s.saved = _mm_getcsr();
+    _mm_setcsr(0x1f80);
+#elif defined(__aarch64__)
+    __asm__ volatile("mrs %0, fpcr" : "=r"(s.saved));
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
+#endif
+    return s;
+}
+static inline void fp_leave(fp_state s)
+{
+#if defined(__x86_64__)
+    _mm_setcsr((unsigned)s.saved);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(s.saved));
+#else
+    (void)s;
+#endif
+}
+
+/* ---- weighted sum ---- */
+
+typedef struct {
+    const ef_isa *isa;
+    float *out;
+    const float *base;
+    const ef_update *u;
+    int64_t count, n;
+    double *partial; /* tiles x count */
+    int stream;
+} sum_job;
+
+static void sum_grain(void *context, int64_t grain)
+{
+    const sum_job *job = context;
+    const fp_state fp = fp_enter();
+    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
+        const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
+        job->isa->tile(job->out, job->base, job->u, job->count, at, n, job->partial + t * job->count, job->stream);
+    }
+    fp_leave(fp);
+#if defined(__x86_64__)
+    if (job->stream) _mm_sfence();
+#endif
+}
+
+/* Past this many bytes of out, writing around the caches saves reading what is overwritten. */
+#define STREAM_BYTES (4 << 20)
+
+int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
+                    double *norms, int threads)
+{
+    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE, grains = (tiles + EF_GRAIN - 1) / EF_GRAIN;
+    double few[512];
+    sum_job job = {ef_isa_now(), out, base, u, count, n, few, 0};
+    if (tiles * count > (int64_t)(sizeof few / sizeof *few)) {
+        job.partial = malloc((size_t)(tiles * count) * sizeof(double));
+        if (!job.partial) return -1;
+    }
+    job.stream = n * 4 >= STREAM_BYTES && (uintptr_t)out % 64 == 0 && out != base;
+    ef_pool_run(sum_grain, &job, grains, threads);
+    for (int64_t j = 0; j < count; j++) norms[j] = 0;
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t j = 0; j < count; j++) norms[j] += job.partial[t * count + j];
+    if (job.partial != few) free(job.partial);
+    return 0;
+}
+
+/* ---- norm alone ---- */
+
+typedef struct {
+    const ef_isa *isa;
+    const ef_update *u;
+    int64_t n;
+    double *partial;
+} norm_job;
+
+static void norm_grain(void *context, int64_t grain)
+{
+    const norm_job *job = context;
+    const fp_state fp = fp_enter();
+    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
+        const int64_t at = t * EF_TILE;
+        job->partial[t] = job->isa->block_norm(job->u, at, job->n - at < EF_TILE ? job->n - at : EF_TILE);
+    }
+    fp_leave(fp);
+}
+
+int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm)
+{
+    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    double few[512];
+    norm_job job = {ef_isa_now(), u, n, few};
+    if (tiles > (int64_t)(sizeof few / sizeof *few)) {
+        job.partial = malloc((size_t)tiles * sizeof(double));
+        if (!job.partial) return -1;
+    }
+    ef_pool_run(norm_grain, &job, (tiles + EF_GRAIN - 1) / EF_GRAIN, threads);
+    *norm = 0;
+    for (int64_t t = 0; t < tiles; t++) *norm += job.partial[t];
+    if (job.partial != few) free(job.partial);
+    return 0;
+}
+
+/* ---- checksum ---- */
+
+#define PIECE_WORDS (1 << 16)
+typedef struct {
+    const ef_isa *isa;
+    const unsigned char *p;
+    int64_t words;
+    uint64_t s[2];
+} checksum_job;
+
+static void checksum_piece(void *context, int64_t piece)
+{
+    checksum_job *job = context;
+    const int64_t at = piece * PIECE_WORDS, left = job->words - at;
+    uint64_t s[2] = {0, 0};
+    job->isa->words(job->p + 4 * at, left < PIECE_WORDS ? left : PIECE_WORDS, s);
+    /* Sums modulo 2^64 come out the same in any order. */
+    __atomic_fetch_add(&job->s[0], s[0], __ATOMIC_RELAXED);
+    __atomic_fetch_add(&job->s[1], s[1] + (uint64_t)at * s[0], __ATOMIC_RELAXED);
+}
+
+uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads)
+{
+    checksum_job job = {ef_isa_now(), p, bytes / 4, {0, 0}};
+    ef_pool_run(checksum_piece, &job, (job.words + PIECE_WORDS - 1) / PIECE_WORDS, threads);
+    if (bytes % 4) {
+        uint32_t w = 0;
+        memcpy(&w, p + 4 * job.words, (size_t)(bytes % 4));
+        job.s[0] += w;
+        job.s[1] += (uint64_t)(job.words + 1) * w;
+    }
+    /* Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and
+     * A/2 is odd, so neither is a swap of two words less than 2^31 apart. The rest is a bijection. */
+    uint64_t h = job.s[0] + 0x9e3779b97f4a7c16u * job.s[1] + 0xd1b54a32d192ed03u * ((uint64_t)bytes + 1);
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+    return h ^ h >> 31;
+}
+
+/* ---- the limits: read, copy ---- */
+
+#define PIECE_BYTES (1 << 18)
+typedef struct {
+    const ef_isa *isa;
+    const unsigned char *const *p;
+    int64_t pieces, bytes;
+    unsigned char *dst;
+    uint64_t all;
+} move_job;
+
+static void read_piece(void *context, int64_t piece)
+{
+    move_job *job = context;
+    const int64_t at = piece % job->pieces * PIECE_BYTES, left = job->bytes - at;
+    const uint64_t x =
+        job->isa->read(job->p[piece / job->pieces] + at, left < PIECE_BYTES ? left : PIECE_BYTES);
+    __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
+}
+
+uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads)
+{
+    move_job job = {ef_isa_now(), p, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, NULL, 0};
+    ef_pool_run(read_piece, &job, job.pieces * count, threads);
+    return job.all;
+}
+
+static void copy_piece(void *context, int64_t piece)
+{
+    move_job *job = context;
+    const int64_t at = piece * PIECE_BYTES, left = job->bytes - at;
+    memcpy(job->dst + at, job->p[0] + at, (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
+}
+
+void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int threads)
+{
+    move_job job = {NULL, &src, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, dst, 0};
+    ef_pool_run(copy_piece, &job, job.pieces, threads);
+}

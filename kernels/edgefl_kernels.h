@@ -1,0 +1,68 @@
+/* What the native kernels share: fixed block sizes, element types, and the functions that the Python
+ * binding (module.c) calls. Block sizes are part of the result: they fix the order of partial sums. */
+#ifndef EDGEFL_KERNELS_H
+#define EDGEFL_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Raised whenever a function's arguments or a block size changes; edgefl/kernels/backend_c.py holds its twin. */
+#define EF_ABI 1
+
+#define EF_TILE 4096       /* elements whose running sum stays in the L1 cache; the norms' block */
+#define EF_LANES 8         /* interleaved double accumulators inside a block */
+#define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */
+#define EF_GROUP 4         /* most updates read in one pass over a tile */
+#define EF_GRAIN 4         /* tiles that a thread takes at once */
+
+enum ef_dtype { EF_F32, EF_F16, EF_BF16, EF_I8 };
+
+typedef struct {
+    const void *data;
+    const float *scales; /* int8 only: one for each EF_SCALE_BLOCK elements */
+    float weight;
+    int dtype;
+} ef_update;
+
+/* One instruction set's functions. Offsets and counts are in elements (checksum: 32-bit words). */
+typedef struct {
+    const char *name;
+    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i]; norms[j] = the block's squared norm. */
+    void (*tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
+                 double *norms, int stream);
+    double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
+    /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i, both modulo 2^64, i counted from 0. */
+    void (*words)(const unsigned char *p, int64_t n, uint64_t s[2]);
+    uint64_t (*read)(const unsigned char *p, int64_t bytes);
+} ef_isa;
+
+/* cpu.c */
+extern const ef_isa *ef_isa_now(void);
+int ef_isa_set(const char *name); /* 0: not there */
+const char *ef_isa_name(int i);   /* i-th usable one, fastest first; NULL after the last */
+int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
+                    double *norms, int threads); /* -1: no memory */
+int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
+uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
+uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);
+void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int threads);
+
+/* pool.c: runs task(context, i) for every 0 <= i < count on up to `threads` threads, the caller among them. */
+typedef void (*ef_task)(void *context, int64_t i);
+void ef_pool_run(ef_task task, void *context, int64_t count, int threads);
+void ef_pool_close(void);
+int ef_pool_size(void);
+
+/* staleness.c */
+enum ef_average { EF_WINDOW, EF_CUMULATIVE, EF_EXPONENTIAL };
+typedef struct {
+    int mode;
+    int64_t clients, width; /* width: entries kept for a client (the window's length, else 1) */
+    double decay;
+    int64_t *count; /* clients */
+    double *state;  /* clients x width */
+} ef_means;
+double ef_mean(const ef_means *m, int64_t client);
+double ef_observe(const ef_means *m, int64_t client, double value);
+
+#endif

@@ -1,0 +1,120 @@
+/* A few threads of our own: made when first needed, again after a fork (a child has none of them), asleep
+ * between calls, and joined by ef_pool_close. One job at a time: a caller that finds the pool at work, or a
+ * system that refuses a thread, just does the work itself. */
+#include "edgefl_kernels.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define MAX_THREADS 64
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t work, idle;
+    pthread_t thread[MAX_THREADS];
+    int size;     /* threads that exist */
+    int stopping; /* they are asked to end */
+    int inside;   /* threads that are at work on the job */
+    int wanted;   /* threads that may still join it */
+    uint64_t job; /* number of the job; a thread joins one once */
+    ef_task task;
+    void *context;
+    int64_t count, next;
+} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .idle = PTHREAD_COND_INITIALIZER};
+
+static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void in_child(void)
+{
+    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_mutex_init(&in_use, NULL);
+    pthread_cond_init(&pool.work, NULL);
+    pthread_cond_init(&pool.idle, NULL);
+    pool.size = pool.stopping = pool.inside = pool.wanted = 0;
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static void take_all(ef_task task, void *context, int64_t count)
+{
+    for (;;) {
+        const int64_t i = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED);
+        if (i >= count) return;
+        task(context, i);
+    }
+}
+
+static void *live(void *unused)
+{
+    uint64_t done = 0;
+    (void)unused;
+    pthread_mutex_lock(&pool.mutex);
+    for (;;) {
+        while (!pool.stopping && !(pool.wanted && pool.job != done)) pthread_cond_wait(&pool.work, &pool.mutex);
+        if (pool.stopping) break;
+        done = pool.job;
+        pool.wanted--;
+        pool.inside++;
+        pthread_mutex_unlock(&pool.mutex);
+        take_all(pool.task, pool.context, pool.count);
+        pthread_mutex_lock(&pool.mutex);
+        if (--pool.inside == 0) pthread_cond_signal(&pool.idle);
+    }
+    pthread_mutex_unlock(&pool.mutex);
+    return NULL;
+}
+
+static void grow(int size)
+{
+    sigset_t all, before;
+    pthread_once(&once, watch_forks);
+    /* Signals belong to the interpreter's threads. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.size < size && pool.size < MAX_THREADS &&
+           !pthread_create(&pool.thread[pool.size], NULL, live, NULL))
+        pool.size++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void ef_pool_run(ef_task task, void *context, int64_t count, int threads)
+{
+    if (threads > count) threads = (int)count;
+    if (threads <= 1 || pthread_mutex_trylock(&in_use)) {
+        for (int64_t i = 0; i < count; i++) task(context, i);
+        return;
+    }
+    if (pool.size < threads - 1) grow(threads - 1);
+    pthread_mutex_lock(&pool.mutex);
+    pool.task = task;
+    pool.context = context;
+    pool.count = count;
+    pool.next = 0;
+    pool.job++;
+    pool.wanted = pool.size < threads - 1 ? pool.size : threads - 1;
+    for (int i = 0; i < pool.wanted; i++) pthread_cond_signal(&pool.work);
+    pthread_mutex_unlock(&pool.mutex);
+    take_all(task, context, count);
+    pthread_mutex_lock(&pool.mutex);
+    pool.wanted = 0; /* nobody waits for a thread that woke too late to help */
+    while (pool.inside) pthread_cond_wait(&pool.idle, &pool.mutex);
+    pthread_mutex_unlock(&pool.mutex);
+    pthread_mutex_unlock(&in_use);
+}
+
+void ef_pool_close(void)
+{
+    pthread_mutex_lock(&in_use);
+    pthread_mutex_lock(&pool.mutex);
+    pool.stopping = 1;
+    pthread_cond_broadcast(&pool.work);
+    pthread_mutex_unlock(&pool.mutex);
+    for (int i = 0; i < pool.size; i++) pthread_join(pool.thread[i], NULL);
+    pool.size = pool.stopping = 0;
+    pthread_mutex_unlock(&in_use);
+}
+
+int ef_pool_size(void) { return pool.size; }

@@ -1,0 +1,39 @@
+/* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so the fused
+ * multiply-add of the norms rounds as a product and a sum do; the float32 sum itself is never fused. */
+#define EF(name) name##_avx2
+#define EF_ISA_NAME "avx2"
+#define EF_TARGET __attribute__((target("avx2,fma,f16c")))
+#define EF_W 8
+
+typedef __m256 EF(V);
+typedef struct { __m256d l[2]; } EF(N);
+typedef uint64_t EF(U) __attribute__((vector_size(32)));
+
+EF_PRIM EF(V) EF(vset)(float x) { return _mm256_set1_ps(x); }
+EF_PRIM EF(V) EF(vload)(const void *p) { return _mm256_loadu_ps((const float *)p); }
+EF_PRIM void EF(vstore)(float *p, EF(V) v) { _mm256_storeu_ps(p, v); }
+EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm256_stream_ps(p, v); }
+EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return _mm256_mul_ps(x, y); }
+EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm256_add_ps(x, y); }
+EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+EF_PRIM EF(V) EF(vload_bf16)(const void *p)
+{
+    __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+}
+EF_PRIM EF(V) EF(vload_i8)(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){{_mm256_setzero_pd(), _mm256_setzero_pd()}}; }
+EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
+{
+    __m256d lo = _mm256_cvtps_pd(_mm256_castps256_ps128(v)), hi = _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+    return (EF(N)){{_mm256_fmadd_pd(lo, lo, n.l[0]), _mm256_fmadd_pd(hi, hi, n.l[1])}};
+}
+EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
+{
+    _mm256_storeu_pd(lanes, n.l[0]);
+    _mm256_storeu_pd(lanes + 4, n.l[1]);
+}

@@ -1,0 +1,36 @@
+/* Vectors of 16 floats in one AVX-512 register; the 8 lanes of the norms take the lower half first, so
+ * every lane adds its elements in ascending order as the narrower instruction sets do. */
+#define EF(name) name##_avx512
+#define EF_ISA_NAME "avx512"
+#define EF_TARGET __attribute__((target("avx512f")))
+#define EF_W 16
+
+typedef __m512 EF(V);
+typedef struct { __m512d l; } EF(N);
+typedef uint64_t EF(U) __attribute__((vector_size(64)));
+
+EF_PRIM EF(V) EF(vset)(float x) { return _mm512_set1_ps(x); }
+EF_PRIM EF(V) EF(vload)(const void *p) { return _mm512_loadu_ps(p); }
+EF_PRIM void EF(vstore)(float *p, EF(V) v) { _mm512_storeu_ps(p, v); }
+EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm512_stream_ps(p, v); }
+EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return _mm512_mul_ps(x, y); }
+EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm512_add_ps(x, y); }
+EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+EF_PRIM EF(V) EF(vload_bf16)(const void *p)
+{
+    __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+}
+EF_PRIM EF(V) EF(vload_i8)(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){_mm512_setzero_pd()}; }
+EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
+{
+    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
+    __m512d hi = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
+    return (EF(N)){_mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, n.l))};
+}
+EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }

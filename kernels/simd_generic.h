@@ -1,0 +1,70 @@
+/* Vectors of 8 floats by the compiler's own vector types: SSE2 on x86-64, NEON on AArch64. */
+#define EF(name) name##_generic
+#define EF_ISA_NAME "generic"
+#define EF_TARGET
+#define EF_W 8
+
+typedef float EF(v4f) __attribute__((vector_size(16)));
+typedef float EF(v2f) __attribute__((vector_size(8)));
+typedef double EF(v2d) __attribute__((vector_size(16)));
+typedef struct { EF(v4f) a, b; } EF(V);
+typedef struct { EF(v2d) l[4]; } EF(N);
+typedef uint64_t EF(U) __attribute__((vector_size(16)));
+
+EF_PRIM EF(V) EF(vset)(float x) { return (EF(V)){{x, x, x, x}, {x, x, x, x}}; }
+EF_PRIM EF(V) EF(vload)(const void *p) { EF(V) v; memcpy(&v, p, 32); return v; }
+EF_PRIM void EF(vstore)(float *p, EF(V) v) { memcpy(p, &v, 32); }
+EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return (EF(V)){x.a * y.a, x.b * y.b}; }
+EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return (EF(V)){x.a + y.a, x.b + y.b}; }
+#ifdef __SSE2__
+EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm_stream_ps(p, (__m128)v.a); _mm_stream_ps(p + 4, (__m128)v.b); }
+EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd((__m128)x); }
+EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x)); }
+#else
+EF_PRIM void EF(vstream)(float *p, EF(V) v) { EF(vstore)(p, v); }
+EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[0], x[1]}, EF(v2d)); }
+EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[2], x[3]}, EF(v2d)); }
+#endif
+
+EF_PRIM EF(V) EF(vload_f16)(const void *p)
+{
+    /* Exponent and fraction moved to their float32 places are 2^112 too small, denormals included;
+     * an exponent of all ones (infinity, NaN) stays all ones. */
+    uint16_t h[8];
+    float f[8];
+    memcpy(h, p, 16);
+    for (int i = 0; i < 8; i++) {
+        uint32_t magnitude = (uint32_t)(h[i] & 0x7fff) << 13, sign = (uint32_t)(h[i] & 0x8000) << 16;
+        float scaled;
+        memcpy(&scaled, &magnitude, 4);
+        scaled *= 0x1p112f;
+        memcpy(&magnitude, &scaled, 4);
+        magnitude |= sign | ((h[i] & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u);
+        memcpy(&f[i], &magnitude, 4);
+    }
+    return EF(vload)(f);
+}
+EF_PRIM EF(V) EF(vload_bf16)(const void *p)
+{
+    uint16_t h[8];
+    uint32_t w[8];
+    memcpy(h, p, 16);
+    for (int i = 0; i < 8; i++) w[i] = (uint32_t)h[i] << 16;
+    return EF(vload)(w);
+}
+EF_PRIM EF(V) EF(vload_i8)(const void *p)
+{
+    int8_t q[8];
+    float f[8];
+    memcpy(q, p, 8);
+    for (int i = 0; i < 8; i++) f[i] = (float)q[i];
+    return EF(vload)(f);
+}
+
+EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){{{0, 0}, {0, 0}, {0, 0}, {0, 0}}}; }
+EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
+{
+    EF(v2d) d0 = EF(low)(v.a), d1 = EF(high)(v.a), d2 = EF(low)(v.b), d3 = EF(high)(v.b);
+    return (EF(N)){{n.l[0] + d0 * d0, n.l[1] + d1 * d1, n.l[2] + d2 * d2, n.l[3] + d3 * d3}};
+}
+EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }

@@ -1,0 +1,57 @@
+"""Packages, the optional C extension and the data folders; everything else is in pyproject.toml.
+
+Without a C compiler edgefl installs all the same and sums with numba. EDGEFL_REQUIRE_C=1 makes a failed
+build of the extension an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+KERNELS = Path(__file__).parent / "kernels"
+
+
+def sources_digest() -> str:
+    """Stamped into the extension, so that the tests notice one that is older than its sources."""
+    digest = hashlib.sha256()
+    for path in sorted([*KERNELS.glob("*.c"), *KERNELS.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+native = Extension(
+    "edgefl.kernels._c",
+    sources=["kernels/module.c", "kernels/cpu.c", "kernels/pool.c", "kernels/staleness.c"],
+    depends=sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h")),
+    define_macros=[("EF_SOURCES", f'"{sources_digest()}"')],
+    # The last ones count: whatever CFLAGS says, no product and sum are fused, and nothing is reordered.
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O3",
+        "-fvisibility=hidden",
+        "-pthread",
+        "-fno-fast-math",
+        "-ffp-contract=off",
+    ],
+    extra_link_args=["-pthread"],
+    py_limited_api=True,
+    optional=os.environ.get("EDGEFL_REQUIRE_C") != "1",
+)
+
+setup(
+    packages=[*find_packages(include=["edgefl", "edgefl.*"]), "edgefl._kernels_src", "edgefl._profiles"],
+    package_dir={"edgefl._kernels_src": "kernels", "edgefl._profiles": "profiles"},
+    package_data={
+        "edgefl": ["py.typed"],
+        "edgefl.kernels": ["*.pyi"],
+        "edgefl._kernels_src": ["*.c", "*.cu", "*.h"],
+        "edgefl._profiles": ["**/*.toml"],
+    },
+    include_package_data=False,
+    ext_modules=[native],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
