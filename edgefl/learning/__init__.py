@@ -1,0 +1,11 @@
+"""What is learned: the model as one flat vector, the examples, who holds them, and the local training.
+
+    flat.py       a module's parameters as views of one flat float32 vector
+    models.py     the built-in models, and a user's own
+    data.py       the data sets: digits.py, idx.py (MNIST), cifar.py, and a user's own
+    partition.py  which client holds which examples
+    train.py      a client's local SGD            evaluate.py   the server's test
+    flops.py      what one example costs          factory.py    "my_module:name", found and called
+
+torch is imported by these modules only, never by the command line.
+"""

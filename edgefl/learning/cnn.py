@@ -1,0 +1,148 @@
+"""The convolutional networks of the papers' experiments."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edgefl.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: float = 0.1) -> nn.Module:
+    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1), LEAF's with GroupNorm.
+
+    Four times: 3×3 convolution of ``width`` channels (stride 1, padding 2), GroupNorm with a group a channel,
+    ReLU, 2×2 max pool; then dropout and one linear layer. Width, kernel and groups are not in the paper's
+    text but in its simulator, FLSim, which however uses one GroupNorm for all four layers; here each has its
+    own. 31,786 parameters for 32×32×3 and ten classes.
+
+    >>> sum(p.numel() for p in cnn_fedbuff((3, 32, 32), 10).parameters())
+    31786
+    """
+    channels = _image(input_shape)
+    _positive("width", width)
+    _rate("dropout", dropout)
+    layers: list[nn.Module] = []
+    for before in (channels, width, width, width):
+        layers += [
+            nn.Conv2d(before, width, 3, padding=2),
+            nn.GroupNorm(width, width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    features = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(dropout))
+    return nn.Sequential(*features, nn.Linear(_outputs(features, input_shape), classes))
+
+
+def cnn_defedavg(
+    input_shape: Shape, classes: int, *, channels: tuple[int, int] = (32, 64), hidden: int = 512
+) -> nn.Module:
+    """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions, each with a 2×2 max pool, two linear.
+
+    The convolutions are unpadded: that alone gives the paper's latent width of 1,600 on 32×32×3 images, and
+    1,024 on 28×28×1. 582,026 parameters on the latter are 2.33 MB = 2.22 MiB (the paper says 2.2 MB), and
+    878,538 on the former 3.51 MB = 3.35 MiB (the paper: 3.53 MB).
+
+    >>> [sum(p.numel() for p in cnn_defedavg(s, 10).parameters()) for s in ((1, 28, 28), (3, 32, 32))]
+    [582026, 878538]
+    """
+    if len(channels) != 2:
+        raise ConfigError(f"model.args.channels must be two numbers (got {list(channels)})")
+    for number in channels:
+        _positive("channels", number)
+    _positive("hidden", hidden)
+    first, second = channels
+    features = nn.Sequential(
+        nn.Conv2d(_image(input_shape), first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    latent = _outputs(features, input_shape)
+    return nn.Sequential(*features, nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def cnn_groupnorm(
+    input_shape: Shape, classes: int, *, dropout: tuple[float, float] = (0.3, 0.5), hidden: int = 128
+) -> nn.Module:
+    """The CNN of FedStaleWeight's FashionMNIST experiment (Ma 2024, §6.2), as its published bench has it.
+
+    3×3 convolutions (same padding) of 32, 32, 64 and 64 channels, each followed by ReLU and GroupNorm (8, 8,
+    16, 16 groups); after the second and the fourth a 2×2 max pool and channel dropout (0.3, 0.5); then a
+    linear layer to 128 with ReLU, GroupNorm (32 groups) and dropout 0.5, and one to the classes. 468,458
+    parameters on 28×28×1 images.
+
+    >>> sum(p.numel() for p in cnn_groupnorm((1, 28, 28), 10).parameters())
+    468458
+    """
+    if len(dropout) != 2:
+        raise ConfigError(f"model.args.dropout must be two rates (got {list(dropout)})")
+    for rate in dropout:
+        _rate("dropout", rate)
+    if hidden < 32 or hidden % 32:
+        raise ConfigError(f"model.args.hidden must be a multiple of its norm's 32 groups (got {hidden})")
+    early, late = dropout
+    features = nn.Sequential(
+        *_normed(_image(input_shape), 32, groups=8),
+        *_normed(32, 32, groups=8),
+        nn.MaxPool2d(2),
+        nn.Dropout2d(early),
+        *_normed(32, 64, groups=16),
+        *_normed(64, 64, groups=16),
+        nn.MaxPool2d(2),
+        nn.Dropout2d(late),
+        nn.Flatten(),
+    )
+    latent = _outputs(features, input_shape)
+    return nn.Sequential(
+        *features,
+        nn.Linear(latent, hidden),
+        nn.ReLU(),
+        nn.GroupNorm(32, hidden),
+        nn.Dropout(late),
+        nn.Linear(hidden, classes),
+    )
+
+
+def _normed(before: int, after: int, groups: int) -> list[nn.Module]:
+    return [nn.Conv2d(before, after, 3, padding="same"), nn.ReLU(), nn.GroupNorm(groups, after)]
+
+
+def _image(input_shape: Shape) -> int:
+    """The channels of an image."""
+    if len(input_shape) != 3:
+        raise ConfigError(f"model: a CNN needs images of shape (channels, height, width) (got {input_shape})")
+    return input_shape[0]
+
+
+def _outputs(features: nn.Module, input_shape: Shape) -> int:
+    """How many numbers ``features`` makes of one input, found on the meta device: nothing is computed."""
+    try:
+        with torch.no_grad():
+            shape = torch.func.functional_call(
+                features.eval(),
+                {name: tensor.to("meta") for name, tensor in features.state_dict().items()},
+                torch.empty((1, *input_shape), device="meta"),
+            ).shape
+    except RuntimeError:
+        raise ConfigError(f"model: images of shape {input_shape} are too small for this CNN") from None
+    finally:
+        features.train()
+    if not shape[1]:
+        raise ConfigError(f"model: images of shape {input_shape} are too small for this CNN")
+    return int(shape[1])
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"model.args.{name} must be a positive whole number (got {value})")
+
+
+def _rate(name: str, value: object) -> None:
+    if not (isinstance(value, int | float) and 0.0 <= value < 1.0):
+        raise ConfigError(f"model.args.{name} must be in [0, 1) (got {value})")

@@ -1,0 +1,75 @@
+"""Examples in memory: bytes as they lie in the files, made float32 a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class Examples(Protocol):
+    """Inputs by row number: a numpy array, or something that makes one of the rows asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
+
+
+class Images:
+    """Images kept as uint8 of shape (n, channels, height, width); rows come out as (x/top − mean)/std.
+
+    Float32 copies would take four times the memory, of which each forked client holds what it touches; making
+    32 images of 28×28 costs some 10 µs.
+
+    >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
+    >>> images[np.array([1])].tolist()
+    [[[[2.0, 2.0]]]]
+    """
+
+    def __init__(self, raw: Bytes, *, top: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        if raw.dtype != np.uint8 or raw.ndim != 4 or not (len(mean) == len(std) == raw.shape[1]):
+            raise ValueError(
+                f"raw must be uint8 of shape (n, {len(mean)}, height, width) (got {raw.dtype} {raw.shape})"
+            )
+        self.raw = raw
+        self.top, self.mean, self.std = top, tuple(mean), tuple(std)
+        deviation = np.asarray(std, np.float64)
+        self._scale = (1.0 / (top * deviation)).astype(np.float32).reshape(-1, 1, 1)
+        self._shift = (-np.asarray(mean, np.float64) / deviation).astype(np.float32).reshape(-1, 1, 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.raw.shape
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any, /) -> NDArray[np.float32]:
+        batch: NDArray[np.float32] = np.multiply(self.raw[rows], self._scale, dtype=np.float32)
+        batch += self._shift
+        return batch
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Images:
+        """Some of the images, still as bytes (a copy, unless ``rows`` is a slice)."""
+        return Images(self.raw[rows], top=self.top, mean=self.mean, std=self.std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Examples to train and to test on: inputs by row, labels int64 in [0, classes).
+
+    ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), or `Images`, which give such an
+    array for the rows asked for.
+    """
+
+    name: str
+    train_x: Examples
+    train_y: NDArray[np.int64]
+    test_x: Examples
+    test_y: NDArray[np.int64]
+    classes: int
+    input_shape: tuple[int, ...]

@@ -1,0 +1,189 @@
+"""A module's parameters as views of one flat vector, so that moving a model is one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from edgefl.errors import ConfigError
+
+Floats = NDArray[np.float32]
+
+
+class Entry(NamedTuple):
+    """One tensor of the layout: elements ``offset`` to ``offset + size`` of the vector, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class FlatModel:
+    """All parameters and persistent float buffers of ``module``, as views of one flat float32 vector.
+
+    The module goes on working as it is; its tensors merely live elsewhere. The vector holds the trainable
+    parameters first (in the module's order), then frozen ones, then float buffers such as the running
+    statistics of batch normalisation. A parameter that is used twice is there once. Integer buffers stay
+    outside and are put back to what they were at the start of each training, so no trip sees another's.
+
+    Raises `ConfigError` for a module without trainable parameters or with tensors that are not dense float32
+    on the CPU.
+
+    >>> flat = FlatModel(nn.Linear(3, 2))
+    >>> flat.size, [(entry.name, entry.shape, entry.offset) for entry in flat.layout]
+    (8, [('weight', (2, 3), 0), ('bias', (2,), 6)])
+    >>> flat.load(np.arange(8, dtype=np.float32))
+    >>> flat.module.bias.tolist()
+    [6.0, 7.0]
+    """
+
+    module: nn.Module
+    vector: Tensor
+    """The parameters, float32 of shape (size,)."""
+    array: Floats
+    """The same memory as a numpy array."""
+    grad: Tensor
+    """The gradients of the trainable parameters, float32 of shape (trainable,)."""
+    weights: Tensor
+    """The trainable part of the vector, float32 of shape (trainable,)."""
+    layout: tuple[Entry, ...]
+
+    def __init__(self, module: nn.Module) -> None:
+        trainable, rest, fixed = _tensors(module)
+        tensors = trainable | rest
+        self.module = module
+        self.size = sum(tensor.numel() for tensor in tensors.values())
+        self.trainable = sum(tensor.numel() for tensor in trainable.values())
+        self.vector = torch.empty(self.size, dtype=torch.float32)
+        self.weights = self.vector[: self.trainable]
+        self.grad = torch.zeros(self.trainable, dtype=torch.float32)
+        self.array = self.vector.numpy()
+        self._views: list[tuple[str, Tensor]] = []
+        self._gradients: list[tuple[Tensor, Tensor]] = []
+        layout = []
+        offset = 0
+        for name, tensor in tensors.items():
+            end = offset + tensor.numel()
+            view = self.vector[offset:end].view(tensor.shape)
+            view.copy_(tensor.detach())
+            tensor.data = view
+            self._views.append((name, view))
+            if name in trainable:
+                self._gradients.append((tensor, self.grad[offset:end].view(tensor.shape)))
+            layout.append(Entry(name, tuple(tensor.shape), offset))
+            offset = end
+        self.layout = tuple(layout)
+        self._fixed = [(name, tensor.clone()) for name, tensor in fixed.items()]
+        self.prepare()
+
+    def load(self, source: Floats) -> None:
+        """Copy ``source``, float32 of shape (size,), into the model."""
+        self._check("source", source)
+        np.copyto(self.array, source)
+
+    def delta_into(self, out: Floats, base: Floats) -> None:
+        """Write ``vector − base`` into ``out`` in one pass; both are float32 of shape (size,).
+
+        >>> flat = FlatModel(nn.Linear(1, 1))
+        >>> base = flat.array.copy(); flat.vector.add_(0.5); out = np.empty(2, np.float32)
+        tensor(...)
+        >>> flat.delta_into(out, base); bool(np.allclose(out, 0.5))
+        True
+        """
+        self._check("out", out)
+        self._check("base", base)
+        np.subtract(self.array, base, out=out)
+
+    def prepare(self) -> None:
+        """Point the gradients at ``grad`` and put what is outside the vector back to its first state."""
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        if self._fixed:
+            with torch.no_grad():
+                for name, first in self._fixed:
+                    self.module.get_buffer(name).copy_(first)
+
+    def check_bound(self) -> None:
+        """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
+        for name, view in self._views:
+            if _tensor(self.module, name).data_ptr() != view.data_ptr():
+                raise ConfigError(
+                    f"model: tensor {name!r} was replaced in training; write into it in place"
+                )
+
+    def _check(self, name: str, array: Floats) -> None:
+        if array.dtype != np.float32:
+            raise TypeError(f"{name} must be float32 (got {array.dtype})")
+        if array.shape != (self.size,):
+            raise ValueError(f"{name} must have shape ({self.size},) (got {array.shape})")
+
+
+def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of ``module``: trainable parameters; other floats of its state; what is not averaged."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    trainable: dict[str, Tensor] = {}
+    frozen: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    fixed: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        _refuse(name, parameter)
+        (trainable if parameter.requires_grad else frozen)[name] = parameter
+    for name, buffer in module.named_buffers():
+        if name in persistent and buffer.is_floating_point():
+            _refuse(name, buffer)
+            buffers[name] = buffer
+        else:
+            fixed[name] = buffer
+    if not trainable:
+        raise ConfigError(f"model: {type(module).__name__} has no trainable parameters (need at least one)")
+    averaged = trainable | frozen | buffers
+    _refuse_overlap(averaged)
+    return trainable, frozen | buffers, fixed
+
+
+def _refuse(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise ConfigError(f"model: {name!r} is a lazy parameter; give every layer its input size")
+    if tensor.dtype != torch.float32:
+        got = str(tensor.dtype).removeprefix("torch.")
+        raise ConfigError(f"model: {name!r} is {got}; every parameter must be float32")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise ConfigError(
+            f"model: {name!r} is {tensor.layout} on {tensor.device}; parameters must be dense and on the CPU"
+        )
+
+
+def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
+    """Two parameter objects over the same memory would come apart: tying is by the same object."""
+    ranges = sorted(_ranges(tensors))
+    for (_, end, first), (start, _, second) in pairwise(ranges):
+        if start < end:
+            raise ConfigError(
+                f"model: {first!r} and {second!r} share memory; tie them by using one parameter twice"
+            )
+
+
+def _ranges(tensors: dict[str, Tensor]) -> Iterator[tuple[int, int, str]]:
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            yield tensor.data_ptr(), tensor.data_ptr() + 4 * (reach + 1), name
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    tensor = getattr(module.get_submodule(path), leaf)
+    assert isinstance(tensor, Tensor)
+    return tensor

@@ -1,0 +1,83 @@
+"""The models by name, and a user's own.
+
+Inputs are float32 of shape (batch, *input_shape), outputs the classes' logits (batch, classes).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.experiment import Model
+from edgefl.learning.cnn import cnn_defedavg, cnn_fedbuff, cnn_groupnorm
+from edgefl.learning.factory import call, load_attribute
+from edgefl.learning.randomness import torch_seed
+from edgefl.seeds import sequence
+
+Shape = tuple[int, ...]
+
+
+def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> nn.Module:
+    """Fully connected layers with ReLU between them; ``hidden`` are the widths in between.
+
+    >>> sum(p.numel() for p in mlp((1, 8, 8), 10, hidden=[32]).parameters())
+    2410
+    """
+    widths: list[Any] = [math.prod(input_shape), *hidden]
+    if not all(isinstance(width, int) and width > 0 for width in widths):
+        raise ConfigError(f"model.args.hidden must be a list of positive whole numbers (got {list(hidden)})")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn-fedbuff": cnn_fedbuff,
+    "cnn-defedavg": cnn_defedavg,
+    "cnn-groupnorm": cnn_groupnorm,
+}
+
+
+def make_model(
+    spec: Model, input_shape: Shape, classes: int, seed: int, search_path: Sequence[Path] = ()
+) -> nn.Module:
+    """The model that the experiment's ``[model]`` names, its first weights drawn by ``seed``.
+
+    ``"my_module:make"`` is called as ``make(input_shape=…, classes=…, **args)`` and returns a
+    `torch.nn.Module`. torch's global random stream is left as it was. Raises `ConfigError` for an unknown
+    model or argument, or if a user's function cannot be found, fails or returns something else.
+
+    >>> first = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
+    >>> again = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
+    >>> bool((first[1].weight == again[1].weight).all())
+    True
+    """
+    arguments = {"input_shape": tuple(input_shape), "classes": classes, **spec.args}
+    if len(arguments) != len(spec.args) + 2:
+        raise ConfigError("model.args must not name input_shape or classes: they follow from the data")
+    if ":" in spec.name:
+        factory = load_attribute(spec.name, "model.name", search_path)
+    elif spec.name in MODELS:
+        factory = MODELS[spec.name]
+        allowed = list(inspect.signature(factory).parameters)[2:]
+        for name in spec.args:
+            if name not in allowed:
+                raise ConfigError(f"model.args: {unknown(f'argument of {spec.name!r}', name, allowed)}")
+    else:
+        raise ConfigError(f"model.name: {unknown('model', spec.name, [*MODELS, 'my_module:make'])}")
+    with torch_seed(int(sequence(seed, "model").generate_state(1, "uint64")[0])):
+        model = call(factory, spec.name, "model.name", **arguments)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model.name: {spec.name!r} must return a torch.nn.Module (got {type(model).__name__})"
+        )
+    return model

@@ -1,0 +1,158 @@
+"""Which client holds which training examples.
+
+`iid`        an even random split.
+`dirichlet`  as Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with class
+             shares drawn from Dirichlet(α · p), p the classes' shares in the data. Examples are drawn without
+             replacement; when a class runs out, the client's other classes fill its place in proportion.
+`shards`     every client holds ``classes_per_client`` different classes, every class is held by equally many
+             clients (± 1) and split evenly among them, as DeFedAvg's two classes a client.
+`by-device`  the clients of a profile named in ``labels`` hold exactly those labels; each label is split
+             evenly, at random, among all clients that hold it. Profiles not named share the labels that no
+             profile names, or all labels if each one is named. FedStaleWeight's experiment (§6.2) is this.
+
+Every client gets at least one example and no example is held twice. All are handed out, except those of a
+label that no client may hold: with ``shards`` and fewer places than classes, and with ``by-device`` where
+every profile is named and a label is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.experiment import Data
+from edgefl.seeds import stream
+
+Rows = NDArray[np.int64]
+
+
+def partition(spec: Data, labels: Rows, profiles: Sequence[str], classes: int, seed: int) -> list[Rows]:
+    """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
+
+    ``labels`` are the training examples' (int64, shape (n,)), ``profiles`` each client's device profile.
+    Raises `ConfigError` if the split asked for cannot be made.
+
+    >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
+    >>> [len(rows) for rows in held], sorted(np.concatenate(held).tolist()) == list(range(10))
+    ([4, 3, 3], True)
+    """
+    clients = len(profiles)
+    if clients < 1:
+        raise ConfigError("fleet.devices: at least one client is needed (got none)")
+    if clients > len(labels):
+        raise ConfigError(
+            f"data: {clients} clients cannot share {len(labels)} training examples (each needs at least one)"
+        )
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ConfigError(
+            f"data: labels must be in [0, {classes}) (got {int(labels.min())} to {int(labels.max())})"
+        )
+    rng = stream(seed, "partition")
+    match spec.partition:
+        case "iid":
+            parts = list(np.array_split(rng.permutation(len(labels)), clients))
+        case "dirichlet":
+            parts = _dirichlet(spec.alpha, labels, clients, classes, rng)
+        case "shards":
+            parts = _shards(spec.classes_per_client, labels, clients, rng)
+        case "by-device":
+            parts = _split_labels(labels, _holders(spec.labels, profiles, classes), clients, rng)
+    return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def _dirichlet(
+    alpha: float, labels: Rows, clients: int, classes: int, rng: np.random.Generator
+) -> list[Rows]:
+    if not (np.isfinite(alpha) and alpha > 0.0):
+        raise ConfigError(f"data.alpha must be a finite number above 0 (got {alpha})")
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
+    left = np.array([len(pool) for pool in pools])
+    present = np.flatnonzero(left)
+    prior = alpha * left[present] / len(labels)
+    quotas = np.full(clients, len(labels) // clients)
+    quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
+    parts: list[Rows] = [np.empty(0, np.int64)] * clients
+    # Whoever comes last gets what the pools still hold, so the order must not follow the device profiles.
+    for client in rng.permutation(clients):
+        shares = np.zeros(classes)
+        shares[present] = rng.dirichlet(prior)
+        counts = _draw(shares, left, int(quotas[client]), rng)
+        parts[client] = np.concatenate(
+            [pools[c][left[c] - counts[c] : left[c]] for c in np.flatnonzero(counts)]
+        )
+        left -= counts
+    return parts
+
+
+def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Generator) -> Rows:
+    """How many of each class a client takes: ``quota`` in all, by ``shares``, never above ``left``."""
+    counts = np.zeros_like(left)
+    while (need := quota - int(counts.sum())) > 0:
+        free = left - counts
+        weights = np.where(free > 0, shares, 0.0)
+        if not weights.sum() > 0.0:
+            weights = free.astype(np.float64)
+        counts += np.minimum(rng.multinomial(need, weights / weights.sum()), free)
+    return counts
+
+
+def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generator) -> list[Rows]:
+    present = np.unique(labels)
+    if not 1 <= per_client <= len(present):
+        raise ConfigError(
+            f"data.classes_per_client must be from 1 to {len(present)} (got {per_client})"
+        )
+    places = np.full(len(present), clients * per_client // len(present))
+    places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
+    holders: dict[int, list[int]] = {int(label): [] for label in present}
+    for client in rng.permutation(clients):
+        # Taking the classes with the most places left always leaves a valid choice for those who follow.
+        order = np.lexsort((rng.random(len(present)), -places))[:per_client]
+        places[order] -= 1
+        for index in order:
+            holders[int(present[index])].append(int(client))
+    return _split_labels(labels, holders, clients, rng)
+
+
+def _holders(named: dict[str, list[int]], profiles: Sequence[str], classes: int) -> dict[int, list[int]]:
+    """The clients that may hold each label."""
+    if not named:
+        raise ConfigError("data.labels: partition 'by-device' needs PROFILE = [LABEL, ...] (got none)")
+    for profile, wanted in named.items():
+        if profile not in profiles:
+            raise ConfigError(f"data.labels: {unknown('profile in the fleet', profile, set(profiles))}")
+        if not wanted:
+            raise ConfigError(f"data.labels: {profile!r} must hold at least one label (got none)")
+        for label in wanted:
+            if not 0 <= label < classes:
+                raise ConfigError(f"data.labels: {profile!r}: labels must be in [0, {classes}) (got {label})")
+    used = {label for wanted in named.values() for label in wanted}
+    others = sorted(set(range(classes)) - used) or list(range(classes))
+    holders: dict[int, list[int]] = {label: [] for label in range(classes)}
+    for client, profile in enumerate(profiles):
+        for label in set(named.get(profile, others)):
+            holders[label].append(client)
+    return holders
+
+
+def _split_labels(
+    labels: Rows, holders: dict[int, list[int]], clients: int, rng: np.random.Generator
+) -> list[Rows]:
+    """Split each label's examples evenly among its holders, the odd ones to holders drawn at random."""
+    parts: list[list[Rows]] = [[] for _ in range(clients)]
+    for label, clients_of in sorted(holders.items()):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if clients_of:
+            shares = np.array_split(rows, len(clients_of))
+            for client, share in zip(rng.permutation(clients_of), shares, strict=True):
+                parts[client].append(share)
+    held = [np.concatenate(part) if part else np.empty(0, np.int64) for part in parts]
+    for client, rows in enumerate(held):
+        if len(rows) == 0:
+            raise ConfigError(
+                f"data: client {client} would hold no example; its labels have fewer examples than clients"
+            )
+    return held
