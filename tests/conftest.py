@@ -1,0 +1,202 @@
+"""What all tests share: markers by folder, real data if there is any, proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# Before anything imports torch: its thread pool would not survive a fork, and the cores are few.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import psutil
+import pytest
+
+BOUND_S = 20.0
+"""How long something that is on its way out may take: a bound, not a delay."""
+
+# The same examples on every machine, and no bar in seconds; HYPOTHESIS_PROFILE=explore looks further.
+hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "edgefl"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if any(folder in item.path.parents for folder in (here / "process", here / "fault")):
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[FAILED] = True
+    return report
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """The folder of real data sets, one folder each; the test is skipped where there is none."""
+    named = os.environ.get("EDGEFL_DATA")
+    if not named:
+        pytest.skip("real data: EDGEFL_DATA does not name a folder")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.skip(f"real data: EDGEFL_DATA={named} is no folder")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orphans_come_here() -> None:
+    """Make this process the one that orphans fall to, so that a grandchild left behind is seen."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; children do not inherit it
+
+
+@pytest.fixture(autouse=True)
+def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("process"):
+        request.getfixturevalue("nothing_left")
+
+
+@pytest.fixture
+def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After the test no process, thread, descriptor, shared memory or socket folder of its making is there."""
+    # A temp folder of its own, so that what is in it is this test's; short, since socket paths are.
+    folder = tempfile.mkdtemp(prefix="t-")
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    before = Held.now(folder)
+    try:
+        yield
+        gc.collect()
+        left = _settle(before, folder)
+    finally:
+        _end_all(before.processes)
+        shutil.rmtree(folder, ignore_errors=True)
+    if left and FAILED not in request.node.stash:  # a failed test has said why already
+        pytest.fail(f"left behind: {'; '.join(left)}", pytrace=False)
+
+
+class Held(NamedTuple):
+    """What this process holds, and what it has put into the system."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[str]
+    descriptors: frozenset[tuple[str, str]]
+    shared: frozenset[str]
+    folders: frozenset[str]
+
+    @classmethod
+    def now(cls, folder: str) -> Held:
+        return cls(
+            processes=frozenset(psutil.Process().children(recursive=True)),
+            threads=frozenset(_threads()),
+            descriptors=frozenset(_descriptors()),
+            shared=frozenset(_entries("/dev/shm")),
+            folders=frozenset(name for name in _entries(folder) if name.startswith("edgefl-")),
+        )
+
+    def beyond(self, before: Held) -> list[str]:
+        """What is here that was not ``before``, in words."""
+        words: list[str] = []
+        for kind, now, then in zip(self._fields, self, before, strict=True):
+            words += [f"{kind}: {_named(item)}" for item in now - then]
+        return sorted(words)
+
+
+def _settle(before: Held, folder: str) -> list[str]:
+    """What is left once everything that is ending has ended, or the bound is reached."""
+    until = time.monotonic() + BOUND_S
+    while True:
+        _reap(before.processes)
+        left = Held.now(folder).beyond(before)
+        if not left or time.monotonic() > until:
+            return left
+        running = [p for p in psutil.Process().children(recursive=True) if p not in before.processes]
+        if running:
+            psutil.wait_procs(running, timeout=0.05)
+        else:
+            threading.Event().wait(0.01)
+
+
+def _reap(before: frozenset[psutil.Process]) -> None:
+    """Collect orphans that have ended: they fell to this process, so nobody else can."""
+    for process in psutil.Process().children():
+        if process not in before and _status(process) == psutil.STATUS_ZOMBIE:
+            try:
+                os.waitpid(process.pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_DEAD
+
+
+def _end_all(before: frozenset[psutil.Process]) -> None:
+    """Kill what the test left running, so that one failure does not become many."""
+    stray = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    for process in stray:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    if stray:
+        psutil.wait_procs(stray, timeout=BOUND_S)
+        _reap(before)
+
+
+def _threads() -> Iterator[str]:
+    """Python's threads, and ZeroMQ's own by their name; torch's and BLAS's pools are kept on purpose."""
+    for thread in threading.enumerate():
+        yield f"{thread.name} ({thread.ident})"
+    for task in _entries("/proc/self/task"):
+        try:
+            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("ZMQ"):
+            yield f"{name} ({task})"
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    for number in _entries("/proc/self/fd"):
+        try:
+            yield number, os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # the descriptor that listed them
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _named(item: object) -> str:
+    if isinstance(item, psutil.Process):
+        try:
+            return f"{item.pid} {' '.join(item.cmdline())[:120] or item.name()}"
+        except psutil.Error:
+            return str(item.pid)
+    return " ".join(item) if isinstance(item, tuple) else str(item)
