@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from edgefl.strategies.base import Count, Device, Positive, Share, Update, View
+from edgefl.strategies.base import Count, Decay, Device, Positive, Update, View
 from edgefl.strategies.buffered import Buffered
+
+if TYPE_CHECKING:
+    from edgefl.kernels import MovingAverage
 
 
 class Expectation:
     """E[τ_i] of every client, and the running mean of the raw weight over arrivals."""
 
-    def __init__(self, average: Any) -> None:
+    def __init__(self, average: MovingAverage) -> None:
         self.average = average
         self.arrivals = 0
         self.raw_mean = 0.0
@@ -43,8 +44,8 @@ class FedStaleWeight(Buffered):
     average: Literal["window", "cumulative", "exponential"] = "window"
     window: Count = 5
     """Observations in the moving window; the oldest is dropped."""
-    decay: Share = 0.2
-    """With ``exponential``: the weight of the newest observation."""
+    decay: Decay = 0.8
+    """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
 
     def begin(self, devices: Sequence[Device]) -> Expectation:
         from edgefl.kernels import MovingAverage
@@ -59,16 +60,16 @@ class FedStaleWeight(Buffered):
     def arrive(self, state: Expectation, update: Update, view: View) -> Sequence[Update]:
         discarded = super().arrive(state, update, view)
         if not discarded:
-            observed = state.average.observe(np.array([update.client]), np.array([float(update.staleness)]))
-            raw = self.raw(float(observed[0]), self.size(len(view.devices)))
+            expected = state.average.observe(update.client, float(update.staleness))
+            raw = self.raw(expected, self.size(len(view.devices)))
             state.arrivals += 1
             state.raw_mean += (raw - state.raw_mean) / state.arrivals
         return discarded
 
     def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
-        means = state.average.mean(np.array([update.client for update in updates]))
         size = len(updates)
-        raw = [self.raw(float(mean), size) for mean in means]
+        means = state.average.mean([update.client for update in updates]).tolist()
+        raw = [self.raw(mean, size) for mean in means]
         total = sum(raw)
         if self.normalize == "running":
             total = max(size * state.raw_mean, total / self.max_step)

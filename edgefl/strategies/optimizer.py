@@ -33,7 +33,7 @@ def apply(
     state_vectors: Sequence[Vector] = (),
     new_state: Sequence[Vector] | None = None,
 ) -> None:
-    """Write the next model to ``out``: ``model`` stepped by g = (base_scale − 1)·w + Σ weights·Δ, ``step_vector``.
+    """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g (see `ServerOptimizer`).
 
     All are flat arrays of D elements of one dtype (float32 in the server); the arithmetic is done in that
     dtype, element by element, so the bits depend on nothing else. ``state_vectors`` are the optimiser's
