@@ -75,8 +75,11 @@ def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After the test no process, thread, descriptor, shared memory or socket folder of its making is there."""
+def nothing_left(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """After the test no process, thread, descriptor, shared memory or socket folder of it is there."""
+    tmp_path_factory.getbasetemp()  # pytest's own is made when first wanted; it must not lie in ours
     # A temp folder of its own, so that what is in it is this test's; short, since socket paths are.
     folder = tempfile.mkdtemp(prefix="t-")
     monkeypatch.setenv("TMPDIR", folder)
