@@ -8,12 +8,11 @@ what was got and what is allowed.
 from __future__ import annotations
 
 import math
-import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -25,7 +24,6 @@ TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fle
 P = TypeVar("P", Device, Network, FleetFile)
 
 _NEEDS_NO_SOURCE = {"id", "name", "class", "sources", "uncertainty", "network"}
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -144,19 +142,14 @@ def _problems(path: Path, table: dict[str, Any], of: type[Profile]) -> Iterator[
     def line(key: str, got: object, allowed: str) -> str:
         return f"{path}: {key}: got {got!r}; allowed: {allowed}"
 
-    broken = False
-    for key, got, allowed in _unfit(table, of, ""):
-        broken = True
-        yield line(key, got, allowed)
-    if broken:
+    wrong_values = [line(*found) for found in _unfit(table, of, "")]
+    if wrong_values:
+        yield from wrong_values
         return
     try:
         profile = msgspec.convert(table, of)
     except msgspec.ValidationError as wrong:
-        where = _PATH.search(str(wrong))
-        key = where.group(1) if where else ""
-        allowed = str(wrong)[: where.start() if where else None].removeprefix("Expected ")
-        yield line(key or "file", _at(table, key), allowed)
+        yield line("file", "a table that does not fit", str(wrong))
         return
     if path.stem != profile.id:
         yield line("id", profile.id, f"the file's name, {path.stem!r}")
@@ -173,27 +166,41 @@ Unfit = tuple[str, object, str]
 
 
 def _unfit(value: Any, of: Any, key: str) -> Iterator[Unfit]:
-    """Keys that no table has, and figures that are no numbers, at any depth."""
+    """Keys that no table has, keys that are missing, and values of the wrong type or size, at any depth."""
     struct = _struct(of)
-    if isinstance(value, dict) and struct is not None:
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value, "a finite number"
+    elif isinstance(value, dict) and struct is not None:
         fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
         for name, inner in value.items():
             inner_key = f"{key}.{name}" if key else name
-            if name not in fields:
-                yield inner_key, inner, f"one of {', '.join(sorted(fields))}"
-            else:
+            if name in fields:
                 yield from _unfit(inner, fields[name].type, inner_key)
+            else:
+                yield inner_key, inner, f"one of {', '.join(sorted(fields))}"
         for name, field in fields.items():
             if field.required and name not in value:
                 yield f"{key}.{name}" if key else name, "nothing", "a value, it must be given"
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and (inner_type := _inner(of, dict, 1)) is not None:
         for name, inner in value.items():
-            yield from _unfit(inner, Any, f"{key}.{name}")
-    elif isinstance(value, list):
+            yield from _unfit(inner, inner_type, f"{key}.{name}")
+    elif isinstance(value, list) and (inner_type := _inner(of, tuple, 0)) is not None:
         for at, inner in enumerate(value):
-            yield from _unfit(inner, of, f"{key}[{at}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield key, value, "a finite number"
+            yield from _unfit(inner, inner_type, f"{key}[{at}]")
+    else:
+        try:
+            msgspec.convert(value, of)
+        except msgspec.ValidationError as wrong:
+            allowed = str(wrong).removeprefix("Expected ").split(", got")[0]
+            yield key, value, allowed.replace(" | null", "").replace("object", "table")
+
+
+def _inner(of: Any, container: type, at: int) -> Any:
+    """The type of what ``of`` holds, where it is, or may be, such a container."""
+    if get_origin(of) is container:
+        return get_args(of)[at]
+    found = (_inner(arg, container, at) for arg in get_args(of) if get_origin(of) is not container)
+    return next((inner for inner in found if inner is not None), None)
 
 
 def _struct(of: Any) -> type[msgspec.Struct] | None:
@@ -289,14 +296,3 @@ def _unfit_fleet(fleet: FleetFile) -> Iterator[Unfit]:
 
 def _is_known(kind: Kind, name: str) -> bool:
     return "/" in name or name.endswith(".toml") or name in _names(kind)
-
-
-def _at(table: Any, key: str) -> object:
-    """What stands at a msgspec path such as ``cpu.clusters[...].cores``, as far as it can be followed."""
-    value = table
-    for step in key.split("."):
-        name = step.split("[")[0]
-        if not isinstance(value, dict) or name not in value:
-            return value
-        value = value[name]
-    return value

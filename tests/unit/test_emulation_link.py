@@ -1,0 +1,291 @@
+"""Links, delays and whole trips: exact times, declared distributions, the same draws every time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.emulation.delay import Delay
+from edgefl.emulation.link import CHUNK_BYTES, Link, Transfer, move
+from edgefl.emulation.pacing import Pacer
+from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.emulation.profiles import load_device, load_network, network_names
+from edgefl.emulation.schema import Device, Direction, Network
+from edgefl.seeds import stream
+
+SOURCES = {"all": "a test"}
+
+
+def network(header_bytes: int = 0, **way: Any) -> Network:
+    direction = Direction(**way)
+    return Network(id="t", name="t", down=direction, up=direction, header_bytes=header_bytes, sources=SOURCES)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def device(**fields: Any) -> Device:
+    import msgspec
+
+    return msgspec.structs.replace(load_device("pixel-3a"), **fields)
+
+
+def test_bytes_take_size_over_rate() -> None:
+    transfer = Link(network(rate_mbps=8.0), rng()).down(1_000_000)
+    assert transfer.declared_s == 1.0
+    assert transfer.wire_bytes == transfer.nbytes == 1_000_000
+    assert transfer.chunk_bytes == CHUNK_BYTES
+
+
+def test_headers_are_paid_for_on_each_packet() -> None:
+    transfer = Link(network(header_bytes=40, rate_mbps=8.0), rng()).up(1461)
+    assert transfer.wire_bytes == 1461 + 2 * 40
+    assert transfer.declared_s == pytest.approx(1541e-6)
+
+
+def test_latency_is_added_and_eats_no_bandwidth() -> None:
+    slow = Link(network(rate_mbps=8.0, delay_ms=250.0), rng()).down(1_000_000)
+    fast = Link(network(rate_mbps=8.0), rng()).down(1_000_000)
+    assert slow.declared_s == fast.declared_s + 0.25
+    assert slow.rate_bytes_per_s == fast.rate_bytes_per_s
+
+
+def test_unlimited_link_moves_in_one_chunk_and_takes_no_time() -> None:
+    transfer = Link(load_network("none"), rng()).down(10_000_000)
+    assert (transfer.declared_s, transfer.chunk_bytes) == (0.0, 10_000_000)
+
+
+@pytest.mark.parametrize("name", network_names())
+def test_no_bytes_take_the_delay_alone(name: str) -> None:
+    profile = load_network(name)
+    transfer = Link(profile, rng()).down(0)
+    assert transfer.declared_s == pytest.approx(profile.down.delay_ms / 1e3)
+
+
+def test_negative_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        Link(network(), rng()).down(-1)
+
+
+def leads(profile: Network, count: int = 4000) -> np.ndarray[Any, Any]:
+    link = Link(profile, rng(3))
+    return np.array([link.down(1).lead_s for _ in range(count)]) * 1e3
+
+
+def test_jitter_has_its_declared_distribution() -> None:
+    normal = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="normal"))
+    assert abs(normal.mean() - 100) < 4 * 10 / math.sqrt(4000)
+    assert abs(normal.std() - 10) < 0.6
+    uniform = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="uniform"))
+    assert uniform.min() >= 90
+    assert uniform.max() <= 110
+    assert abs(uniform.std() - 20 / math.sqrt(12)) < 0.4
+    exponential = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="exponential"))
+    assert exponential.min() >= 100
+    assert abs(exponential.mean() - 110) < 4 * 10 / math.sqrt(4000)
+
+
+def test_jitter_is_cut_off_at_no_delay() -> None:
+    drawn = leads(network(delay_ms=1.0, jitter_ms=10.0, jitter_dist="normal"))
+    assert drawn.min() == 0.0
+
+
+def test_jitter_quantiles_match_by_kolmogorov_smirnov() -> None:
+    drawn = np.sort(leads(network(delay_ms=50.0, jitter_ms=20.0, jitter_dist="exponential")))
+    expected = 1 - np.exp(-(drawn - 50) / 20)
+    empirical = np.arange(1, drawn.size + 1) / drawn.size
+    assert np.abs(empirical - expected).max() < 1.63 / math.sqrt(drawn.size)
+
+
+def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip() -> None:
+    link = Link(network(rate_mbps=8.0, delay_ms=10.0, loss_pct=2.0), rng(5))
+    transfers = [link.down(1_500_000) for _ in range(100)]
+    sent = 100 * 1000 + sum(t.lost_packets for t in transfers)
+    share = sum(t.lost_packets for t in transfers) / sent
+    assert abs(share - 0.02) < 2.576 * math.sqrt(0.02 * 0.98 / sent)
+    for t in transfers:
+        assert t.wire_bytes == 1_500_000 + t.lost_packets * 1500
+        assert t.lead_s == pytest.approx(0.010 + (0.020 if t.lost_packets else 0.0))
+        assert t.declared_s == pytest.approx(t.lead_s + t.wire_bytes / 1e6)
+
+
+def test_a_loss_free_link_draws_nothing() -> None:
+    generator = rng(1)
+    Link(network(rate_mbps=1.0), generator).down(100_000)
+    assert generator.random() == rng(1).random()
+
+
+def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
+    now = [0]
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    source = rng(2).integers(0, 256, 200_001, dtype=np.uint8)
+    target = np.zeros_like(source)
+    seen: list[tuple[int, int, int]] = []
+
+    def copy(start: int, stop: int) -> None:
+        target[start:stop] = source[start:stop]
+        seen.append((start, stop, now[0]))
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: now[0])
+    pacer.begin(0)
+    transfer = Link(network(rate_mbps=8.0, delay_ms=100.0), rng()).down(source.size)
+    spent = move(pacer, transfer, copy)
+    assert np.array_equal(source, target)
+    assert [(a, b) for a, b, _ in seen] == [(0, 65536), (65536, 131072), (131072, 196608), (196608, 200001)]
+    assert seen[1][2] == pytest.approx(0.1e9 + 65536e3, abs=2)
+    assert spent.declared_s == spent.achieved_s == pytest.approx(transfer.declared_s)
+
+
+def test_move_of_nothing_waits_out_the_delay() -> None:
+    now = [0]
+    pacer = Pacer(time_scale=1.0, wait=lambda ns: now.__setitem__(0, ns), clock=lambda: now[0])
+    pacer.begin(0)
+    spent = move(pacer, Link(network(delay_ms=30.0), rng()).up(0), lambda start, stop: None)
+    assert spent.achieved_s == spent.declared_s == 0.03
+
+
+def plan(of: Device, net: Network, generator: np.random.Generator, flops: float = 3.5e9) -> TripPlan:
+    return plan_trip(of, Link(net, generator), generator, 1_000_000, flops, 500_000)
+
+
+def test_a_trip_is_download_training_and_upload() -> None:
+    found = plan(device(), network(rate_mbps=8.0, delay_ms=100.0), rng())
+    assert (found.down_s, found.up_s) == (pytest.approx(1.1), pytest.approx(0.6))
+    assert found.compute_s == pytest.approx(2.0)
+    assert found.total_s == pytest.approx(3.7)
+
+
+def test_the_same_stream_gives_the_same_trip() -> None:
+    lossy = network(rate_mbps=8.0, delay_ms=100.0, jitter_ms=9.0, jitter_dist="normal", loss_pct=3.0)
+    delayed = device(delay_model=Delay(dist="exponential", mode="add", mean_s=2.0))
+    trips = [plan(delayed, lossy, stream(7, "trip", 3, 5)) for _ in range(2)]
+    assert trips[0] == trips[1]
+    assert trips[0] != plan(delayed, lossy, stream(7, "trip", 3, 6))
+
+
+def test_a_replacing_delay_is_the_whole_trip() -> None:
+    drawn = Delay(dist="uniform", low_s=8.0, high_s=12.0)
+    found = plan(device(delay_model=drawn), load_network("edge"), rng(4))
+    assert found.total_s == found.compute_s == pytest.approx(drawn.draw(rng(4)))
+    assert found.compute_rate_per_s == pytest.approx(3.5e9 / found.compute_s)
+    assert found.compute_lead_s == 0.0
+
+
+def test_an_adding_delay_lengthens_the_training() -> None:
+    net = network(rate_mbps=8.0)
+    found = plan(device(delay_model=Delay(dist="list", mode="add", values_s=(4.0,))), net, rng())
+    assert found.compute_s == pytest.approx(6.0)
+    assert found.down_s == 1.0
+
+
+def test_a_delay_with_no_work_to_stretch_is_a_lead() -> None:
+    found = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    assert found.compute_rate_per_s == math.inf
+    assert 8 <= found.compute_lead_s == found.total_s <= 12
+
+
+def test_the_paced_client_takes_the_plans_times() -> None:
+    now = [0]
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    pacer = Pacer(time_scale=3.0, wait=wait, clock=lambda: now[0])
+    trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), flops=8.82e8)
+    pacer.begin(0)
+    down = move(pacer, trip.down, lambda start, stop: None)
+    training = trip.compute(pacer)
+    for _ in range(5):
+        training.done(trip.flops / 5)
+    computed = training.end()
+    up = move(pacer, trip.up, lambda start, stop: None)
+    assert down.achieved_s == pytest.approx(trip.down_s)
+    assert computed.achieved_s == pytest.approx(trip.compute_s) == pytest.approx(1.0)
+    assert up.achieved_s == pytest.approx(trip.up_s)
+    assert now[0] == pytest.approx(trip.total_s * 3e9)
+
+
+def test_a_device_with_a_slowdown_must_be_an_individual_first() -> None:
+    with pytest.raises(ValueError, match=r"device\.individual"):
+        plan(load_device("paper-defedavg"), load_network("defedavg-400"), rng())
+
+
+def test_individuals_of_defedavg_span_its_range() -> None:
+    kind = load_device("paper-defedavg")
+    rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
+    slowdown = 10e9 / np.array(rates)
+    assert 1 <= slowdown.min() < 1.1
+    assert 4.9 < slowdown.max() <= 5
+    assert abs(slowdown.mean() - 3) < 4 * (4 / math.sqrt(12)) / 20
+    assert kind.individual(stream(0, "device", 3)).train_flop_per_s == rates[3]
+
+
+def test_a_device_without_a_slowdown_draws_nothing() -> None:
+    generator = rng(1)
+    assert load_device("pi-4").individual(generator) == load_device("pi-4")
+    assert generator.random() == rng(1).random()
+
+
+@pytest.mark.parametrize("flops", [-1.0, math.nan, math.inf])
+def test_flops_must_be_a_number(flops: float) -> None:
+    with pytest.raises(ValueError, match="flops must be"):
+        plan(device(), network(), rng(), flops=flops)
+
+
+DELAYS = [
+    Delay(dist="uniform", low_s=1.0, high_s=2.0),
+    Delay(dist="half-normal", scale_s=math.sqrt(math.pi / 2)),
+    Delay(dist="exponential", mean_s=3.0),
+    Delay(dist="log-normal", median_s=2.0, sigma=0.5),
+    Delay(dist="pareto", min_s=1.0, alpha=4.0),
+    Delay(dist="list", values_s=(1.0, 2.0, 6.0)),
+]
+
+
+@pytest.mark.parametrize("delay", DELAYS, ids=lambda d: d.dist)
+def test_delays_have_their_mean_and_are_never_negative(delay: Delay) -> None:
+    assert delay.problem() is None
+    generator = rng(11)
+    drawn = np.array([delay.draw(generator) for _ in range(8000)])
+    assert drawn.min() >= 0
+    assert abs(drawn.mean() - delay.mean) < 4.5 * drawn.std() / math.sqrt(8000)
+
+
+def test_fedbuffs_clients_have_mean_one() -> None:
+    delay = load_device("paper-half-normal").delay_model
+    assert delay is not None
+    assert delay.mean == pytest.approx(1.0)
+
+
+def test_a_heavy_pareto_has_no_mean() -> None:
+    assert Delay(dist="pareto", min_s=1.0, alpha=1.0).mean == math.inf
+
+
+@pytest.mark.parametrize(
+    ("delay", "field"),
+    [
+        (Delay(dist="uniform", low_s=2.0, high_s=1.0), "high_s"),
+        (Delay(dist="uniform", low_s=1.0), "high_s"),
+        (Delay(dist="exponential", mean_s=0.0), "mean_s"),
+        (Delay(dist="exponential", mean_s=-1.0), "mean_s"),
+        (Delay(dist="exponential", mean_s=math.nan), "mean_s"),
+        (Delay(dist="exponential", mean_s=1.0, sigma=2.0), "sigma"),
+        (Delay(dist="list", values_s=()), "values_s"),
+        (Delay(dist="log-normal", median_s=1.0, sigma=math.inf), "sigma"),
+    ],
+)
+def test_wrong_delays_are_named(delay: Delay, field: str) -> None:
+    problem = delay.problem()
+    assert problem is not None
+    assert problem[0] == field
+
+
+def test_declared_time_of_an_empty_transfer_on_an_unlimited_link() -> None:
+    assert Transfer(0, 0, 0, 0.0, math.inf, 1).declared_s == 0.0

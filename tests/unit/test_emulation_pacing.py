@@ -1,0 +1,233 @@
+"""Pacing against a clock that the test moves itself; one test on the real clock for never being early."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.emulation.pacing import Pacer, set_timer_slack, wait_until
+
+S = 1_000_000_000
+
+
+class FakeTime:
+    """A monotonic clock that only waits and work move; each wait ends ``oversleep_ns`` late."""
+
+    def __init__(self, oversleep_ns: int = 0) -> None:
+        self.now_ns = 0
+        self.oversleep_ns = oversleep_ns
+        self.waits: list[int] = []
+
+    def clock(self) -> int:
+        return self.now_ns
+
+    def wait(self, deadline_ns: int) -> None:
+        self.waits.append(deadline_ns)
+        self.now_ns = max(self.now_ns, deadline_ns) + self.oversleep_ns
+
+    def pacer(self, time_scale: float = 1.0) -> Pacer:
+        pacer = Pacer(time_scale=time_scale, wait=self.wait, clock=self.clock)
+        pacer.begin(self.now_ns)
+        return pacer
+
+
+def test_work_takes_work_over_rate() -> None:
+    fake = FakeTime()
+    phase = fake.pacer().phase(rate_per_s=100.0)
+    for _ in range(10):
+        fake.now_ns += 20_000_000
+        phase.done(10.0)
+    spent = phase.end()
+    assert fake.now_ns == S
+    assert spent.declared_s == spent.achieved_s == 1.0
+    assert spent.work == 100.0
+    assert spent.lateness_s == 0.0
+
+
+def test_lead_comes_once_and_before_the_work() -> None:
+    fake = FakeTime()
+    phase = fake.pacer().phase(rate_per_s=10.0, lead_s=0.5)
+    phase.done(5.0)
+    assert fake.now_ns == S
+    phase.done(5.0)
+    assert phase.end().declared_s == 1.5
+    assert fake.now_ns == 3 * S // 2
+
+
+def test_time_scale_stretches_the_wall_and_not_the_report() -> None:
+    fake = FakeTime()
+    phase = fake.pacer(time_scale=4.0).phase(rate_per_s=1.0)
+    phase.done(1.0)
+    assert phase.end().achieved_s == 1.0
+    assert fake.now_ns == 4 * S
+
+
+def test_oversleeping_does_not_add_up() -> None:
+    fake = FakeTime(oversleep_ns=1_000_000)
+    phase = fake.pacer().phase(rate_per_s=1000.0)
+    for _ in range(1000):
+        phase.done(1.0)
+    spent = phase.end()
+    assert fake.now_ns == S + 1_000_000
+    assert spent.lateness_s == pytest.approx(0.001)
+
+
+def test_error_of_a_phase_is_carried_into_the_next_and_not_into_the_trip() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    first = pacer.phase(rate_per_s=1.0)
+    fake.now_ns += 3 * S // 2
+    first.done(1.0)
+    late = first.end()
+    assert (late.declared_s, late.achieved_s, late.lateness_s) == (1.0, 1.5, 0.5)
+    second = pacer.phase(rate_per_s=1.0)
+    second.done(2.0)
+    caught_up = second.end()
+    assert fake.now_ns == 3 * S
+    assert (caught_up.declared_s, caught_up.achieved_s, caught_up.lateness_s) == (2.0, 1.5, 0.0)
+
+
+def test_work_that_took_too_long_is_never_hidden() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    achieved = 0.0
+    for _ in range(3):
+        phase = pacer.phase(rate_per_s=1.0)
+        fake.now_ns += 2 * S
+        phase.done(1.0)
+        spent = phase.end()
+        achieved += spent.achieved_s
+        assert spent.achieved_s > spent.declared_s
+    assert achieved == 6.0
+    assert spent.lateness_s == 3.0
+    assert fake.waits == []
+
+
+def test_infinite_rate_never_waits() -> None:
+    fake = FakeTime()
+    phase = fake.pacer().phase(rate_per_s=math.inf)
+    phase.done(1e18)
+    assert phase.end().declared_s == 0.0
+    assert fake.waits == []
+
+
+def test_time_between_phases_counts() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    pacer.phase(math.inf).end()
+    fake.now_ns += S
+    spent = pacer.phase(math.inf).end()
+    assert spent.achieved_s == 1.0
+
+
+def test_begin_starts_from_the_receive_time() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    fake.now_ns = 5 * S
+    pacer.begin(4 * S)
+    phase = pacer.phase(1.0)
+    phase.done(2.0)
+    assert fake.now_ns == 6 * S
+    assert phase.end().achieved_s == 2.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0, 2), st.floats(0, 100)), min_size=1, max_size=6),
+    st.integers(0, 10_000_000),
+    st.floats(0.01, 100),
+)
+def test_a_trip_ends_at_the_sum_of_its_phases(
+    phases: list[tuple[float, float, float]], oversleep_ns: int, scale: float
+) -> None:
+    fake = FakeTime(oversleep_ns)
+    pacer = fake.pacer(scale)
+    declared = achieved = 0.0
+    for rate, lead, work in phases:
+        phase = pacer.phase(rate, lead)
+        phase.done(work / 2)
+        phase.done(work / 2)
+        spent = phase.end()
+        declared += spent.declared_s
+        achieved += spent.achieved_s
+    due_ns = declared * scale * S
+    slack_ns = oversleep_ns + 10 + due_ns * 1e-9
+    assert due_ns * (1 - 1e-9) - 10 <= fake.now_ns <= due_ns + slack_ns
+    assert achieved == pytest.approx(fake.now_ns / (scale * S))
+
+
+def test_what_the_wait_raises_passes_through() -> None:
+    class Cancelled(Exception):
+        pass
+
+    def wait(deadline_ns: int) -> None:
+        raise Cancelled
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
+    pacer.begin(0)
+    with pytest.raises(Cancelled):
+        pacer.phase(1.0).done(1.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_time_scale_must_be_a_number_above_0(scale: float) -> None:
+    with pytest.raises(ValueError, match="time_scale must be finite and above 0"):
+        Pacer(time_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("rate", "lead"), [(0.0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (1.0, -1.0), (1.0, math.nan)]
+)
+def test_phase_refuses_bad_figures(rate: float, lead: float) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        FakeTime().pacer().phase(rate, lead)
+
+
+def test_phase_needs_a_begun_trip() -> None:
+    with pytest.raises(ValueError, match="before begin"):
+        Pacer(time_scale=1.0).phase(1.0)
+
+
+def test_an_ended_phase_takes_no_work() -> None:
+    phase = FakeTime().pacer().phase(1.0)
+    phase.end()
+    with pytest.raises(ValueError, match="has ended"):
+        phase.done(1.0)
+    with pytest.raises(ValueError, match="has ended"):
+        phase.end()
+
+
+@pytest.mark.parametrize("work", [-1.0, math.nan, math.inf])
+def test_work_must_be_a_number(work: float) -> None:
+    with pytest.raises(ValueError, match="work must be"):
+        FakeTime().pacer().phase(1.0).done(work)
+
+
+def test_wait_until_is_never_early() -> None:
+    for wait_ns in (0, 1_000, 200_000, 3_000_000):
+        deadline_ns = time.monotonic_ns() + wait_ns
+        wait_until(deadline_ns)
+        assert time.monotonic_ns() >= deadline_ns
+    wait_until(0)
+
+
+def test_a_paced_trip_is_never_early_on_the_real_clock() -> None:
+    pacer = Pacer(time_scale=0.5)
+    start_ns = time.monotonic_ns()
+    pacer.begin(start_ns)
+    phase = pacer.phase(rate_per_s=1000.0, lead_s=0.005)
+    for _ in range(5):
+        phase.done(1.0)
+    spent = phase.end()
+    assert time.monotonic_ns() - start_ns >= 5_000_000
+    assert spent.achieved_s >= spent.declared_s == pytest.approx(0.010)
+
+
+def test_timer_slack() -> None:
+    assert set_timer_slack() is sys.platform.startswith("linux")
+    with pytest.raises(ValueError, match="at least 1"):
+        set_timer_slack(0)
