@@ -80,6 +80,7 @@ class Core(Ledger):
         self._late: list[Update] = []  # discarded by the strategy while they are being summed
         self._wasted = 0  # failures in a row without a new version
         self._wakes: set[float] = set()
+        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
         self._state = self._call("begin", strategy.begin, self.devices)
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
             Joined: self._joined,
@@ -220,9 +221,10 @@ class Core(Ledger):
                     raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
                 task, trip = begun
                 actions.append(Train(client, task, self.version, trip))
-        at_s = self._call("wake_s", self.strategy.wake_s, self._state, self)
-        if at_s is not None:
-            self._wake(at_s, actions)
+        if self._wakes_itself:
+            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self)
+            if at_s is not None:
+                self._wake(at_s, actions)
 
     def _order(self, step: Step, actions: list[Action]) -> None:
         step = step._replace(updates=tuple(step.updates), weights=tuple(step.weights))

@@ -1,9 +1,10 @@
 """The algorithms, one paper's a file; a file put here is a built-in strategy, found by its name.
 
-    base.py        the seam: View, Step, Strategy, ServerOptimizer
-    buffered.py    asynchronous: step when a buffer is full      → fedbuff, fedstaleweight, fedasync, …
-    rounds.py      synchronous: draw a cohort, wait, step        → fedavg, fedprox, fedavgm, fedadam, …
-    optimizer.py   carries a ServerOptimizer out on flat vectors
+    base.py          the seam: View, Step, Strategy, ServerOptimizer
+    asynchronous.py  who trains when, without rounds             → fedasync
+    buffered.py      … and a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
+    rounds.py        draw a cohort, wait for it, step            → fedavg, fedprox, fedavgm, fedadam, …
+    optimizer.py     carries a ServerOptimizer out on flat vectors
 
 Data walks one way: the core shows a View, the strategy answers with clients to start and a Step.
 """
@@ -44,7 +45,7 @@ __all__ = [
     "resolve",
 ]
 
-_SCAFFOLD = {"__init__", "base", "buffered", "optimizer", "rounds"}
+_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "optimizer", "rounds"}
 
 
 def names() -> list[str]:

@@ -160,6 +160,10 @@ class Strategy:
         """The most updates held when a step is due. With one more for each running task: all slots needed."""
         return clients
 
+    def max_training(self, clients: int) -> int:
+        """The most clients with a task at once: sizes the parameter buffer and the load on the host."""
+        return clients
+
     def begin(self, devices: Sequence[Device]) -> Any:
         """The strategy's own state at the start of a run."""
         return None

@@ -1,0 +1,86 @@
+"""DeFedAvg-nIID: delayed averaging of uniformly sampled clients (Wang et al. 2024, arXiv:2402.11198)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgefl.errors import ConfigError
+from edgefl.strategies.base import Count, Device, Step, Strategy, Update, View
+
+
+@dataclass
+class SendBuffers:
+    """Each client's latest finished update, and this round's sample."""
+
+    latest: dict[int, Update] = field(default_factory=dict)
+    sampled: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeFedAvgNIID(Strategy):
+    """w ← w + (η/n) Σ_{i∈I} Δ_i, I a uniform sample of n clients with replacement (Algorithm 1, eqs. 6, 7).
+
+    Clients train without pause, each from the newest model; a finished update overwrites the client's send
+    buffer, and a step is made when each sampled client's send buffer holds one. A client drawn twice counts
+    twice. A sampled client that is gone, with nothing in its send buffer, is drawn anew.
+    """
+
+    participants: Count | None = None
+    """n; by default 10, or the whole fleet if that is smaller. It may exceed the fleet."""
+    reuse: bool = False
+    """Leave a taken update in its send buffer, to be taken again until it is overwritten: a step then waits
+    for nobody once every client has delivered. By default taking empties the buffer."""
+    pause: bool = False
+    """A client trains again only once its send buffer was taken (section 2.3: saves energy)."""
+
+    def check(self, clients: int) -> None:
+        if self.reuse and self.pause:
+            raise ConfigError("strategy.pause must be false with strategy.reuse = true, got true")
+
+    def begin(self, devices: Sequence[Device]) -> SendBuffers:
+        return SendBuffers()
+
+    def assign(self, state: SendBuffers, view: View) -> Sequence[int]:
+        if self.pause:
+            return [client for client in view.idle if client not in state.latest]
+        return view.idle
+
+    def arrive(self, state: SendBuffers, update: Update, view: View) -> Sequence[Update]:
+        before = state.latest.get(update.client)
+        state.latest[update.client] = update
+        return () if before is None else (before,)
+
+    def lost(self, state: SendBuffers, client: int, view: View) -> None:
+        state.latest = {update.client: update for update in view.held}
+
+    def step(self, state: SendBuffers, view: View) -> Step | None:
+        if not view.held:
+            return None
+        waiting = [client for client in state.sampled if client not in state.latest]
+        if not state.sampled or waiting:
+            idle = set(view.idle)
+            gone = [client for client in waiting if client not in view.running and client not in idle]
+            if gone or not state.sampled:
+                self._sample(state, view, idle, gone)
+                waiting = [client for client in state.sampled if client not in state.latest]
+            if waiting:
+                return None
+        count = len(state.sampled)
+        updates = [state.latest[client] for client in state.sampled]
+        return Step(updates, [1.0 / count] * count, keep=self.reuse)
+
+    def stepped(self, state: SendBuffers, step: Step, view: View) -> None:
+        state.sampled = []
+        if not self.reuse:
+            for update in step.updates:
+                if state.latest.get(update.client) is update:
+                    del state.latest[update.client]
+
+    def _sample(self, state: SendBuffers, view: View, idle: set[int], gone: Sequence[int]) -> None:
+        """Draw a new round, or only the members that are gone, from all that can have an update."""
+        present = sorted(idle | set(view.running) | set(state.latest))
+        stay = [client for client in state.sampled if client not in gone]
+        count = self.participants or min(10, len(view.devices))
+        drawn = view.rng.integers(len(present), size=count - len(stay))
+        state.sampled = stay + [present[int(index)] for index in drawn]

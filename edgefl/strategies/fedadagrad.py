@@ -1,0 +1,27 @@
+"""FedAdagrad: FedAvg's update through a server Adagrad (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgefl.strategies.base import Decay, Positive, ServerOptimizer
+from edgefl.strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdagrad(FedAvg):
+    """With g = Σ_i p_i·Δ_i: m ← β1·m + (1 − β1)·g, v ← v + g², w ← w + η_g·m/(√v + ε).
+
+    Algorithm 2; v starts at ε², m at 0.
+
+    >>> FedAdagrad(epsilon=0.01).optimizer().kind
+    'adagrad'
+    """
+
+    server_lr: Positive = 0.03
+    beta1: Decay = 0.0
+    epsilon: Positive = 1e-3
+    """The degree of adaptivity (the paper's τ): smaller adapts more."""
+
+    def optimizer(self) -> ServerOptimizer:
+        return ServerOptimizer(kind="adagrad", lr=self.server_lr, beta1=self.beta1, epsilon=self.epsilon)

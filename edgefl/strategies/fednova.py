@@ -1,0 +1,24 @@
+"""FedNova: averaging that does not favour more local steps (Wang et al. 2020, arXiv:2007.07481)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgefl.strategies.base import Update, View
+from edgefl.strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNova(FedAvg):
+    """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, with τ_i client i's local steps and τ_eff = Σ_i p_i·τ_i.
+
+    The form for clients that run plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
+    """
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        shares = super().weights(state, updates, view)
+        steps = [max(1, update.steps) for update in updates]
+        mean = sum(share * count for share, count in zip(shares, steps, strict=True))
+        return [share * mean / count for share, count in zip(shares, steps, strict=True)]

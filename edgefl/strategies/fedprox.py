@@ -1,0 +1,23 @@
+"""FedProx: FedAvg with a proximal term on the client (Li et al. 2020, MLSys, arXiv:1812.06127)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgefl.strategies.base import NonNegative
+from edgefl.strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients minimise F_i(y) + (μ/2)·‖y − w_k‖²: their gradient gains μ·(y_q − w_k).
+
+    >>> FedProx(mu=0.1).prox_mu
+    0.1
+    """
+
+    mu: NonNegative = 0.01
+
+    @property
+    def prox_mu(self) -> float:
+        return self.mu

@@ -1,0 +1,30 @@
+"""FedYogi: FedAvg's update through a server Yogi (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgefl.strategies.base import Decay, Positive, ServerOptimizer
+from edgefl.strategies.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedYogi(FedAvg):
+    """With g = Σ_i p_i·Δ_i: m ← β1·m + (1 − β1)·g, v ← v − (1 − β2)·g²·sign(v − g²), w ← w + η_g·m/(√v + ε).
+
+    Algorithm 2; v starts at ε², m at 0, and there is no bias correction.
+
+    >>> FedYogi(epsilon=0.01).optimizer().kind
+    'yogi'
+    """
+
+    server_lr: Positive = 0.03
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    epsilon: Positive = 1e-3
+    """The degree of adaptivity (the paper's τ): smaller adapts more."""
+
+    def optimizer(self) -> ServerOptimizer:
+        return ServerOptimizer(
+            kind="yogi", lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon
+        )
