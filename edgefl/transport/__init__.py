@@ -1,0 +1,55 @@
+"""How a model and an update travel: through shared memory, or as frames on the wire. Same bits either way.
+
+A transport has a server's end and a client's end with two methods each; everything else about a message is
+the same. `shm` moves only the headers through the socket: the numbers are read from the ring and written
+into the leased slot. `wire` sends them as payload frames, and the server puts them into the same slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.buffer import ParameterBuffer
+from edgefl.errors import WireError
+from edgefl.wire import Chunk, Task
+
+Floats = npt.NDArray[np.float32]
+Frame = bytes | memoryview
+
+
+class ServerEnd(Protocol):
+    """The server's end of a transport."""
+
+    def model_frames(self, entry: int) -> list[Frame]:
+        """Payload frames that carry a ring entry's model with a task."""
+
+    def accept(self, chunk: Chunk, body: Frame) -> None:
+        """Put a part of an update into its slot. `WireError` if it does not fit."""
+
+
+class ClientEnd(Protocol):
+    """A client's end of a transport."""
+
+    def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
+        """Read the task's model into ``out``."""
+
+    def put(self, task: Task, start: int, part: Floats) -> None:
+        """Send parameters ``start`` to ``start + len(part)`` of the update."""
+
+
+def server_end(kind: str, buffer: ParameterBuffer) -> ServerEnd:
+    """The server's end of ``shm`` or ``wire``."""
+    from edgefl.transport import shm, wire
+
+    return shm.ShmServer() if kind == "shm" else wire.WireServer(buffer)
+
+
+def model_from(frames: Sequence[Frame], out: Floats) -> None:
+    """Copy a payload frame of float32 into ``out``. `WireError` if its length is another."""
+    if len(frames) != 1 or len(frames[0]) != out.nbytes:
+        raise WireError(f"a model of {sum(map(len, frames))} bytes where {out.nbytes} are due")
+    np.copyto(out, np.frombuffer(frames[0], dtype=np.float32))

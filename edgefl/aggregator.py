@@ -1,0 +1,176 @@
+"""The server's memory: which slot belongs to which task, which ring entry may be overwritten, and the sum.
+
+The sum reads updates where their clients wrote them and writes the next version into a ring entry that
+nobody reads, so an update that turns out bad during the sum costs nothing but the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.errors import SlotError
+from edgefl.events import Sum
+from edgefl.strategies.base import ServerOptimizer
+from edgefl.strategies.optimizer import apply
+
+
+@dataclass
+class Lease:
+    """One task's slot, and the ring entry its client may still be reading."""
+
+    slot: int
+    entry: int
+    client: int
+    version: int
+
+
+@dataclass
+class SumResult:
+    """What a sum did: ``bad`` tasks (then nothing was published), else the new model's step."""
+
+    bad: tuple[int, ...] = ()
+    altered: tuple[int, ...] = ()
+    """The bad ones whose checksum is not the one they were sent with."""
+    checksums: tuple[int, ...] = ()
+    seconds: float = 0.0
+    norms: tuple[float, ...] = ()
+
+
+@dataclass
+class Totals:
+    """What aggregation cost so far."""
+
+    updates: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass
+class Aggregator:
+    """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
+
+    buffer: ParameterBuffer
+    optimizer: ServerOptimizer
+    backend: str | None = None
+    totals: Totals = field(default_factory=Totals)
+    leases: dict[int, Lease] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.buffer.shape.slots))[::-1]
+        self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
+        self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
+        # Plain SGD is folded into the kernel's weights; others need the mean update by itself.
+        self._fused = self.optimizer.kind == "sgd" and self.optimizer.momentum == 0.0
+        self._mean = None if self._fused else np.zeros(self.buffer.shape.size, dtype=np.float32)
+
+    # ---- leases --------------------------------------------------------------------------------
+
+    def lease(self, *, task: int, client: int, version: int) -> Lease:
+        """A slot for a new task that starts from the latest version."""
+        latest, entry = self.buffer.latest
+        if version != latest:
+            raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
+        if not self._free:
+            raise SlotError(f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken")
+        slot = self._free.pop()
+        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        self._unread[slot] = entry
+        lease = self.leases[task] = Lease(slot, entry, client, version)
+        return lease
+
+    def fetched(self, slot: int) -> None:
+        """The model of this slot's task left the ring (it was sent as a frame)."""
+        self._unread.pop(slot, None)
+
+    def restore(self, *, task: int, client: int, version: int, update: Floats) -> None:
+        """Put an update of an earlier process back into a slot of its own."""
+        slot = self._free.pop()
+        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        self.buffer.slot(slot)[:] = update
+        self.buffer.written(slot, task=task, checksum=kernels.checksum(self.buffer.slot(slot)))
+        self.leases[task] = Lease(slot, -1, client, version)
+
+    def release(self, task: int) -> None:
+        """Free a task's slot. Only when its client can no longer write to it."""
+        lease = self.leases.pop(task, None)
+        if lease is not None:
+            self._unread.pop(lease.slot, None)
+            self.buffer.free(lease.slot)
+            self._free.append(lease.slot)
+
+    # ---- ring ----------------------------------------------------------------------------------
+
+    def pin(self, entry: int) -> None:
+        """Keep a ring entry as it is until `unpin`."""
+        self._pinned[entry] = self._pinned.get(entry, 0) + 1
+
+    def unpin(self, entry: int) -> None:
+        self._pinned[entry] -= 1
+        if not self._pinned[entry]:
+            del self._pinned[entry]
+
+    def free_entry(self) -> int | None:
+        """A ring entry that nobody reads, or None while all of them are being read."""
+        fetched = self.buffer.fetched
+        for slot in [slot for slot in self._unread if fetched[slot]]:
+            del self._unread[slot]
+        taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned}
+        return next((entry for entry in range(self.buffer.shape.ring) if entry not in taken), None)
+
+    # ---- the sum -------------------------------------------------------------------------------
+
+    def sum(self, action: Sum, entry: int) -> SumResult:
+        """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
+        started = time.perf_counter()
+        buffer = self.buffer
+        slots = [self.leases[task].slot for task in action.tasks]
+        seen = tuple(kernels.checksum(buffer.slot(slot)) for slot in slots)
+        altered = tuple(
+            task
+            for task, slot, checksum in zip(action.tasks, slots, seen, strict=True)
+            if checksum != int(buffer.checksum[slot])
+        )
+        if altered:
+            return SumResult(bad=altered, altered=altered, checksums=seen)
+        norms = self._make(action, [buffer.slot(slot) for slot in slots], entry)
+        bad = tuple(
+            task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm)
+        )
+        if bad:
+            return SumResult(bad=bad, checksums=seen)
+        buffer.publish(action.version, entry)
+        seconds = time.perf_counter() - started
+        self.totals.updates += len(slots)
+        self.totals.seconds += seconds
+        self.totals.bytes += (len(slots) + 2) * 4 * buffer.shape.size
+        return SumResult(checksums=seen, seconds=seconds, norms=tuple(norms))
+
+    def _make(self, action: Sum, updates: list[Floats], entry: int) -> list[float]:
+        """Write the next model into ``entry``; returns the squared norm of each update."""
+        buffer, optimizer = self.buffer, self.optimizer
+        old_entry = buffer.latest[1]
+        model, out = buffer.model(old_entry), buffer.model(entry)
+        buffer.retire(entry)
+        weights, shrink = list(action.weights), action.base_scale - 1.0
+        if self._mean is None:
+            weights = [optimizer.lr * weight for weight in weights]
+            if shrink == 0.0:
+                return list(kernels.weighted_sum(out, model, updates, weights, backend=self.backend))
+            weights.insert(0, 1.0 + optimizer.lr * shrink)
+            return list(
+                kernels.weighted_sum(out, None, [model, *updates], weights, backend=self.backend)[1:]
+            )
+        vectors = [model, *updates] if shrink else updates
+        if shrink:
+            weights.insert(0, shrink)
+        norms = kernels.weighted_sum(self._mean, None, vectors, weights, backend=self.backend)
+        for old, new in zip(buffer.vectors(old_entry), buffer.vectors(entry), strict=True):
+            np.copyto(new, old)
+        apply(optimizer, out, model, self._mean, buffer.vectors(entry))
+        return list(norms[-len(updates) :])

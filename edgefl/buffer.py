@@ -1,0 +1,254 @@
+"""The parameter buffer: one shared mapping that holds published models and the updates on their way in.
+
+    page 0         header: what the mapping holds, the latest version
+    ring headers   64 bytes each: the version an entry holds
+    slot headers   64 bytes each: whose update lies there, from which version, its checksum, its state
+    ring           entries of one model and the server optimiser's state vectors, float32[D] each
+    slots          one update each, float32[D]
+
+The mapping is anonymous (a memfd where the kernel has one, else an unlinked file), so it has no name that
+could outlive its processes. The server writes version n+1 into a ring entry that nobody reads and publishes
+it by one store; a client writes only into the slot that came with its task.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.errors import RunError, SlotError
+
+Floats = npt.NDArray[np.float32]
+
+MAGIC = 0x6564676566_6C31
+LAYOUT = 1
+PAGE = 4096
+
+_HEADER = np.dtype(
+    [
+        ("magic", "<i8"),
+        ("layout", "<i8"),
+        ("size", "<i8"),
+        ("ring", "<i8"),
+        ("slots", "<i8"),
+        ("vectors", "<i8"),
+        ("latest_version", "<i8"),
+        ("latest_entry", "<i8"),
+    ]
+)
+_ENTRY = np.dtype([("version", "<i8"), ("unused", "<i8", (7,))])
+_SLOT = np.dtype(
+    [
+        ("state", "<i8"),
+        ("task", "<i8"),
+        ("client", "<i8"),
+        ("base_version", "<i8"),
+        ("checksum", "<u8"),
+        ("fetched", "<i8"),
+        ("unused", "<i8", (2,)),
+    ]
+)
+
+
+class SlotState(IntEnum):
+    """Who may write to a slot: nobody, the client it is leased to, or nobody until it is released."""
+
+    FREE = 0
+    LEASED = 1
+    WRITTEN = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the parts of a buffer are: D parameters, ring entries, slots, optimiser vectors an entry."""
+
+    size: int
+    ring: int
+    slots: int
+    vectors: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one vector to the next, a whole number of pages."""
+        return -(-self.size * 4 // PAGE) * PAGE
+
+    @property
+    def data_offset(self) -> int:
+        headers = self.ring * _ENTRY.itemsize + self.slots * _SLOT.itemsize
+        return PAGE + -(-headers // PAGE) * PAGE
+
+    @property
+    def total_bytes(self) -> int:
+        return self.data_offset + (self.ring * (1 + self.vectors) + self.slots) * self.stride
+
+
+class ParameterBuffer:
+    """A view of the shared mapping. Every process of a run has one on the same memory.
+
+    >>> buffer = ParameterBuffer.create(Shape(size=3, ring=2, slots=1))
+    >>> buffer.model(0)[:] = [1, 2, 3]
+    >>> buffer.publish(version=0, entry=0)
+    >>> ParameterBuffer.attach(buffer.fd).model(0).tolist()
+    [1.0, 2.0, 3.0]
+    >>> buffer.close()
+    """
+
+    def __init__(self, fd: int, memory: mmap.mmap, shape: Shape) -> None:
+        self.fd = fd
+        self.shape = shape
+        self._memory: mmap.mmap | None = memory
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        self._whole: npt.NDArray[np.uint8] | None = whole
+        ring_end = PAGE + shape.ring * _ENTRY.itemsize
+        slots_end = ring_end + shape.slots * _SLOT.itemsize
+        self._header = whole[: _HEADER.itemsize].view(_HEADER)
+        self._entries = whole[PAGE:ring_end].view(_ENTRY)
+        self._slots = whole[ring_end:slots_end].view(_SLOT)
+        # One view a vector, made once: slicing costs more than the header writes of a whole trip.
+        self._vectors = [
+            self._vector_at(whole, index)
+            for index in range(shape.ring * (1 + shape.vectors) + shape.slots)
+        ]
+        self._first_slot = shape.ring * (1 + shape.vectors)
+        self.state = self._slots["state"]
+        self.task = self._slots["task"]
+        self.client = self._slots["client"]
+        self.base_version = self._slots["base_version"]
+        self.checksum = self._slots["checksum"]
+        self.fetched = self._slots["fetched"]
+        self.entry_version = self._entries["version"]
+
+    def _vector_at(self, whole: npt.NDArray[np.uint8], index: int) -> Floats:
+        start = self.shape.data_offset + index * self.shape.stride
+        return whole[start : start + 4 * self.shape.size].view(np.float32)
+
+    # ---- making and unmaking -------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, shape: Shape) -> ParameterBuffer:
+        """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
+        if shape.size < 1 or shape.ring < 2 or shape.slots < 1 or shape.vectors < 0:
+            raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, vectors ≥ 0; got {shape}")
+        fd = _anonymous_file()
+        try:
+            # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later.
+            os.posix_fallocate(fd, 0, shape.total_bytes)
+            memory = mmap.mmap(fd, shape.total_bytes)
+        except OSError as error:
+            os.close(fd)
+            mib = shape.total_bytes / 2**20
+            raise RunError(
+                f"the parameter buffer needs {mib:.0f} MiB of shared memory "
+                f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters): "
+                f"{error.strerror}"
+            ) from error
+        buffer = cls(fd, memory, shape)
+        header = buffer._header
+        header["layout"], header["size"], header["ring"] = LAYOUT, shape.size, shape.ring
+        header["slots"], header["vectors"] = shape.slots, shape.vectors
+        header["latest_version"] = header["latest_entry"] = -1
+        buffer.entry_version[:] = -1
+        header["magic"] = MAGIC
+        return buffer
+
+    @classmethod
+    def attach(cls, fd: int) -> ParameterBuffer:
+        """The mapping behind a descriptor that was handed over."""
+        try:
+            memory = mmap.mmap(fd, 0)
+        except (OSError, ValueError) as error:
+            raise SlotError(f"descriptor {fd} holds no parameter buffer: {error}") from error
+        header = np.frombuffer(memory, dtype=_HEADER, count=1)[0] if len(memory) >= PAGE else None
+        if header is None or int(header["magic"]) != MAGIC or int(header["layout"]) != LAYOUT:
+            raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
+        shape = Shape(
+            size=int(header["size"]),
+            ring=int(header["ring"]),
+            slots=int(header["slots"]),
+            vectors=int(header["vectors"]),
+        )
+        if len(memory) < shape.total_bytes:
+            raise SlotError(f"parameter buffer is {len(memory)} bytes, its header says {shape.total_bytes}")
+        return cls(fd, memory, shape)
+
+    def close(self) -> None:
+        """Give the descriptor back. The mapping goes when the last view of it goes."""
+        if self._memory is not None:
+            os.close(self.fd)
+            self._memory = self._whole = None
+
+    # ---- models --------------------------------------------------------------------------------
+
+    def model(self, entry: int) -> Floats:
+        """The model in a ring entry, float32[D]."""
+        return self._vectors[entry * (1 + self.shape.vectors)]
+
+    def vectors(self, entry: int) -> list[Floats]:
+        """The server optimiser's state vectors that belong to that model."""
+        first = entry * (1 + self.shape.vectors) + 1
+        return self._vectors[first : first + self.shape.vectors]
+
+    def publish(self, version: int, entry: int) -> None:
+        """Make ``entry`` the latest version. Its numbers must not change until it is retired."""
+        self.entry_version[entry] = version
+        self._header["latest_entry"] = entry
+        self._header["latest_version"] = version
+
+    def retire(self, entry: int) -> None:
+        """Say that an entry is about to be overwritten, so that a late reader notices."""
+        self.entry_version[entry] = -1
+
+    @property
+    def latest(self) -> tuple[int, int]:
+        """The latest version and its ring entry; (−1, −1) before the first."""
+        return int(self._header["latest_version"][0]), int(self._header["latest_entry"][0])
+
+    def read_model(self, entry: int, version: int, out: Floats) -> None:
+        """Copy a version out. `SlotError` if the entry does not hold it from start to end of the copy."""
+        before = int(self.entry_version[entry])
+        np.copyto(out, self.model(entry))
+        if before != version or int(self.entry_version[entry]) != version:
+            raise SlotError(f"ring entry {entry} holds version {before}, not {version}")
+
+    # ---- slots ---------------------------------------------------------------------------------
+
+    def slot(self, slot: int) -> Floats:
+        """The update in a slot, float32[D]."""
+        return self._vectors[self._first_slot + slot]
+
+    def lease(self, slot: int, *, task: int, client: int, base_version: int) -> None:
+        """Hand a free slot to one task."""
+        if self.state[slot] != SlotState.FREE:
+            raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
+        self.task[slot] = task
+        self.client[slot] = client
+        self.base_version[slot] = base_version
+        self.checksum[slot] = 0
+        self.fetched[slot] = 0
+        self.state[slot] = SlotState.LEASED
+
+    def written(self, slot: int, *, task: int, checksum: int) -> None:
+        """The client's last word on its slot: the update is whole."""
+        if self.state[slot] != SlotState.LEASED or self.task[slot] != task:
+            raise SlotError(f"slot {slot} is not leased to task {task}")
+        self.checksum[slot] = checksum
+        self.state[slot] = SlotState.WRITTEN
+
+    def free(self, slot: int) -> None:
+        """Take a slot back. Only once its client can no longer write to it."""
+        self.state[slot] = SlotState.FREE
+        self.task[slot] = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("edgefl-parameters", os.MFD_CLOEXEC)
+    fd, name = tempfile.mkstemp(prefix="edgefl-parameters-")
+    os.unlink(name)
+    return fd

@@ -1,0 +1,123 @@
+"""Checkpoints: the model, the server optimiser's state and the updates waiting in the buffer, in safetensors.
+
+A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core gives
+the state that belongs to these numbers, so a checkpoint holds nothing but numbers. It is written beside its
+place, flushed to the disk with its folder, and then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from edgefl.buffer import Floats
+from edgefl.errors import ConfigError
+
+FORMAT = "edgefl-1"
+KEEP = 2
+
+Layout = list[tuple[str, list[int], int]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The numbers of a run at one instant."""
+
+    version: int
+    journal_seq: int
+    emulated_s: float
+    wall_s: float
+    model: Floats
+    vectors: list[Floats]
+    held: dict[int, Floats]
+    """Updates in the buffer, by task."""
+
+
+def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool = False) -> Path:
+    """Write a checkpoint; with ``final`` also ``final.safetensors``, the model alone by tensor name."""
+    folder.mkdir(exist_ok=True)
+    metadata = {
+        "format": FORMAT,
+        "version": str(checkpoint.version),
+        "journal_seq": str(checkpoint.journal_seq),
+        "emulated_s": repr(checkpoint.emulated_s),
+        "wall_s": repr(checkpoint.wall_s),
+    }
+    tensors = {"model": checkpoint.model}
+    tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
+    tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
+    path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
+    _replace(path, save(tensors, metadata))
+    if final:
+        named = {
+            name: np.ascontiguousarray(checkpoint.model[offset : offset + _count(shape)].reshape(shape))
+            for name, shape, offset in layout
+        }
+        _replace(folder / "final.safetensors", save(named, metadata))
+    for old in sorted(folder.glob("journal-*.safetensors"))[:-KEEP]:
+        old.unlink()
+    return path
+
+
+def latest(folder: Path) -> Checkpoint:
+    """The newest checkpoint that reads back whole. `ConfigError` if there is none."""
+    problems = []
+    for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
+        try:
+            return _read(path)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            problems.append(f"{path.name}: {error}")
+    raise ConfigError(
+        f"{folder} holds no checkpoint to resume from" + "".join(f"; {problem}" for problem in problems)
+    )
+
+
+def _read(path: Path) -> Checkpoint:
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"format {metadata.get('format')!r}, not {FORMAT!r}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    vectors = sorted((name for name in tensors if name.startswith("vector.")), key=_number)
+    return Checkpoint(
+        version=int(metadata["version"]),
+        journal_seq=int(metadata["journal_seq"]),
+        emulated_s=float(metadata["emulated_s"]),
+        wall_s=float(metadata["wall_s"]),
+        model=tensors["model"],
+        vectors=[tensors[name] for name in vectors],
+        held={_number(name): tensors[name] for name in tensors if name.startswith("held.")},
+    )
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[2])
+
+
+def _count(shape: list[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,265 @@
+"""One emulated phone: a process that downloads, trains and uploads at its device's pace.
+
+    task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
+
+Under the virtual clock the same code runs in a worker: it hosts any client and does not wait.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import zmq
+
+from edgefl import control, kernels, wire
+from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.emulation.link import Link, move
+from edgefl.emulation.memory import limit_memory
+from edgefl.emulation.pacing import Pacer, Spent, set_timer_slack
+from edgefl.errors import SlotError, WireError
+from edgefl.seeds import stream
+from edgefl.transport import ClientEnd
+from edgefl.transport.shm import ShmClient
+from edgefl.transport.wire import WireClient
+from edgefl.workload import Workload
+
+FINE_WAIT_NS = 2_000_000
+"""A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""
+
+
+class Cancelled(Exception):
+    """The server does not want the running task any more."""
+
+
+class Leave(Exception):
+    """The run is over, or whoever started this process is gone."""
+
+
+class Line:
+    """The client's connection: sends, receives, and keeps the heartbeat going while it waits."""
+
+    def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
+        self._spec = spec
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
+        socket.routing_id = control.routing_id(spec.role, spec.peer, spec.epoch)
+        socket.linger = 0
+        socket.sndhwm = socket.rcvhwm = 16
+        socket.immediate = True
+        socket.connect(spec.endpoint)
+        self._socket = socket
+        self._lifeline = lifeline
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(lifeline, zmq.POLLIN)
+        self._beat_ns = int(heartbeat_s * 1e9 / 3)
+        self._next_beat_ns = time.monotonic_ns() + self._beat_ns
+        self.task: int | None = None
+
+    def send(self, frames: Sequence[bytes | memoryview]) -> None:
+        """Send a message; waits where the server is behind, leaves where it is gone."""
+        while True:
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                self._poll_out()
+            else:
+                self._next_beat_ns = time.monotonic_ns() + self._beat_ns
+                return
+
+    def say(self, message: wire.FromClient) -> None:
+        self.send([wire.encode(message)])
+
+    def receive(self) -> tuple[wire.FromServer, list[bytes]]:
+        """The next message and its payload frames."""
+        while True:
+            self._listen(self._beat_ns // 1_000_000)
+            if (message := self._take()) is not None:
+                return message
+
+    def wait_until(self, deadline_ns: int) -> None:
+        """The pacer's wait: to the deadline, unless the server cancels the task meanwhile."""
+        while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+            if left_ns > FINE_WAIT_NS:
+                self._listen(min(left_ns - FINE_WAIT_NS, self._beat_ns) // 1_000_000)
+                self.check()
+            else:
+                time.sleep(left_ns * 1e-9)
+
+    def pulse(self) -> None:
+        """Between two steps, which may not have waited at all: be heard, and hear a cancel."""
+        self.check()
+        if time.monotonic_ns() >= self._next_beat_ns:
+            self._listen(0)
+
+    def check(self) -> None:
+        """Hear what the server says during a task: only `Cancel` and `Bye` are due then."""
+        while (got := self._take()) is not None:
+            match got[0]:
+                case wire.Cancel(task=task) if task == self.task:
+                    raise Cancelled
+                case wire.Bye():
+                    raise Leave
+                case _:
+                    pass
+
+    def close(self) -> None:
+        self._socket.close(linger=1000)
+        self._context.term()
+
+    def _take(self) -> tuple[wire.FromServer, list[bytes]] | None:
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return wire.decode_from_server(frames[0]), frames[1:]
+
+    def _listen(self, timeout_ms: int) -> None:
+        ready = dict(self._poller.poll(max(0, timeout_ms)))
+        if self._lifeline in ready:
+            raise Leave
+        if time.monotonic_ns() >= self._next_beat_ns:
+            self.say(wire.Beat(self._spec.peer, self._spec.epoch))
+
+    def _poll_out(self) -> None:
+        self._socket.poll(100, zmq.POLLOUT)
+        if self._lifeline in dict(self._poller.poll(0)):
+            raise Leave
+
+
+class Client:
+    """Runs tasks for the phone (or, as a worker, for all phones) of one process."""
+
+    def __init__(
+        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
+    ) -> None:
+        experiment = workload.experiment
+        self._spec = spec
+        self._workload = workload
+        self._buffer = buffer
+        self._paced = spec.role == control.CLIENT
+        self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
+        self._transport: ClientEnd = (
+            ShmClient(buffer) if experiment.server.transport == "shm" else WireClient(self._line.send)
+        )
+        self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
+        # The phone's own copy of the version it trains from: the base of its delta.
+        self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
+        self._update: Floats = np.empty(buffer.shape.size, dtype=np.float32)
+        self._peak_mib: Callable[[], float] = _rss_peak_mib
+        limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
+        if limit_mib is not None and experiment.fleet.memory_limit:
+            self._memory = limit_memory(limit_mib)
+            self._peak_mib = lambda: self._memory.peak_mib
+
+    def run(self) -> None:
+        """Answer tasks until the server says goodbye."""
+        self._line.say(wire.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        try:
+            while True:
+                message, frames = self._line.receive()
+                received_ns = time.monotonic_ns()
+                match message:
+                    case wire.Task():
+                        self._answer(message, frames, received_ns)
+                    case wire.Bye():
+                        raise Leave
+                    case _:
+                        pass  # a Cancel that crossed with the end of its task
+        except Leave:
+            pass
+        finally:
+            self._line.close()
+
+    def _answer(self, task: wire.Task, frames: Sequence[bytes], received_ns: int) -> None:
+        self._line.task = task.task
+        try:
+            self._line.say(self._trip(task, frames, received_ns))
+        except Cancelled:
+            self._give_back(task, "cancelled")
+        except (SlotError, WireError) as error:
+            self._give_back(task, str(error))
+        finally:
+            self._line.task = None
+
+    def _give_back(self, task: wire.Task, reason: str) -> None:
+        self._line.say(wire.Gone(task.client, self._spec.epoch, task.task, reason))
+
+    def _trip(self, task: wire.Task, frames: Sequence[bytes], received_ns: int) -> wire.Done:
+        workload, base, pacer = self._workload, self._base, self._pacer
+        cpu_started = time.thread_time()
+        self._transport.fetch(task.entry, task.version, frames, base)
+        self._buffer.fetched[task.slot] = 1
+        plan = workload.plan(task.client, task.trip)
+        vector = workload.flat.array
+        if not self._paced:
+            np.copyto(vector, base)
+            result = workload.train(task.client, task.trip, None)
+            down, up = (Spent(t.nbytes, t.declared_s, t.declared_s, 0.0) for t in (plan.down, plan.up))
+            compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
+            self._send_update(task, 0, base.size)
+        else:
+            pacer.begin(received_ns)
+            down = move(pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]))
+            phase = plan.compute(pacer)
+
+            def done(flops: float) -> None:
+                phase.done(flops)
+                self._line.pulse()
+
+            result = workload.train(task.client, task.trip, done)
+            compute = phase.end()
+            up = move(pacer, plan.up, lambda a, b: self._send_update(task, a // 4, b // 4))
+        checksum = kernels.checksum(self._update)
+        if self._workload.experiment.server.transport == "shm":
+            self._buffer.written(task.slot, task=task.task, checksum=checksum)
+        phases = (down, compute, up)
+        return wire.Done(
+            client=task.client,
+            epoch=self._spec.epoch,
+            task=task.task,
+            slot=task.slot,
+            trained_version=task.version,
+            examples=result.examples,
+            steps=result.steps,
+            loss=result.loss if math.isfinite(result.loss) else math.nan,
+            checksum=checksum,
+            flops=compute.work,
+            trip=wire.Spent(sum(s.declared_s for s in phases), sum(s.achieved_s for s in phases)),
+            down=wire.Spent(down.declared_s, down.achieved_s),
+            compute=wire.Spent(compute.declared_s, compute.achieved_s),
+            up=wire.Spent(up.declared_s, up.achieved_s),
+            lateness_s=up.lateness_s,
+            cpu_s=time.thread_time() - cpu_started,
+            peak_mib=self._peak_mib(),
+        )
+
+    def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
+        """Parameters ``start`` to ``stop`` of the update: Δ = y − w, or y itself where the strategy wants it."""
+        part = self._update[start:stop]
+        trained = self._workload.flat.array[start:stop]
+        if self._workload.upload == "model":
+            np.copyto(part, trained)
+        else:
+            np.subtract(trained, self._base[start:stop], out=part)
+        self._transport.put(task, start, part)
+
+
+def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
+    """What a freshly forked process does with its life."""
+    set_timer_slack()
+    if spec.role == control.EVALUATOR:
+        from edgefl.evaluator import Evaluator
+
+        Evaluator(spec, workload, buffer, lifeline).run()
+    else:
+        Client(spec, workload, buffer, lifeline).run()
+
+
+def _rss_peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

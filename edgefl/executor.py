@@ -1,0 +1,196 @@
+"""Carries out what the core decides: leases slots, sums, frees, and writes the record.
+
+The one place where core, aggregator and record meet. It knows nothing of sockets; whatever must go to a
+client or wait for an instant is handed to an `Outbox`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgefl import wire
+from edgefl.aggregator import Aggregator, Lease
+from edgefl.core import Core
+from edgefl.events import (
+    Action,
+    Arrived,
+    Cancel,
+    Evaluate,
+    Evaluated,
+    Event,
+    Release,
+    Stop,
+    Sum,
+    Summed,
+    Train,
+    Wake,
+)
+from edgefl.rows import EvaluationRow, TripRow, VersionRow
+from edgefl.store import Store
+
+
+class Outbox(Protocol):
+    """What the executor cannot do itself."""
+
+    def train(self, task: wire.Task) -> None: ...
+    def cancel(self, client: int, task: int) -> None: ...
+    def assess(self, version: int, entry: int) -> None: ...
+    def wake(self, at_s: float) -> None: ...
+    def stop(self, reason: str) -> None: ...
+
+
+@dataclass
+class Executor:
+    """Core in, actions out, everything on record."""
+
+    core: Core
+    aggregator: Aggregator
+    store: Store
+    outbox: Outbox
+    now_s: Callable[[], float]
+    wall_s: Callable[[], float]
+    deferred: Sum | None = None
+    """A sum that waits for a ring entry that nobody reads."""
+    _sent: dict[int, TripRow] = field(default_factory=dict)
+    _arrived: dict[int, TripRow] = field(default_factory=dict)
+    _assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Versions at the evaluator: when each was published, and the client trips until then."""
+
+    def handle(self, event: Event) -> None:
+        """Journal an event, ask the core, and do what it says."""
+        self._carry_out(deque(self._decide(event)))
+
+    def retry_sum(self) -> None:
+        """Try the deferred sum again."""
+        if self.deferred is not None:
+            action, self.deferred = self.deferred, None
+            self._carry_out(deque([action]))
+
+    def arrived(self, done: wire.Done, lease: Lease, at_s: float) -> None:
+        """A client's update is whole in its slot."""
+        size_bytes = self.aggregator.buffer.shape.size * 4
+        sent = self._sent.pop(done.task)
+        self._arrived[done.task] = sent._replace(
+            received_s=sent.sent_s + done.down.achieved_s,
+            arrived_s=at_s,
+            staleness=self.core.version - lease.version,
+            examples=done.examples,
+            steps=done.steps,
+            loss=done.loss,
+            trained_version=done.trained_version,
+            down_bytes=size_bytes,
+            up_bytes=size_bytes,
+            down_s=done.down.achieved_s,
+            compute_s=done.compute.achieved_s,
+            up_s=done.up.achieved_s,
+            down_declared_s=done.down.declared_s,
+            compute_declared_s=done.compute.declared_s,
+            up_declared_s=done.up.declared_s,
+            trip_declared_s=done.trip.declared_s,
+            trip_achieved_s=done.trip.achieved_s,
+            flops=done.flops,
+            lateness_s=done.lateness_s,
+            cpu_s=done.cpu_s,
+            peak_mib=done.peak_mib,
+            checksum_sent=done.checksum,
+        )
+        self.handle(
+            Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)
+        )
+
+    def assessed(self, answer: wire.Assessed) -> None:
+        """The evaluator measured a version."""
+        total = sum(answer.total)
+        accuracy = sum(answer.correct) / total if total else math.nan
+        now_s = self.now_s()
+        published_s, trips = self._assessing.pop(answer.version, (now_s, self.core.trips))
+        self.store.evaluation(
+            EvaluationRow(
+                answer.version,
+                published_s,
+                self.wall_s(),
+                trips,
+                accuracy,
+                answer.loss,
+                tuple(answer.correct),
+                tuple(answer.total),
+            )
+        )
+        self.handle(Evaluated(answer.version, now_s, accuracy))
+
+    def record_held(self) -> None:
+        """Put rows of updates that still wait in the buffer on record, before a checkpoint."""
+        for row in self._arrived.values():
+            self.store.trip(row)
+
+    # ---- carrying out --------------------------------------------------------------------------
+
+    def __post_init__(self) -> None:
+        self._do: dict[type, Callable[..., None]] = {
+            Train: self._train,
+            Cancel: lambda action: self.outbox.cancel(action.client, action.task),
+            Release: self._release,
+            Evaluate: self._evaluate,
+            Wake: lambda action: self.outbox.wake(action.at_s),
+            Stop: lambda action: self.outbox.stop(action.reason),
+        }
+
+    def _decide(self, event: Event) -> list[Action]:
+        self.store.journal(event)
+        return self.core.handle(event)
+
+    def _carry_out(self, actions: deque[Action]) -> None:
+        while actions:
+            action = actions.popleft()
+            if isinstance(action, Sum):
+                entry = self.aggregator.free_entry()
+                if entry is None:
+                    self.deferred = action
+                else:
+                    actions.extend(self._sum(action, entry))
+            else:
+                self._do[type(action)](action)
+
+    def _train(self, action: Train) -> None:
+        lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
+        self._sent[action.task] = TripRow(
+            action.task, action.client, action.version, action.trip, sent_s=self.now_s()
+        )
+        self.outbox.train(
+            wire.Task(action.client, action.task, action.trip, action.version, lease.entry, lease.slot)
+        )
+
+    def _sum(self, action: Sum, entry: int) -> list[Action]:
+        result = self.aggregator.sum(action, entry)
+        now_s = self.now_s()
+        for task, seen in zip(action.tasks, result.checksums, strict=True):
+            row = self._arrived.pop(task, None)
+            if row is not None:
+                self.store.trip(row._replace(checksum_seen=seen))
+        for task in result.bad:
+            kind = "checksum" if task in result.altered else "non-finite"
+            self.store.incident(now_s, self.aggregator.leases[task].client, kind, f"update of task {task}")
+        if not result.bad:
+            self.store.applied(action.version, action.tasks, action.weights)
+            weight_sum = math.fsum(action.weights)
+            self.store.version(
+                VersionRow(action.version, now_s, self.wall_s(), len(action.tasks), weight_sum, result.seconds)
+            )
+            self.store.cost("sum", result.seconds)
+        return self._decide(Summed(action.version, now_s, result.bad))
+
+    def _release(self, action: Release) -> None:
+        row = self._arrived.pop(action.task, None) or self._sent.pop(action.task, None)
+        if row is not None:
+            self.store.trip(row)
+        self.store.released(action.task, action.fate, action.reason)
+        self.aggregator.release(action.task)
+
+    def _evaluate(self, action: Evaluate) -> None:
+        self._assessing[action.version] = (self.now_s(), self.core.trips)
+        self.outbox.assess(action.version, self.aggregator.buffer.latest[1])
+

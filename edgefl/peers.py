@@ -1,0 +1,83 @@
+"""The server's table of peers: who is connected, who was last heard when, who is dead and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from edgefl import control
+
+MOST_DEATHS_IN_A_ROW = 5
+"""A peer whose process dies so often without finishing anything is given up."""
+STARTUP_S = 120.0
+"""Wall seconds that a process may take from its start to its first message."""
+
+
+@dataclass
+class Peer:
+    """One process that should be there, under its present epoch."""
+
+    role: str
+    number: int
+    epoch: int
+    heard: float
+    """Monotonic seconds of its last message."""
+    ready: bool = False
+    expelled: bool = False
+    deaths_in_a_row: int = 0
+
+    @property
+    def identity(self) -> bytes:
+        return control.routing_id(self.role, self.number, self.epoch)
+
+
+class Peers:
+    """All peers by routing id and by name."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._by_identity: dict[bytes, Peer] = {}
+        self._by_name: dict[tuple[str, int], Peer] = {}
+
+    def expect(self, role: str, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
+        """A process was (or will be) started for this peer."""
+        peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
+        self._by_identity[peer.identity] = self._by_name[role, number] = peer
+        return peer
+
+    def heard(self, routing_id: bytes) -> Peer | None:
+        """The peer behind a message, or None for a stranger."""
+        peer = self._by_identity.get(routing_id)
+        if peer is not None:
+            peer.heard = self._monotonic()
+        return peer
+
+    def get(self, role: str, number: int) -> Peer | None:
+        return self._by_name.get((role, number))
+
+    def remove(self, role: str, number: int, epoch: int) -> Peer | None:
+        """A process ended; returns its peer if it was the present one."""
+        peer = self._by_name.get((role, number))
+        if peer is None or peer.epoch != epoch:
+            return None
+        del self._by_name[role, number], self._by_identity[peer.identity]
+        return peer
+
+    def silent(self, seconds: float) -> Iterator[Peer]:
+        """Peers that were not heard for so long, or that were started and never said that they are ready."""
+        now = self._monotonic()
+        for peer in list(self._by_name.values()):
+            allowed = seconds if peer.ready else max(seconds, STARTUP_S)
+            if not peer.expelled and now - peer.heard > allowed:
+                yield peer
+
+    def of(self, *roles: str) -> list[Peer]:
+        return [peer for peer in self._by_name.values() if peer.role in roles]
+
+    @property
+    def unready(self) -> int:
+        """Processes that were started and have not said that they are ready."""
+        return sum(not peer.ready for peer in self._by_name.values())
+
+
+CLIENTS = (control.CLIENT, control.WORKER)

@@ -1,0 +1,39 @@
+"""What every child process of a run does first: it must not outlive its parent, nor hear the terminal."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def become_child(parent_pid: int, name: str) -> None:
+    """Die with the parent, leave Ctrl-C and SIGTERM to the supervisor, and carry a readable name.
+
+    The kernel's parent-death signal covers a parent killed with -9. Where it is not to be had, the end of
+    the channel to the parent does the same a little later.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the signal was armed
+        os._exit(0)
+
+
+def single_threaded_environment(environment: dict[str, str]) -> dict[str, str]:
+    """The environment for a process that will fork or compute as one core: every pool of size one.
+
+    Set before the process starts, because BLAS and OpenMP read it when they are loaded.
+    """
+    pools = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
+    one = {f"{pool}_NUM_THREADS": "1" for pool in pools}
+    return {**environment, **one, "PYTHONUNBUFFERED": "1"}

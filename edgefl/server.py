@@ -1,0 +1,443 @@
+"""The server's process: a socket loop around the executor and the pure core.
+
+It binds, waits until every phone has said that it is ready, lets emulated time start, and then turns messages
+into events until the core says stop. A peer that is silent, sends what is no message, or dies is counted and
+replaced or dropped as the experiment says; nothing a peer does stops the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from edgefl import checkpoint, control, runinfo, wire
+from edgefl.aggregator import Aggregator
+from edgefl.buffer import ParameterBuffer, SlotState
+from edgefl.channel import Channel, Closed
+from edgefl.clock import Alarms, WallClock
+from edgefl.core import Core
+from edgefl.endpoint import Endpoint
+from edgefl.errors import ConfigError, EdgeflError, WireError
+from edgefl.events import Failed, Halted, Joined, Left, Ticked
+from edgefl.executor import Executor
+from edgefl.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, Peer, Peers
+from edgefl.processes import become_child
+from edgefl.progress import Gauge
+from edgefl.rows import Aggregation
+from edgefl.store import Store
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Device
+from edgefl.transport import server_end
+
+MESSAGES_AT_ONCE = 256
+COMMIT_S = 0.05
+PROGRESS_S = 0.25
+GOODBYE_S = 120.0
+"""Longest wait for the last evaluation."""
+
+
+class Server:
+    """One run, from the first `Ready` to the last checkpoint."""
+
+    def __init__(
+        self, channel: Channel[control.ToServer], plan: control.Serve, buffer: ParameterBuffer
+    ) -> None:
+        experiment = plan.experiment
+        self._plan, self._channel, self._buffer = plan, channel, buffer
+        self._experiment = experiment
+        self._folder = Path(plan.run_dir)
+        self._store = Store(self._folder)
+        strategy = resolve(experiment.strategy, [Path(plan.base)])
+        infos = zip(plan.clients, plan.prepared.examples, strict=True)
+        devices = [Device(info.client, info.profile, examples) for info, examples in infos]
+        self._core = Core(
+            strategy, devices, experiment.seed, experiment.stop, experiment.evaluation.every_versions
+        )
+        self._aggregator = Aggregator(buffer, strategy.optimizer())
+        emulated_s, wall_s = self._resume() if plan.resume else (0.0, 0.0)
+        self._clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+        self._executor = Executor(
+            self._core, self._aggregator, self._store, self, self._clock.now_s, self._clock.wall_s
+        )
+        if plan.resume:
+            self._disown()
+        else:
+            runinfo.describe(self._store, plan, strategy)
+        self._store.set_meta(status="running")
+        self._store.commit()
+        self._transport = server_end(experiment.server.transport, buffer)
+        self._peers = Peers(time.monotonic)
+        self._alarms = Alarms()
+        self._gauge = Gauge(plan)
+        self._assess_queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
+        self._stopped: str | None = None
+        self._interrupted = False
+        self._started = False
+        self._returning = 0
+        context = zmq.Context()
+        self._context = context
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.router_mandatory = True
+        self._socket.linger = 0
+        self._socket.sndhwm = self._socket.rcvhwm = 8
+        self._socket.maxmsgsize = max(wire.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
+        self._endpoint = Endpoint(self._socket)
+        self._handlers: dict[type, Callable[..., None]] = {
+            wire.Ready: self._on_ready,
+            wire.Beat: lambda *_: None,
+            wire.Chunk: self._on_chunk,
+            wire.Done: self._on_done,
+            wire.Gone: self._on_gone,
+            wire.Assessed: self._on_assessed,
+        }
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the run is over, then leave the record and a checkpoint behind."""
+        try:
+            self._expect_fleet()
+            self._channel.send(control.Listening(self._endpoint.address))
+            self._set_alarms()
+            poller = zmq.Poller()
+            poller.register(self._socket, zmq.POLLIN)
+            poller.register(self._channel.fileno(), zmq.POLLIN)
+            while not self._over:
+                most = 1 if self._executor.deferred is not None else 1000
+                ready = dict(poller.poll(self._alarms.wait_ms(most)))
+                if self._socket in ready:
+                    self._drain()
+                if self._channel.fileno() in ready:
+                    for message in self._channel.receive_ready():
+                        self._hear_supervisor(message)
+                self._executor.retry_sum()
+                self._alarms.run_due()
+            self._conclude()
+        finally:
+            self._endpoint.close()
+            self._context.destroy(linger=200)
+            self._store.close()
+
+    @property
+    def _over(self) -> bool:
+        """Stopped, and the last evaluation is in (or nobody waits for it)."""
+        return self._stopped is not None and (self._interrupted or not self._assess_queue)
+
+    def _expect_fleet(self) -> None:
+        for info in self._plan.clients:
+            self._peers.expect(control.CLIENT, info.client)
+        self._peers.expect(control.EVALUATOR, 0)
+
+    def _start_if_ready(self) -> None:
+        if self._started or self._peers.unready or self._returning:
+            return
+        self._started = True
+        self._clock.start()
+        for peer in self._peers.of(*CLIENTS):
+            self._executor.handle(Joined(peer.number, self._clock.now_s()))
+        wall_s = self._experiment.stop.wall_s
+        if wall_s is not None:
+            self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
+
+    def _set_alarms(self) -> None:
+        self._alarms.every(COMMIT_S, self._store.commit)
+        self._alarms.every(PROGRESS_S, self._report)
+        self._alarms.every(max(0.1, self._experiment.server.heartbeat_s / 4), self._find_silent)
+        self._alarms.every(self._experiment.checkpoint.every_s, self._checkpoint)
+
+    def _halt(self, reason: str) -> None:
+        if self._stopped is None:
+            self._executor.handle(Halted(self._clock.now_s(), reason))
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        for _ in range(MESSAGES_AT_ONCE):
+            began = time.perf_counter()
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            peer = self._peers.heard(frames[0])
+            self._store.cost("receive", time.perf_counter() - began)
+            if peer is None or peer.expelled:
+                self._gauge.strangers += peer is None
+                continue
+            try:
+                message = wire.decode_from_client(frames[1] if len(frames) > 1 else b"")
+                self._handlers[type(message)](peer, message, frames[2:])
+            except WireError as error:
+                self._expel(peer, "malformed", str(error))
+
+    def _on_ready(self, peer: Peer, message: wire.Ready, _: list[bytes]) -> None:
+        if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
+            raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
+        if peer.ready:
+            return
+        peer.ready = True
+        if peer.role == control.EVALUATOR:
+            self._send_assess()
+        elif self._started:
+            self._executor.handle(Joined(peer.number, self._clock.now_s()))
+        self._start_if_ready()
+
+    def _on_chunk(self, peer: Peer, message: wire.Chunk, body: list[bytes]) -> None:
+        lease = self._aggregator.leases.get(message.task)
+        if lease is None or lease.client != peer.number:
+            raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
+        self._transport.accept(message, wire.payload([b"", *body]))
+
+    def _on_done(self, peer: Peer, done: wire.Done, _: list[bytes]) -> None:
+        lease = self._aggregator.leases.get(done.task)
+        if lease is None or done.client != peer.number or lease.client != peer.number or lease.slot != done.slot:
+            raise WireError(f"an update of task {done.task}, which is not the sender's")
+        began = time.perf_counter()
+        peer.deaths_in_a_row = 0
+        if done.trained_version != lease.version:
+            now_s = self._clock.now_s()
+            detail = f"task {done.task}: trained {done.trained_version}, was given {lease.version}"
+            self._store.incident(now_s, peer.number, "version", detail)
+            self._executor.handle(Failed(done.client, done.task, now_s, detail))
+            return
+        if self._experiment.server.transport == "wire":
+            self._buffer.written(lease.slot, task=done.task, checksum=done.checksum)
+        elif self._buffer.state[lease.slot] != SlotState.WRITTEN:
+            raise WireError(f"an update of task {done.task} whose slot is not written")
+        self._gauge.trip(done)
+        self._executor.arrived(done, lease, self._clock.now_s())
+        self._store.cost("trip", time.perf_counter() - began)
+
+    def _on_gone(self, peer: Peer, gone: wire.Gone, _: list[bytes]) -> None:
+        lease = self._aggregator.leases.get(gone.task)
+        if lease is None or lease.client != peer.number:
+            return
+        if gone.reason != "cancelled":
+            self._store.incident(self._clock.now_s(), peer.number, "failed", gone.reason)
+        self._executor.handle(Failed(peer.number, gone.task, self._clock.now_s(), gone.reason))
+
+    def _on_assessed(self, peer: Peer, answer: wire.Assessed, _: list[bytes]) -> None:
+        if not self._assess_queue or self._assess_queue[0][0] != answer.version:
+            return
+        self._aggregator.unpin(self._assess_queue.pop(0)[1])
+        self._executor.assessed(answer)
+        self._gauge.assessed(answer)
+        self._send_assess()
+
+    # ---- the executor's outbox -----------------------------------------------------------------
+
+    def train(self, task: wire.Task) -> None:
+        began = time.perf_counter()
+        peer = self._peers.get(control.CLIENT, task.client)
+        frames = self._transport.model_frames(task.entry)
+        if peer is not None and self._send(peer, task, frames) and frames:
+            self._aggregator.fetched(task.slot)
+        self._store.cost("send", time.perf_counter() - began)
+
+    def cancel(self, client: int, task: int) -> None:
+        peer = self._peers.get(control.CLIENT, client)
+        if peer is not None:
+            self._send(peer, wire.Cancel(task))
+
+    def assess(self, version: int, entry: int) -> None:
+        # Under the wall clock only the version being measured and the newest wait: the run does not.
+        while len(self._assess_queue) > 1:
+            self._aggregator.unpin(self._assess_queue.pop()[1])
+        self._aggregator.pin(entry)
+        self._assess_queue.append((version, entry))
+        if len(self._assess_queue) == 1:
+            self._send_assess()
+
+    def wake(self, at_s: float) -> None:
+        delay_s = (at_s - self._clock.now_s()) * self._clock.time_scale
+        self._alarms.after(max(0.0, delay_s), lambda: self._executor.handle(Ticked(self._clock.now_s())))
+
+    def stop(self, reason: str) -> None:
+        self._stopped = reason
+        self._alarms.after(GOODBYE_S, self._assess_queue.clear)
+        for peer in self._peers.of(*CLIENTS):
+            self._send(peer, wire.Bye())
+
+    def _send_assess(self) -> None:
+        peer = self._peers.get(control.EVALUATOR, 0)
+        if peer is not None and peer.ready and self._assess_queue:
+            version, entry = self._assess_queue[0]
+            self._send(peer, wire.Assess(version, entry))
+
+    def _send(self, peer: Peer, message: wire.FromServer, payload: list[bytes | memoryview] | None = None) -> bool:
+        try:
+            self._socket.send_multipart(
+                [peer.identity, wire.encode(message), *(payload or ())], zmq.NOBLOCK
+            )
+        except zmq.Again:
+            self._expel(peer, "hang", "does not take its messages")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False  # it is gone; the supervisor will say so
+        else:
+            return True
+        return False
+
+    # ---- peers that fail -----------------------------------------------------------------------
+
+    def _find_silent(self) -> None:
+        seconds = self._experiment.server.heartbeat_s
+        for peer in self._peers.silent(seconds):
+            self._expel(peer, "hang", f"not heard for {seconds:g} s")
+        if self._started and self._stopped is None and not self._core.training:
+            waiting = self._returning or self._peers.unready or self._executor.deferred
+            if not waiting:
+                raise EdgeflError(
+                    f"no client is training and none will: {len(self._core.idle)} of "
+                    f"{len(self._plan.clients)} are connected, {len(self._core.held)} updates wait in the buffer"
+                )
+
+    def _expel(self, peer: Peer, kind: str, detail: str) -> None:
+        if not peer.expelled:
+            peer.expelled = True
+            client = peer.number if peer.role == control.CLIENT else None
+            self._store.incident(self._clock.now_s(), client, kind, detail)
+            self._gauge.incidents[kind] += 1
+            self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
+
+    def _departed(self, message: control.Departed) -> None:
+        peer = self._peers.remove(message.role, message.peer, message.epoch)
+        if peer is None or self._stopped is not None:
+            if peer is not None and peer.role == control.EVALUATOR:
+                self._assess_queue.clear()
+            return
+        now_s = self._clock.now_s()
+        client = peer.number if peer.role == control.CLIENT else None
+        kind = "oom" if message.reason == "out of memory" else "death"
+        if not peer.expelled:
+            self._store.incident(now_s, client, kind, message.reason)
+            self._gauge.incidents[kind] += 1
+        if client is not None and self._started:
+            self._executor.handle(Left(client, now_s, message.reason))
+        deaths = peer.deaths_in_a_row + 1
+        if client is not None and self._experiment.fleet.on_death == "drop":
+            pass
+        elif deaths >= MOST_DEATHS_IN_A_ROW:
+            detail = f"died {deaths} times in a row"
+            self._store.incident(now_s, client, "gave-up", detail)
+            if client is None:
+                self._assess_queue.clear()
+        else:
+            self._returning += 1
+            rejoin_s = 0.0 if client is None else self._experiment.fleet.rejoin_s * self._clock.time_scale
+            self._alarms.after(rejoin_s, lambda: self._replace(peer, deaths))
+        self._start_if_ready()
+
+    def _replace(self, peer: Peer, deaths: int) -> None:
+        self._returning -= 1
+        if self._stopped is None:
+            again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
+            self._channel.send(control.Replace(again.role, again.number, again.epoch))
+
+    def _hear_supervisor(self, message: control.ToServer) -> None:
+        match message:
+            case control.Departed():
+                self._departed(message)
+            case control.Interrupt(reason=reason):
+                self._interrupted = True
+                self._stopped = self._stopped or reason
+            case _:
+                raise EdgeflError(f"the server cannot do {type(message).__name__} now")
+
+    def _report(self) -> None:
+        self._channel.send(self._gauge.progress(self._core, self._clock.now_s(), self._peers, self._started))
+
+    # ---- checkpoints, end and resumption -------------------------------------------------------
+
+    def _checkpoint(self, final: bool = False) -> None:
+        self._executor.record_held()
+        self._store.commit()
+        _, entry = self._buffer.latest
+        held = {u.task: self._buffer.slot(self._aggregator.leases[u.task].slot) for u in self._core.held}
+        checkpoint.write(
+            self._folder / "checkpoints",
+            checkpoint.Checkpoint(
+                version=self._core.version,
+                journal_seq=self._store.seq,
+                emulated_s=self._clock.now_s(),
+                wall_s=self._clock.wall_s(),
+                model=self._buffer.model(entry),
+                vectors=self._buffer.vectors(entry),
+                held=held,
+            ),
+            self._plan.prepared.layout,
+            final=final,
+        )
+
+    def _conclude(self) -> None:
+        wall_s, now_s = self._clock.wall_s(), self._clock.now_s()
+        totals = self._aggregator.totals
+        model = self._buffer.model(self._buffer.latest[1])
+        self._store.set_meta(
+            status="interrupted" if self._interrupted and self._core.stopped is None else "done",
+            stop_reason=self._stopped or "",
+            wall_s=wall_s,
+            emulated_s=now_s,
+            model_sha256=hashlib.sha256(model).hexdigest(),
+            aggregation=self._gauge.aggregation(totals, self._aggregator.backend),
+        )
+        self._checkpoint(final=True)
+        for peer in self._peers.of(*CLIENTS, control.EVALUATOR):
+            self._send(peer, wire.Bye())
+        self._store.sync()
+        self._report()
+        interrupted = self._interrupted and self._core.stopped is None
+        self._channel.send(control.Finished(self._stopped or "", interrupted))
+
+    def _resume(self) -> tuple[float, float]:
+        """Rewind record and core to the last checkpoint; returns its emulated and wall seconds."""
+        last = checkpoint.latest(self._folder / "checkpoints")
+        self._store.truncate(last.journal_seq)
+        for _, event in self._store.replay():
+            self._core.handle(event)
+        if self._core.version != last.version or last.model.size != self._buffer.shape.size:
+            raise ConfigError(f"the checkpoint in {self._folder} does not belong to its record")
+        self._buffer.model(0)[:] = last.model
+        for vector, saved in zip(self._buffer.vectors(0), last.vectors, strict=True):
+            vector[:] = saved
+        self._buffer.publish(last.version, 0)
+        for update in self._core.held:
+            self._aggregator.restore(
+                task=update.task,
+                client=update.client,
+                version=update.base_version,
+                update=last.held[update.task],
+            )
+        return last.emulated_s, last.wall_s
+
+    def _disown(self) -> None:
+        """The processes of before are gone: their tasks are lost."""
+        for client in sorted((*self._core.running, *self._core.idle)):
+            self._executor.handle(Left(client, self._clock.now_s(), "interrupted"))
+
+
+def main(channel_fd: int, parent_pid: int) -> int:
+    become_child(parent_pid, "edgefl-server")
+    channel: Channel[control.ToServer] = Channel.inherit(channel_fd, control.ToServer)
+    try:
+        plan = channel.receive()
+        assert isinstance(plan, control.Serve)
+        Server(channel, plan, ParameterBuffer.attach(channel.descriptor())).run()
+    except Closed:
+        return 1
+    except EdgeflError as error:
+        channel.send(control.Broken(str(error), config=isinstance(error, ConfigError)))
+        return 1
+    except OSError as error:
+        channel.send(control.Broken(f"the run's folder cannot be written: {error}", config=False))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

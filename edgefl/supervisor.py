@@ -1,0 +1,294 @@
+"""The supervisor: starts every process of a run, owns the shared memory, watches, and cleans up.
+
+    Prepared   the zygote has loaded data and model: choose the time scale, make the parameter buffer
+    Adopted    the first model lies in the buffer: tell the server what to serve
+    Listening  the server is bound: fork the fleet
+    Finished   the record is complete: end everything, write summary, report and trace
+
+It is one loop over two channels. Whatever ends it, an error, Ctrl-C or the run's own end, the same path
+closes everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from edgefl import checkpoint, config, control, runinfo
+from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.channel import Channel, Closed, pair
+from edgefl.emulation.capacity import Demand, StealMeter, TimeScale, choose_time_scale
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Experiment
+from edgefl.live import View, make_view
+from edgefl.processes import single_threaded_environment
+from edgefl.result import Result
+from edgefl.rows import Memory
+from edgefl.strategies import resolve
+
+EXPERIMENT_FILE = "experiment.toml"
+TRIP_OVERHEAD_S = 0.002
+"""CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
+RING_BYTES = 256 * 2**20
+RING_MIN, RING_MAX = 3, 16
+GRACE_S = 10.0
+"""How long a process may take to leave before it is killed."""
+
+
+def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | None = None) -> Result:
+    """Run an experiment into the folder ``out``; returns its result.
+
+    Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
+    could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
+    """
+    base = (base or Path.cwd()).absolute()
+    experiment = config.validate(experiment, base)
+    clients = fleet_of(experiment)
+    resolve(experiment.strategy, [base]).check(len(clients))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / EXPERIMENT_FILE).write_text(config.dump(experiment))
+    return _Supervisor(experiment, out.absolute(), quiet, base, clients, resuming=False).run()
+
+
+def resume(folder: Path, quiet: bool = False) -> Result:
+    """Carry on with the run in ``folder`` from its last checkpoint.
+
+    `ConfigError` if there is none, or if the run is over.
+    """
+    folder = folder.absolute()
+    experiment = config.load(folder / EXPERIMENT_FILE)
+    base = runinfo.require_resumable(folder)
+    checkpoint.latest(folder / "checkpoints")
+    return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), resuming=True).run()
+
+
+def fleet_of(experiment: Experiment) -> list[control.ClientInfo]:
+    """The clients of an experiment, numbered in the order of its profiles."""
+    fleet = experiment.fleet
+    assert isinstance(fleet.devices, dict)
+    clients: list[control.ClientInfo] = []
+    for profile, count in fleet.devices.items():
+        network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
+        clients += [control.ClientInfo(len(clients) + i, profile, network) for i in range(count)]
+    return clients
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        quiet: bool,
+        base: Path,
+        clients: list[control.ClientInfo],
+        *,
+        resuming: bool,
+    ) -> None:
+        if experiment.clock.kind == "virtual":
+            raise ConfigError("clock.kind: 'virtual' is not in this version of edgefl yet; allowed: 'wall'")
+        self._experiment, self._folder, self._base = experiment, folder, base
+        self._clients, self._resuming = clients, resuming
+        self._strategy = resolve(experiment.strategy, [base])
+        self._view: View = make_view(experiment, quiet)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._zygote: Channel[control.FromZygote]
+        self._server: Channel[control.FromServer]
+        self._pids: dict[tuple[str, int], int] = {}
+        self._memory = Memory()
+        self._measured_at_trips = 2 * len(clients)
+        self._interrupts = 0
+        self._wakeup = os.pipe()
+        self._buffer: ParameterBuffer | None = None
+        self._prepared: control.Prepared | None = None
+        self._scale: TimeScale | None = None
+        self._address = ""
+        self._end: control.Finished | None = None
+        self._do: dict[type, Callable[[Any], None]] = {
+            control.Prepared: self._on_prepared,
+            control.Adopted: self._on_adopted,
+            control.Listening: self._on_listening,
+            control.Spawned: lambda m: self._pids.update({(m.role, m.peer): m.pid}),
+            control.Exited: self._on_exited,
+            control.Progress: self._on_progress,
+            control.Replace: lambda m: self._spawn(m.role, m.peer, m.epoch),
+            control.Expel: lambda m: self._zygote.send(control.Kill(m.role, m.peer, m.epoch)),
+            control.Finished: self._on_finished,
+            control.Refused: self._on_trouble,
+            control.Broken: self._on_trouble,
+        }
+
+    def run(self) -> Result:
+        steal = StealMeter()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(self._signals())
+            environment = single_threaded_environment(dict(os.environ))
+            self._zygote = self._start("edgefl.zygote", control.FromZygote, environment)
+            self._server = self._start("edgefl.server", control.FromServer, environment)
+            self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients))
+            self._view.say("loading data and model")
+            stack.enter_context(self._view)
+            self._loop()
+        assert self._end is not None
+        runinfo.conclude(self._folder, self._memory, steal.share())
+        if self._end.interrupted:
+            raise KeyboardInterrupt
+        return Result(self._folder)
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for name, channel in (("zygote", self._zygote), ("server", self._server)):
+                selector.register(channel, selectors.EVENT_READ, (name, channel))
+            selector.register(self._wakeup[0], selectors.EVENT_READ, None)
+            while self._end is None:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        self._interrupted()
+                        continue
+                    name, channel = key.data
+                    try:
+                        for message in channel.receive_ready():
+                            self._do[type(message)](message)
+                    except Closed:
+                        if self._end is None:
+                            raise RunError(self._death(name)) from None
+
+    def _interrupted(self) -> None:
+        os.read(self._wakeup[0], 64)
+        if self._interrupts > 1 or not self._address:
+            raise KeyboardInterrupt
+        self._view.say("interrupted: writing a checkpoint (again to stop at once)")
+        self._server.send(control.Interrupt("interrupted"))
+
+    def _death(self, name: str) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._children[name].wait(1.0)
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return f"the {name} process ended early ({how}); carry on with: edgefl resume {self._folder}"
+        return f"the {name} process closed its channel; carry on with: edgefl resume {self._folder}"
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _on_prepared(self, prepared: control.Prepared) -> None:
+        self._prepared = prepared
+        demands = [
+            Demand(steps * prepared.host_step_s + TRIP_OVERHEAD_S, trip_s)
+            for steps, trip_s in zip(prepared.steps, prepared.emulated_trip_s, strict=True)
+        ]
+        self._scale = choose_time_scale(
+            demands,
+            scale=self._experiment.clock.time_scale,
+            active=self._strategy.max_training(len(self._clients)),
+        )
+        self._view.describe(self._clients, prepared, self._scale)
+        vectors = self._strategy.optimizer().vectors
+        clients = len(self._clients)
+        ring = max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * prepared.size * (1 + vectors))))
+        slots = self._strategy.max_training(clients) + self._strategy.max_held(clients)
+        self._buffer = ParameterBuffer.create(Shape(prepared.size, ring, slots, vectors))
+        self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
+
+    def _on_adopted(self, _: control.Adopted) -> None:
+        assert self._prepared is not None
+        assert self._scale is not None
+        assert self._buffer is not None
+        plan = control.Serve(
+            experiment=self._experiment,
+            base=str(self._base),
+            run_dir=str(self._folder),
+            clients=self._clients,
+            prepared=self._prepared,
+            time_scale=self._scale.value,
+            load=self._scale.load,
+            workers=len(self._clients),
+            resume=self._resuming,
+        )
+        self._server.send(plan, fd=self._buffer.fd)
+
+    def _on_listening(self, message: control.Listening) -> None:
+        self._address = message.endpoint
+        self._spawn(control.EVALUATOR, 0, 0)
+        for info in self._clients:
+            self._spawn(control.CLIENT, info.client, 0)
+
+    def _spawn(self, role: str, peer: int, epoch: int) -> None:
+        assert self._scale is not None
+        self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._scale.value))
+
+    def _on_exited(self, message: control.Exited) -> None:
+        if self._pids.get((message.role, message.peer)) == message.pid:
+            del self._pids[message.role, message.peer]
+        with contextlib.suppress(Closed):
+            self._server.send(control.Departed(message.role, message.peer, message.epoch, message.reason))
+
+    def _on_progress(self, progress: control.Progress) -> None:
+        self._view.update(progress)
+        if progress.trips >= self._measured_at_trips and progress.phase == "running":
+            self._measured_at_trips *= 8
+            named = {name: child.pid for name, child in self._children.items()}
+            self._memory = runinfo.proportional_memory(self._pids, named, self._buffer)
+
+    def _on_finished(self, message: control.Finished) -> None:
+        self._end = message
+
+    def _on_trouble(self, message: control.Refused | control.Broken) -> None:
+        raise ConfigError(message.message) if message.config else RunError(message.message)
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def _start(self, module: str, incoming: Any, environment: dict[str, str]) -> Channel[Any]:
+        ours, theirs = pair()
+        with theirs:
+            fd = theirs.fileno()
+            self._children[module.rpartition(".")[2]] = subprocess.Popen(
+                [sys.executable, "-m", module, str(fd), str(os.getpid())],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        return Channel(ours, incoming)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn Ctrl-C and SIGTERM into an orderly end. Only the main thread may; others are left alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(*_: object) -> None:
+            self._interrupts += 1
+            os.write(self._wakeup[1], b"!")
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _close(self) -> None:
+        """End what still lives. The end of its channel tells a process to leave."""
+        for name in ("_server", "_zygote"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+        for child in self._children.values():
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if self._buffer is not None:
+            self._buffer.close()
+        for fd in self._wakeup:
+            os.close(fd)
+

@@ -1,0 +1,33 @@
+"""Shared memory: the socket carries headers, the numbers stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgefl.buffer import ParameterBuffer
+from edgefl.errors import WireError
+from edgefl.transport import Floats, Frame
+from edgefl.wire import Chunk, Task
+
+
+class ShmServer:
+    """Nothing to send and nothing to receive."""
+
+    def model_frames(self, entry: int) -> list[Frame]:
+        return []
+
+    def accept(self, chunk: Chunk, body: Frame) -> None:
+        raise WireError("a part of an update on the socket of a shared-memory run")
+
+
+class ShmClient:
+    """Reads the ring, writes the slot."""
+
+    def __init__(self, buffer: ParameterBuffer) -> None:
+        self._buffer = buffer
+
+    def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
+        self._buffer.read_model(entry, version, out)
+
+    def put(self, task: Task, start: int, part: Floats) -> None:
+        self._buffer.slot(task.slot)[start : start + part.size] = part

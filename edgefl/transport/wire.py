@@ -1,0 +1,51 @@
+"""The wire: models and updates travel as payload frames of the same messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgefl.buffer import ParameterBuffer, SlotState
+from edgefl.errors import WireError
+from edgefl.transport import Floats, Frame, model_from
+from edgefl.wire import Chunk, Task, encode
+
+
+class WireServer:
+    """Sends a model with each task and puts the parts of an update into its slot."""
+
+    def __init__(self, buffer: ParameterBuffer) -> None:
+        self._buffer = buffer
+
+    def model_frames(self, entry: int) -> list[Frame]:
+        # A copy, because the ring entry may be overwritten before the socket has sent it.
+        return [self._buffer.model(entry).tobytes()]
+
+    def accept(self, chunk: Chunk, body: Frame) -> None:
+        buffer = self._buffer
+        if not 0 <= chunk.slot < buffer.shape.slots or buffer.task[chunk.slot] != chunk.task:
+            raise WireError(f"a part of an update for slot {chunk.slot}, which task {chunk.task} does not hold")
+        if buffer.state[chunk.slot] != SlotState.LEASED:
+            raise WireError(f"a part of an update for slot {chunk.slot}, which is already complete")
+        count, odd = divmod(len(body), 4)
+        if odd or not 0 <= chunk.offset <= buffer.shape.size - count:
+            raise WireError(
+                f"a part of {len(body)} bytes at parameter {chunk.offset} "
+                f"where the update has {buffer.shape.size} parameters"
+            )
+        part = np.frombuffer(body, dtype=np.float32)
+        buffer.slot(chunk.slot)[chunk.offset : chunk.offset + count] = part
+
+
+class WireClient:
+    """Takes the model from the task's payload and sends each part of the update as it is due."""
+
+    def __init__(self, send: Callable[[list[Frame]], None]) -> None:
+        self._send = send
+
+    def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
+        model_from(frames, out)
+
+    def put(self, task: Task, start: int, part: Floats) -> None:
+        self._send([encode(Chunk(task=task.task, slot=task.slot, offset=start)), part.tobytes()])

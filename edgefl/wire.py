@@ -1,0 +1,183 @@
+"""Messages between the server and its clients, and the only place that parses bytes from a socket.
+
+A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
+frame. `decode` raises `WireError` and nothing else, whatever the bytes are.
+
+| message     | from      | payload          | says                                              |
+|-------------|-----------|------------------|---------------------------------------------------|
+| `Ready`     | client    |                  | connected: who, in which role, of which epoch     |
+| `Beat`      | client    |                  | alive, nothing else to say                        |
+| `Chunk`     | client    | bytes            | a part of an update (wire transport)              |
+| `Done`      | client    |                  | the update is whole: what it is and how it was    |
+| `Gone`      | client    |                  | the task was given up, and why                    |
+| `Assessed`  | evaluator |                  | a version's loss and per-class counts             |
+| `Task`      | server    | model (wire)     | download this version, train, upload into a slot  |
+| `Cancel`    | server    |                  | give the task up                                  |
+| `Assess`    | server    | model (wire)     | evaluate this version                             |
+| `Bye`       | server    |                  | the run is over                                   |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from edgefl.errors import WireError
+
+MAX_HEADER_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Fields are positional on the wire: short, and a missing one is an error."""
+
+
+class Ready(_Message, frozen=True, tag=1):
+    peer: int
+    epoch: int
+    pid: int
+    role: Literal["client", "worker", "evaluator"]
+
+
+class Beat(_Message, frozen=True, tag=2):
+    peer: int
+    epoch: int
+
+
+class Chunk(_Message, frozen=True, tag=3):
+    task: int
+    slot: int
+    offset: int
+    """First parameter of this part."""
+
+
+class Spent(_Message, frozen=True, tag=21):
+    """One phase of a trip in emulated seconds: what the profile declares, what the clock read."""
+
+    declared_s: float
+    achieved_s: float
+
+
+class Done(_Message, frozen=True, tag=4):
+    client: int
+    epoch: int
+    task: int
+    slot: int
+    trained_version: int
+    examples: int
+    steps: int
+    loss: float
+    checksum: int
+    flops: float
+    trip: Spent
+    """From the receipt of the task to the end of the upload."""
+    down: Spent
+    compute: Spent
+    up: Spent
+    lateness_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+class Gone(_Message, frozen=True, tag=5):
+    client: int
+    epoch: int
+    task: int
+    reason: str
+
+
+class Assessed(_Message, frozen=True, tag=6):
+    version: int
+    loss: float
+    correct: list[int]
+    total: list[int]
+    seconds: float
+
+
+class Task(_Message, frozen=True, tag=11):
+    client: int
+    task: int
+    trip: int
+    version: int
+    entry: int
+    slot: int
+
+
+class Cancel(_Message, frozen=True, tag=12):
+    task: int
+
+
+class Assess(_Message, frozen=True, tag=13):
+    version: int
+    entry: int
+
+
+class Bye(_Message, frozen=True, tag=14):
+    pass
+
+
+FromClient = Ready | Beat | Chunk | Done | Gone | Assessed
+FromServer = Task | Cancel | Assess | Bye
+
+_encoder = msgspec.msgpack.Encoder()
+_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
+
+
+def encode(message: FromClient | FromServer) -> bytes:
+    """The header frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_from_client(header: bytes | memoryview) -> FromClient:
+    """What a client said. Raises `WireError` for anything that is not one of its messages.
+
+    >>> decode_from_client(encode(Beat(peer=3, epoch=1)))
+    Beat(peer=3, epoch=1)
+    >>> decode_from_client(b"rubbish")
+    Traceback (most recent call last):
+        ...
+    edgefl.errors.WireError: not a message: ...
+    """
+    message = _decode(_from_client, header)
+    if isinstance(message, Done):
+        _check_done(message)
+    return message
+
+
+def decode_from_server(header: bytes | memoryview) -> FromServer:
+    """What the server said. Raises `WireError` for anything that is not one of its messages."""
+    return _decode(_from_server, header)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> T:
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    try:
+        return decoder.decode(header)
+    except (msgspec.DecodeError, RecursionError, OverflowError, ValueError) as error:
+        raise WireError(f"not a message: {error}") from error
+
+
+def _check_done(done: Done) -> None:
+    """Figures that would poison the record: negative counts, times that are not numbers."""
+    if done.examples < 0 or done.steps < 0 or not 0 <= done.checksum < 2**64:
+        raise WireError(f"update of task {done.task} declares impossible counts")
+    times = (
+        done.flops, done.lateness_s, done.trip.declared_s, done.trip.achieved_s, done.cpu_s, done.peak_mib,
+        done.down.declared_s, done.down.achieved_s, done.compute.declared_s,
+        done.compute.achieved_s, done.up.declared_s, done.up.achieved_s,
+    )  # fmt: skip
+    if not all(map(math.isfinite, times)):
+        raise WireError(f"update of task {done.task} declares times that are not finite")
+
+
+def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:
+    """The one payload frame of a message that must have one."""
+    if len(frames) != 2:
+        raise WireError(f"a message of {len(frames)} frames where header and payload are due")
+    return frames[1]

@@ -1,0 +1,120 @@
+"""What the clients compute: data, model, who holds which examples, and each client's device and link.
+
+Built once in the zygote; every client forked from it shares it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edgefl.control import ClientInfo, Prepared
+from edgefl.emulation import Device
+from edgefl.emulation.link import Link
+from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.experiment import Experiment
+from edgefl.learning.data import load_data
+from edgefl.learning.evaluate import EvalResult, evaluate
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.flops import flops_per_example
+from edgefl.learning.models import make_model
+from edgefl.learning.partition import partition
+from edgefl.learning.train import LocalRule, Trainer, TrainResult
+from edgefl.seeds import stream
+from edgefl.strategies import resolve
+from edgefl.workload_devices import device_of, network_of
+
+MEASURED_STEPS = 5
+
+
+class Workload:
+    """Everything that a client, a worker or the evaluator needs to compute."""
+
+    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+        torch.set_num_threads(1)
+        seed = experiment.seed
+        self.experiment = experiment
+        self._clients = clients
+        strategy = resolve(experiment.strategy, [base])
+        self.upload = strategy.upload
+        self.data = load_data(experiment.data, seed)
+        self._rows = partition(
+            experiment.data, self.data.train_y, [info.profile for info in clients], self.data.classes, seed
+        )
+        module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
+        self.flops_per_example = flops_per_example(module, self.data.input_shape)
+        self.flat = FlatModel(module)
+        self._trainer = Trainer(self.flat)
+        self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
+        most = experiment.evaluation.max_examples
+        self._test_x, self._test_y = self.data.test_x[:most], self.data.test_y[:most]
+
+    # ---- what a client asks --------------------------------------------------------------------
+
+    def device(self, client: int) -> Device:
+        """The device that this client emulates."""
+        return device_of(self.experiment.seed, client, self._clients[client].profile)
+
+    def plan(self, client: int, trip: int) -> TripPlan:
+        """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
+        rng = stream(self.experiment.seed, "trip", client, trip)
+        link = Link(network_of(self._clients[client].network), rng)
+        model_bytes = 4 * self.flat.size
+        flops = self.flops_per_example * self.rule.work(len(self._rows[client])).examples
+        return plan_trip(self.device(client), link, rng, model_bytes, flops, model_bytes)
+
+    def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> TrainResult:
+        """Train the model in `flat` as this client does on this trip; ``done`` gets the FLOPs of each step."""
+        rng = stream(self.experiment.seed, "batches", client, trip)
+        cost = self.flops_per_example
+        step = None if done is None else lambda examples: done(examples * cost)
+        return self._trainer.run(
+            self.data.train_x, self.data.train_y, self.rule, rng, step, self._rows[client]
+        )
+
+    def evaluate(self) -> EvalResult:
+        """Test the model in `flat`."""
+        return evaluate(self.flat, self._test_x, self._test_y, self.data.classes)
+
+    # ---- what the supervisor asks --------------------------------------------------------------
+
+    def prepared(self) -> Prepared:
+        """Run a few training steps, restore the model, and say what this workload is and costs."""
+        first = self.flat.array.copy()
+        works = [self.rule.work(len(rows)) for rows in self._rows]
+        step_s = self._measure_step_s()
+        np.copyto(self.flat.array, first)
+        return Prepared(
+            size=self.flat.size,
+            layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
+            classes=self.data.classes,
+            examples=[len(rows) for rows in self._rows],
+            labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],
+            flops_per_example=self.flops_per_example,
+            steps=[work.steps for work in works],
+            host_step_s=step_s,
+            emulated_trip_s=[self.plan(info.client, 0).total_s for info in self._clients],
+            test_examples=len(self._test_y),
+            dataset=self.data.name,
+        )
+
+    def _measure_step_s(self) -> float:
+        """Median CPU seconds of a training step, warm."""
+        largest = max(self._rows, key=len)
+        times: list[float] = []
+        last = time.thread_time()
+
+        def note(_: int) -> None:
+            nonlocal last
+            now = time.thread_time()
+            times.append(now - last)
+            last = now
+
+        rule = LocalRule(steps=2 * MEASURED_STEPS, batch_size=self.rule.batch_size, lr=0.0)
+        rng = stream(self.experiment.seed, "measure")
+        self._trainer.run(self.data.train_x, self.data.train_y, rule, rng, note, largest)
+        return float(np.median(times[MEASURED_STEPS:]))

@@ -1,0 +1,166 @@
+"""The zygote: loads torch, data and model once, runs one training step, then forks a process for each phone.
+
+A fork shares what was loaded, so a client costs megabytes and milliseconds instead of hundreds of each. The
+zygote has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it
+holds at the fork every client holds too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from edgefl import control
+from edgefl.buffer import ParameterBuffer
+from edgefl.channel import Channel, Closed
+from edgefl.errors import ConfigError, EdgeflError
+from edgefl.processes import become_child
+from edgefl.workload import Workload
+
+OUT_OF_MEMORY_EXIT = 77
+BROKEN_EXIT = 70
+
+Key = tuple[str, int, int]
+
+
+class Zygote:
+    """Answers the supervisor's requests until the channel ends."""
+
+    def __init__(self, channel: Channel[control.ToZygote]) -> None:
+        self._channel = channel
+        self._workload: Workload | None = None
+        self._buffer: ParameterBuffer | None = None
+        self._children: dict[int, Key] = {}
+        self._lifeline = os.pipe()
+        self._wakeup = os.pipe()
+        for fd in self._wakeup:
+            os.set_blocking(fd, False)
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._wakeup[0], selectors.EVENT_READ)
+            try:
+                while True:
+                    for key, _ in selector.select():
+                        if key.fileobj is self._channel:
+                            for message in self._channel.receive_ready():
+                                self._answer(message)
+                        else:
+                            self._reap()
+            except Closed:
+                pass
+        self._end_children()
+
+    def _answer(self, message: control.ToZygote) -> None:
+        match message:
+            case control.Prepare():
+                self._prepare(message)
+            case control.Adopt(initialise=initialise):
+                self._adopt(initialise)
+            case control.Spawn():
+                self._spawn(message)
+            case control.Kill():
+                self._kill((message.role, message.peer, message.epoch))
+
+    def _prepare(self, message: control.Prepare) -> None:
+        try:
+            self._workload = Workload(message.experiment, message.clients, Path(message.base))
+            self._channel.send(self._workload.prepared())
+        except ConfigError as error:
+            self._channel.send(control.Refused(str(error), config=True))
+        except EdgeflError as error:
+            self._channel.send(control.Refused(str(error), config=False))
+
+    def _adopt(self, initialise: bool) -> None:
+        assert self._workload is not None
+        self._buffer = ParameterBuffer.attach(self._channel.descriptor())
+        if initialise:
+            self._buffer.model(0)[:] = self._workload.flat.array
+            self._buffer.publish(version=0, entry=0)
+        # What lives now lives for good: the collector must not touch (and so copy) its pages in each client.
+        gc.collect()
+        gc.freeze()
+        self._channel.send(control.Adopted())
+
+    # ---- children ------------------------------------------------------------------------------
+
+    def _spawn(self, spec: control.Spawn) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_peer(spec, parent)
+        self._children[pid] = (spec.role, spec.peer, spec.epoch)
+        self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
+
+    def _become_peer(self, spec: control.Spawn, parent: int) -> None:
+        """The child's whole life; never returns."""
+        code = BROKEN_EXIT
+        try:
+            signal.set_wakeup_fd(-1)
+            become_child(parent, f"edgefl-{spec.role}-{spec.peer}")
+            self._channel.close()
+            for fd in (*self._wakeup, self._lifeline[1]):
+                os.close(fd)
+            from edgefl.client import run_peer
+
+            assert self._workload is not None and self._buffer is not None
+            run_peer(spec, self._workload, self._buffer, self._lifeline[0])
+            code = 0
+        except MemoryError:
+            code = OUT_OF_MEMORY_EXIT
+        except BaseException:  # the child must never return into the zygote's loop
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+                sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _kill(self, key: Key) -> None:
+        for pid, child in self._children.items():
+            if child == key:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wakeup[0], 4096):
+                pass
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            role, peer, epoch = self._children.pop(pid)
+            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status)))
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _reason(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    code = os.WEXITSTATUS(status)
+    return "out of memory" if code == OUT_OF_MEMORY_EXIT else f"exit {code}"
+
+
+def main(channel_fd: int, parent_pid: int) -> None:
+    become_child(parent_pid, "edgefl-zygote")
+    Zygote(Channel.inherit(channel_fd, control.ToZygote)).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
