@@ -1,0 +1,257 @@
+"""report.html: one run on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.record import Record
+from edgefl.report import figures
+from edgefl.report.files import write_text
+from edgefl.report.measures import median_by_profile, profile_of_trips, profiles_by_speed
+from edgefl.report.page import card, facts, figure, grid, heading, page, stat, stats, table
+from edgefl.report.style import Picture, house
+from edgefl.report.summary import summarize
+
+FILE_NAME = "report.html"
+INCIDENTS = 12
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write the run's ``report.html``; returns its path."""
+    with Record(folder) as record:
+        return write_text(Path(folder) / FILE_NAME, report(record))
+
+
+def report(record: Record) -> str:
+    """The page: self-contained HTML with inline pictures, light and dark, no script, no network."""
+    summary = summarize(record)
+    title = summary["name"] or record.folder.name
+    return page(
+        f"{title} · edgefl",
+        [
+            heading("edgefl run", title, _subtitle(record, summary)),
+            _banner(summary),
+            stats(_headline(record, summary)),
+            "<h2>Learning</h2>",
+            grid(
+                [
+                    figure("Accuracy over emulated time", "On the server's test examples.",
+                           draw("time", lambda: figures.accuracy(record, "at_s")), "No evaluation was made."),
+                    figure("Accuracy over client trips", "A trip is a download, a training and an upload.",
+                           draw("trips", lambda: figures.accuracy(record, "trips")),
+                           "No evaluation was made."),
+                    figure("Accuracy by class", "At the last evaluation.",
+                           draw("class", lambda: figures.per_class(record)), "No evaluation was made."),
+                    figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
+                           draw("weight", lambda: figures.weight(record)), "No update was applied."),
+                ]
+            ),
+            "<h2>Fleet</h2>",
+            grid(
+                [
+                    figure("Timeline of trips", "A lane a client, fastest profile first; a stretch of the run.",
+                           draw("lanes", lambda: figures.timeline(record)), "No trip was made."),
+                    card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
+                         _profiles(record, summary)),
+                    figure("Staleness by profile",
+                           "Bar: the middle half; line: 5% to 95%; dot: median; tick: mean.",
+                           draw("stale", lambda: figures.staleness(record)), "No update was applied."),
+                    figure("Achieved against declared speed", "Each dot a trip's training; off by how much.",
+                           draw("speed", lambda: figures.speed(record)), "No trip was timed."),
+                    card("Fidelity", "Relative error of achieved against declared time.", _fidelity(summary),
+                         wide=False),
+                    card("Integrity and incidents", "", _incidents(record, summary), wide=False),
+                ]
+            ),
+            "<h2>Server and host</h2>",
+            grid(
+                [
+                    figure("Server time", "Wall time of the server process by stage.",
+                           draw("cost", lambda: figures.costs(record))),
+                    figure("Memory", "Proportional set size: a shared page counts once.",
+                           draw("memory", lambda: figures.memory(record))),
+                ]
+            ),
+            "<h2>How it was made</h2>",
+            grid([card("Run", "", _provenance(record, summary), wide=False),
+                  card("Experiment", "", f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>",
+                       wide=False)]),
+            f"<footer>Written by edgefl {escape(record.meta.edgefl)}. Times are emulated seconds unless they "
+            "say wall.</footer>",
+        ],
+    )  # fmt: skip
+
+
+def draw(salt: str, make: Callable[[], Picture | None]) -> Picture | None:
+    """Make a picture in the house style."""
+    with house(salt):
+        return make()
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share for people; a dash if it was not measured.
+
+    >>> percent(0.8312), percent(None)
+    ('83.1%', '–')
+    """
+    return "–" if value is None else f"{value * 100:.{digits}f}%"
+
+
+def seconds(value: float) -> str:
+    """A duration for people.
+
+    >>> seconds(0.25), seconds(91.85), seconds(8000)
+    ('0.25 s', '91.9 s', '2 h 13 min')
+    """
+    if value < 600:
+        return f"{value:.3g} s"
+    if value < 7200:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    if value < 172800:
+        return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+    return f"{value / 86400:.1f} days"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure with few digits; a dash if there is none."""
+    return "–" if value is None or not np.isfinite(value) else f"{value:,.{digits}g}"
+
+
+def _subtitle(record: Record, summary: dict[str, Any]) -> str:
+    meta = record.meta
+    parts = [
+        meta.strategy,
+        meta.data,
+        meta.model,
+        meta.partition and f"{meta.partition} partition",
+        f"{summary['clients']} clients",
+        meta.clock and f"{meta.clock} clock",
+        f"seed {meta.seed}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _banner(summary: dict[str, Any]) -> str:
+    if summary["fidelity"]["valid"]:
+        return ""
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in summary["fidelity"]["reasons"])
+    return (
+        '<section class="banner"><b>INVALID.</b> The emulation did not hold its promises; '
+        f"do not use these figures as results.<ul>{reasons}</ul></section>"
+    )
+
+
+def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
+    fidelity, staleness = summary["fidelity"], summary["staleness"]
+    trips = summary["trips"]
+    error = fidelity["median_abs_error"]
+    lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
+    if record.meta.clock == "virtual" and error is not None:
+        note = "times computed, not enforced"
+    else:
+        note = f"compute error {percent(error, 2)} median" if error is not None else "no trip was timed"
+    loss = "not evaluated" if summary["accuracy"] is None else f"loss {number(summary['loss'])}"
+    return [
+        stat("Strategy", summary["strategy"] or "–", f"{summary['processes']} training processes"),
+        stat("Accuracy", percent(summary["accuracy"]), loss),
+        stat("Slow phones' classes", percent(summary["slow_phones"]["accuracy"]),
+             f"weight {number(summary['slow_phones']['applied_weight'])} of fair share"),
+        stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
+        stat("Versions", f"{summary['versions']:,}",
+             f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"),
+        stat("Emulated time", seconds(summary["emulated_s"]), f"{seconds(summary['wall_s'])} on the wall"),
+        stat("Fidelity", "VALID" if fidelity["valid"] else "INVALID", note,
+             "good" if fidelity["valid"] else "bad"),
+    ]  # fmt: skip
+
+
+def _profiles(record: Record, summary: dict[str, Any]) -> str:
+    profile, ended = profile_of_trips(record), ~np.isnan(record.trips["arrived_s"])
+    trip_s = median_by_profile(record, record.trips["trip_achieved_s"])
+    first = {row.profile: row for row in reversed(record.clients)}
+    rows = []
+    for name in profiles_by_speed(record):
+        networks = sorted({row.network for row in record.clients if row.profile == name})
+        peak = summary["memory"]["by_profile"].get(name, {})
+        peak_mib = number(peak.get("peak_mib"))
+        limit = f" / {number(peak['limit_mib'])}" if peak.get("limit_mib") else ""
+        rows.append(
+            [
+                name,
+                ", ".join(networks),
+                str(sum(row.profile == name for row in record.clients)),
+                number(first[name].train_gflops),
+                f"{int((ended & (profile == name)).sum()):,}",
+                number(trip_s.get(name)),
+                number(summary["staleness"]["by_profile"][name]["mean"]),
+                number(summary["applied_weight"]["by_profile"].get(name)),
+                percent(summary["accuracy_by_profile_labels"].get(name)),
+                peak_mib + limit,
+            ]
+        )
+    head = ["Profile", "Network", "Clients", "GFLOPS", "Trips", "Trip, s", "Staleness", "Weight",
+            "Accuracy on its classes", "Peak MiB / limit"]  # fmt: skip
+    return table(head, rows, text=(0, 1))
+
+
+def _fidelity(summary: dict[str, Any]) -> str:
+    names = {"compute": "Training", "down": "Download", "up": "Upload", "trip": "Whole trip"}
+    rows = []
+    for part, figures_of in summary["fidelity"]["by_quantity"].items():
+        median, p95 = figures_of["median_abs_error"], figures_of["p95_abs_error"]
+        signed = figures_of["median_error"]
+        bias = "–" if signed is None else f"{signed * 100:+.2f}%"
+        rows.append([names[part], bias, percent(median, 2), percent(p95, 2), f"{figures_of['measured']:,}"])
+    return table(["Part", "Median, signed", "Median", "95th percentile", "Trips"], rows)
+
+
+def _incidents(record: Record, summary: dict[str, Any]) -> str:
+    integrity = summary["integrity"]
+    bad = integrity["checksum_mismatches"] + integrity["version_mismatches"]
+    text = (
+        f"{integrity['checked']:,} checksums were compared: {integrity['checksum_mismatches']} differed. "
+        f"{integrity['version_mismatches']} updates were trained from another version than the one sent."
+    )
+    tone = "bad" if bad else "good"
+    out = f'<p class="about"><b class="{tone}">{"Mismatch." if bad else "Intact."}</b> {escape(text)}</p>'
+    rows = record.incidents
+    if not rows:
+        return out + '<p class="about">No incident.</p>'
+    shown = [
+        [f"{row.at_s:.1f}", "–" if row.client is None else str(row.client), row.kind, row.detail]
+        for row in rows[:INCIDENTS]
+    ]
+    more = f"The first {INCIDENTS} of {len(rows):,}: " if len(rows) > INCIDENTS else ""
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in summary["incidents"].items())
+    return (
+        out + f'<p class="about">{escape(more + counts)}.</p>'
+        + table(["At, s", "Client", "Kind", "What"], shown, text=(2, 3))
+    )  # fmt: skip
+
+
+def _provenance(record: Record, summary: dict[str, Any]) -> str:
+    meta, done, moved = record.meta, summary["aggregation"], summary["bytes"]
+    load = (
+        f"{percent(meta.load, 0)} of {number(meta.capacity_gflops)} GFLOPS" if meta.load is not None else ""
+    )
+    return facts(
+        [
+            ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),
+            ("Model SHA-256", meta.model_sha256),
+            ("Parameters", f"{meta.parameters:,}" if meta.parameters else ""),
+            ("Aggregation", f"{done['updates']:,} updates by {done['backend']}, {done['threads']} threads, "
+                            f"{number(done['gbytes_per_s'])} GB/s" if done["backend"] else ""),
+            ("Moved", f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up"),
+            ("Time scale", f"{meta.time_scale:.3g} wall seconds an emulated second"
+                           if meta.clock == "wall" else ""),
+            ("Host load", load),
+            ("Transport", meta.transport),
+            *((name.replace("_", " ").capitalize(), str(value)) for name, value in meta.host.items()),
+            ("Software", ", ".join(f"{name} {version}" for name, version in meta.software.items())),
+        ]
+    )  # fmt: skip
