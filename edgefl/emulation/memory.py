@@ -25,7 +25,7 @@ class MemoryLimit:
 
     ``rlimit``
         ``RLIMIT_DATA`` set to the private writable memory of now plus the limit, so that an allocation
-        past it fails (``MemoryError`` in Python and numpy). It counts what is mapped, touched or not:
+        past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is mapped, touched or not:
         thread stacks and reserved arenas too, but no shared memory. ``RLIMIT_AS`` is not used: it would
         count every library and mapping.
     ``watch``
@@ -38,8 +38,7 @@ class MemoryLimit:
         if not 0 < limit_mib < 2**40:
             raise ValueError(f"limit_mib must be finite and above 0 (got {limit_mib})")
         self.limit_mib = limit_mib
-        self.peak_mib = 0.0
-        """The largest growth that was seen."""
+        self._peak_mib = 0.0
         self.missing: tuple[str, ...] = ()
         """Mechanisms that this system does not have, each with its reason."""
         self._before: tuple[int, int] | None = None
@@ -78,8 +77,14 @@ class MemoryLimit:
         if now is None or self._start_bytes is None:
             return 0.0
         used = max(0, now - self._start_bytes) / _MIB
-        self.peak_mib = max(self.peak_mib, used)
+        self._peak_mib = max(self._peak_mib, used)
         return used
+
+    @property
+    def peak_mib(self) -> float:
+        """The largest growth that `over`, `used_mib` or this has seen, MiB; it looks again when read."""
+        self.used_mib()
+        return self._peak_mib
 
     def over(self) -> bool:
         """Whether the process now holds more than its limit. Costs some 10 µs."""

@@ -58,6 +58,14 @@ def below_the_limit() -> tuple[float, bool, float]:
     return used, over, limit.peak_mib
 
 
+def peak_without_asking_in_between() -> float:
+    limit = limit_memory(256)
+    kept = np.ones(32 * MIB, np.uint8)
+    peak = limit.peak_mib
+    del kept
+    return peak
+
+
 def watched_only() -> tuple[tuple[str, ...], bool]:
     limit = limit_memory(32)
     limit.lift()
@@ -87,6 +95,11 @@ def test_memory_below_the_limit_is_given_and_seen() -> None:
     assert 60 <= used <= 80
     assert not over
     assert peak >= used
+
+
+@linux
+def test_the_peak_looks_when_it_is_read() -> None:
+    assert 30 <= in_child(peak_without_asking_in_between) <= 48
 
 
 @linux
