@@ -25,9 +25,9 @@ class MemoryLimit:
 
     ``rlimit``
         ``RLIMIT_DATA`` set to the private writable memory of now plus the limit, so that an allocation
-        past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is mapped, touched or not:
-        thread stacks and reserved arenas too, but no shared memory. ``RLIMIT_AS`` is not used: it would
-        count every library and mapping.
+        past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is
+        mapped, touched or not: thread stacks too, but no shared memory. ``RLIMIT_AS`` is not used: it
+        would count every library and mapping.
     ``watch``
         Growth of the private resident memory (resident less shared and file pages), read by `over` and
         `used_mib`; memory is seen when they are called, not between. A page of the parent's that a forked
