@@ -1,22 +1,161 @@
-"""The data sets by name, and a user's own."""
+"""The data sets by name, and a user's own.
+
+Files are looked for in ``data.path`` if the experiment gives one, else in the folder that the environment
+variable ``EDGEFL_DATA`` names, else in the user's cache folder (``$XDG_CACHE_HOME/edgefl/data``, by default
+``~/.cache/edgefl/data``); there in the data set's own folder, then in the folder itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
-from edgefl.learning.dataset import Dataset, Images
+from edgefl.learning.cifar import BATCHES, find_cifar, load_cifar
+from edgefl.learning.dataset import Dataset, Examples, Images
 from edgefl.learning.digits import load_digits
+from edgefl.learning.factory import call, load_attribute
+from edgefl.learning.idx import find_idx, load_idx
+from edgefl.seeds import stream
 
-__all__ = ["Dataset", "Images", "load_data"]
+__all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
-NAMES = ("digits",)
+NAMES = ("digits", "mnist", "fashion-mnist", "cifar-10")
+FOLDERS = {
+    "mnist": ("mnist", "MNIST/raw"),
+    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
+    "cifar-10": ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10"),
+}
+IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
+FILES = {
+    "mnist": f"{IDX_FILES} (or .gz)",
+    "fashion-mnist": f"{IDX_FILES} (or .gz)",
+    "cifar-10": f"test_batch.bin and any of {BATCHES[0]}.bin to {BATCHES[-1]}.bin (or without .bin)",
+}
 
 
 def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Dataset:
-    """The data set that the experiment's ``[data]`` names."""
-    if spec.name == "digits":
-        return load_digits(spec.test_fraction, seed)
-    raise ConfigError(f"data.name: {unknown('data set', spec.name, NAMES)}")
+    """The data set that ``[data]`` names, its training part cut at random to ``max_examples``.
+
+    ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or the four arrays
+    (train_x, train_y, test_x, test_y). ``search_path`` holds the experiment file's folder. Raises
+    `ConfigError` for an unknown name, a missing or bad file, or a user's function that fails.
+
+    >>> data = load_data(Data(name="digits", max_examples=100), seed=0)
+    >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
+    (100, 100, 359, 10)
+    """
+    if ":" in spec.name:
+        load = load_attribute(spec.name, "data.name", search_path)
+        dataset = _checked(call(load, spec.name, "data.name", spec=spec, seed=seed), spec.name)
+    elif spec.name == "digits":
+        dataset = load_digits(spec.test_fraction, seed)
+    elif spec.name == "cifar-10":
+        dataset = load_cifar(_find(spec, search_path, find_cifar))
+    elif spec.name in NAMES:
+        dataset = load_idx(spec.name, _find(spec, search_path, find_idx))
+    else:
+        raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
+    return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
+
+
+def _find(
+    spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]
+) -> list[Path]:
+    folders = [
+        folder / name if name else folder
+        for folder in _homes(spec, search_path)
+        for name in (*FOLDERS[spec.name], "")
+    ]
+    for folder in folders:
+        if (files := find(folder)) is not None:
+            return files
+    looked = ", ".join(map(str, folders))
+    raise ConfigError(
+        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; looked in {looked} "
+        "(set data.path or EDGEFL_DATA to the folder)"
+    )
+
+
+def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
+    """Where the data may be; a relative ``data.path`` starts at the experiment's folder, then here."""
+    if spec.path is not None:
+        path = Path(spec.path).expanduser()
+        return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
+    if home := os.environ.get("EDGEFL_DATA"):
+        return [Path(home).expanduser()]
+    return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl" / "data"]
+
+
+def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
+    if most < 1:
+        raise ConfigError(f"data.max_examples must be at least 1 (got {most})")
+    if most >= len(dataset.train_y):
+        return dataset
+    rows = np.sort(stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
+    x = dataset.train_x
+    few: Examples = x.take(rows) if isinstance(x, Images) else np.asarray(x[rows])
+    return replace(dataset, train_x=few, train_y=dataset.train_y[rows])
+
+
+def _checked(got: Any, name: str) -> Dataset:
+    """What a user's function gave, as a `Dataset` that fits together."""
+    if isinstance(got, tuple | list) and len(got) == 4:
+        train_x, train_y, test_x, test_y = got
+        labels = [_labels(train_y, name, "train_y"), _labels(test_y, name, "test_y")]
+        inputs = [_inputs(train_x, name, "train_x"), _inputs(test_x, name, "test_x")]
+        got = Dataset(
+            name=name,
+            train_x=inputs[0],
+            train_y=labels[0],
+            test_x=inputs[1],
+            test_y=labels[1],
+            classes=1 + max(int(part.max()) for part in labels),
+            input_shape=inputs[0].shape[1:],
+        )
+    if not isinstance(got, Dataset):
+        raise ConfigError(
+            f"data.name: {name!r} must return a Dataset or (train_x, train_y, test_x, test_y) "
+            f"(got {type(got).__name__})"
+        )
+    for part, x, y in (("train", got.train_x, got.train_y), ("test", got.test_x, got.test_y)):
+        y = _labels(y, name, f"{part}_y")
+        if len(x) != len(y):
+            raise ConfigError(f"data.name: {name!r}: {part}_x has {len(x)} rows and {part}_y {len(y)}")
+        if x[:1].shape[1:] != tuple(got.input_shape):
+            raise ConfigError(
+                f"data.name: {name!r}: {part}_x holds {x[:1].shape[1:]}, input_shape is {got.input_shape}"
+            )
+        if int(y.max()) >= got.classes:
+            raise ConfigError(
+                f"data.name: {name!r}: {part}_y must be in [0, {got.classes}) (got {int(y.max())})"
+            )
+    return got
+
+
+def _labels(values: Any, name: str, part: str) -> NDArray[np.int64]:
+    labels = np.asarray(values)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:
+        raise ConfigError(
+            f"data.name: {name!r}: {part} must be whole numbers ≥ 0 of shape (n,), n ≥ 1 "
+            f"(got {labels.dtype} of shape {labels.shape})"
+        )
+    return labels.astype(np.int64, copy=False)
+
+
+def _inputs(values: Any, name: str, part: str) -> NDArray[Any]:
+    """Floats as float32; whole numbers as they are, for models that take tokens."""
+    inputs = np.asarray(values)
+    if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "
+            f"(got {inputs.dtype} of shape {inputs.shape})"
+        )
+    return inputs.astype(np.float32 if inputs.dtype.kind == "f" else np.int64, copy=False)

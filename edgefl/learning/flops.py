@@ -1,0 +1,86 @@
+"""What training on one example costs, counted and not guessed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgefl.errors import ConfigError
+from edgefl.learning.randomness import torch_seed
+
+BATCH = 2
+"""Batch normalisation refuses a batch of one; matrix products and convolutions cost the same per example."""
+FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
+"""Layers whose weights may be a matrix and cost no product."""
+
+
+def flops_per_example(module: nn.Module, input_shape: tuple[int, ...], dtype: Any = np.float32) -> float:
+    """Floating-point operations of one training example: forward and backward, a multiply-add being two.
+
+    Matrix products, convolutions and attention count (`torch.utils.flop_counter`); elementwise work,
+    normalisation, pooling and the loss do not. ``input_shape`` is one example's shape, ``dtype`` its type.
+    A module with an attribute ``flops_per_example`` is believed instead; such a layer adds its own to what was
+    counted in the others. The module is left as it is. Raises `ConfigError` if it cannot take such an input
+    or a layer with a matrix of weights cannot be counted.
+
+    >>> flops_per_example(nn.Linear(3, 2), (3,))  # forward and the gradient of the weight, each 2 · 3 · 2
+    24.0
+    """
+    declared = getattr(module, "flops_per_example", None)
+    if declared is not None:
+        return _declared(declared)
+    own = copy.deepcopy(module).train()
+    used: set[str] = set()
+    for name, part in own.named_modules():
+        part.register_forward_pre_hook(lambda *_, name=name: used.add(name))
+    counter = FlopCounterMode(display=False)
+    example = torch.from_numpy(np.zeros((BATCH, *input_shape), dtype))
+    # oneDNN's fused recurrent layers are one opaque operation; without it they are products, which count.
+    recurrent = any(isinstance(part, nn.RNNBase) for part in own.modules())
+    products = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()
+    try:
+        with warnings.catch_warnings(action="ignore"), torch_seed(0), products, counter:
+            logits: Tensor = own(example)
+            labels = torch.zeros(len(logits), dtype=torch.int64)
+            cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(
+            f"model: cannot train on inputs of shape {tuple(input_shape)}: {type(error).__name__}: {line}"
+        ) from error
+    return counter.get_total_flops() / BATCH + _uncounted(own, used, counter)
+
+
+def _uncounted(module: nn.Module, used: set[str], counter: FlopCounterMode) -> float:
+    """What layers of their own account cost; a used layer with a matrix of weights and no cost is refused."""
+    counts = counter.get_flop_counts()
+    root = type(module).__name__
+    extra = 0.0
+    for name, part in module.named_modules():
+        if name not in used or isinstance(part, FREE):
+            continue
+        if (declared := getattr(part, "flops_per_example", None)) is not None:
+            extra += _declared(declared)
+            continue
+        matrix = any(parameter.ndim >= 2 for parameter in part.parameters(recurse=False))
+        if matrix and not counts.get(f"{root}.{name}" if name else root):
+            raise ConfigError(
+                f"model: the operations of layer {name or root!r} ({type(part).__name__}) cannot be counted; "
+                "give it an attribute flops_per_example (forward and backward)"
+            )
+    return extra
+
+
+def _declared(declared: Any) -> float:
+    if not isinstance(declared, int | float) or not (math.isfinite(declared) and declared >= 0):
+        raise ConfigError(f"model: flops_per_example must be a number ≥ 0 (got {declared!r})")
+    return float(declared)

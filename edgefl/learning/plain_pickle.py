@@ -1,0 +1,205 @@
+"""Pickles read as data: no unpickler runs, nothing is imported and nothing is called.
+
+A pickle is a program for a stack machine that may call anything. This is a machine for the few instructions
+that build dictionaries, lists, texts, numbers and uint8 arrays; it stops at any other. `pickletools` splits
+the bytes into instructions, which runs none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+from typing import Any
+
+import numpy as np
+
+ARRAY = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
+KIND = {("numpy", "ndarray")}
+DTYPE = {("numpy", "dtype")}
+ENCODE = {("_codecs", "encode")}
+
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+LITERALS = {
+    *("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+}
+EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class PickleError(ValueError):
+    """The bytes are not a pickle, or one of more than plain data."""
+
+
+class _Mark:
+    """Where a run of items starts on the stack."""
+
+
+class _Name(tuple[str, str]):
+    """A module and a name in it, never looked up."""
+
+
+class _Dtype:
+    """A numpy dtype that the pickle describes; only uint8 is let through."""
+
+
+class _Array:
+    """A numpy array that the pickle describes, empty until it is filled."""
+
+    value: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+
+
+def read_plain_pickle(data: bytes) -> Any:
+    """The value of a pickle of plain data: dict, list, tuple, str, bytes, int, bool, None and uint8 arrays.
+
+    Texts of Python 2 come as str, byte for byte (Latin-1). Raises `PickleError` for anything else.
+
+    >>> import pickle
+    >>> read_plain_pickle(pickle.dumps({"labels": [1, 2], "data": np.zeros((1, 2), np.uint8)}, protocol=2))
+    {'labels': [1, 2], 'data': array([[0, 0]], dtype=uint8)}
+    >>> read_plain_pickle(pickle.dumps(print))
+    Traceback (most recent call last):
+    edgefl.learning.plain_pickle.PickleError: not plain data: it names builtins.print
+    """
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return _finished(machine.stack.pop())
+            machine.run(opcode.name, argument)
+    except PickleError:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PickleError(f"not a whole pickle of plain data: {error}") from None
+    raise PickleError("not a whole pickle of plain data: no end")
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        """Carry out one instruction."""
+        stack = self.stack
+        if name in LITERALS:
+            stack.append(argument)
+        elif name in EMPTY:
+            stack.append(EMPTY[name]())
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
+        elif name in TUPLES:
+            count = TUPLES[name]
+            stack[-count:] = [tuple(self._top(count))]
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self._memo[argument])
+        elif name not in ("PROTO", "FRAME"):
+            self._build(name, argument)
+
+    def _build(self, name: str, argument: Any) -> None:
+        stack = self.stack
+        match name:
+            case "MARK":
+                stack.append(_Mark())
+            case "TUPLE":
+                stack.append(tuple(self._items()))
+            case "APPEND":
+                item = stack.pop()
+                _expect(stack[-1], list).append(item)
+            case "APPENDS":
+                items = self._items()
+                _expect(stack[-1], list).extend(items)
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                _expect(stack[-1], dict)[key] = value
+            case "SETITEMS":
+                items = self._items()
+                _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
+            case "GLOBAL":
+                stack.append(_name(*argument.split(" ")))
+            case "STACK_GLOBAL":
+                attribute, module = stack.pop(), stack.pop()
+                stack.append(_name(module, attribute))
+            case "REDUCE":
+                arguments, what = stack.pop(), stack.pop()
+                stack.append(_make(what, arguments))
+            case "BUILD":
+                state = stack.pop()
+                _fill(stack[-1], state)
+            case _:
+                raise PickleError(f"not plain data: instruction {name}")
+
+    def _items(self) -> list[Any]:
+        """What lies above the last mark, taken off with it."""
+        stack = self.stack
+        at = len(stack) - 1
+        while not isinstance(stack[at], _Mark):
+            at -= 1
+            if at < 0:
+                raise PickleError("not a whole pickle of plain data: no mark")
+        items = stack[at + 1 :]
+        del stack[at:]
+        return items
+
+    def _top(self, count: int) -> list[Any]:
+        top = self.stack[-count:]
+        if len(top) != count or any(isinstance(item, _Mark) for item in top):
+            raise PickleError("not a whole pickle of plain data: stack too short")
+        return top
+
+
+def _expect(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise PickleError(f"not plain data: a {type(value).__name__} where a {kind.__name__} must be")
+    return value
+
+
+def _name(module: Any, attribute: Any) -> _Name:
+    name = _Name((str(module), str(attribute)))
+    if name not in ARRAY | KIND | DTYPE | ENCODE:
+        raise PickleError(f"not plain data: it names {module}.{attribute}")
+    return name
+
+
+def _make(what: Any, arguments: Any) -> Any:
+    """What a call of one of the few known names would give."""
+    name = _expect(what, _Name)
+    if name in ARRAY:
+        return _Array()
+    if name in DTYPE:
+        if arguments[0] not in ("u1", "|u1"):
+            raise PickleError(f"not plain data: arrays must be uint8 (got {arguments[0]!r})")
+        return _Dtype()
+    if name in ENCODE and arguments[1] == "latin1":
+        encoded: bytes = _expect(arguments[0], str).encode("latin-1")
+        return encoded
+    raise PickleError(f"not plain data: it calls {'.'.join(name)}")
+
+
+def _fill(target: Any, state: Any) -> None:
+    """Fill the array or dtype on the stack with its state."""
+    if isinstance(target, _Dtype):
+        return
+    _, shape, dtype, fortran, raw = state
+    _expect(target, _Array), _expect(dtype, _Dtype), _expect(shape, tuple)
+    content = raw.encode("latin-1") if isinstance(raw, str) else _expect(raw, bytes)
+    if any(_expect(side, int) < 0 for side in shape) or math.prod(shape) != len(content):
+        raise PickleError(f"not plain data: an array of shape {shape} has {len(content)} bytes")
+    target.value = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
+
+
+def _finished(value: Any) -> Any:
+    """The value with every described array replaced by the array."""
+    if isinstance(value, _Array):
+        if value.value is None:
+            raise PickleError("not plain data: an array without content")
+        return value.value
+    if isinstance(value, _Mark | _Name | _Dtype):
+        raise PickleError("not plain data: it ends in a name")
+    if isinstance(value, dict):
+        return {key: _finished(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_finished(item) for item in value)
+    return value
