@@ -35,6 +35,7 @@ def figures(tables: Any) -> None:
 
     ``tables`` have the right shape, and ``fleet.devices`` is a table.
     """
+    _storable(tables, "")
     for key, value in _leaves(tables, ""):
         rule = _RULES.get(key)
         if rule is not None and not rule[0](value):
@@ -45,12 +46,10 @@ def figures(tables: Any) -> None:
     if not tables.get("stop"):
         raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(_fields('stop'))}")
     _data(tables.get("data", {}), tables["fleet"]["devices"])
-    for table in ("strategy", "model"):
-        _storable(tables.get(table, {}), table)
     strategy = tables.get("strategy", {"name": "fedbuff"})
-    if not isinstance(strategy.get("name"), str):
-        got = f"got {shown(strategy['name'])}" if "name" in strategy else "got none"
-        raise Fault("strategy.name", f"strategy.name: must be a string, such as 'fedbuff', {got}")
+    if not isinstance(strategy["name"], str):
+        got = shown(strategy["name"])
+        raise Fault("strategy.name", f"strategy.name: must be a string, such as 'fedbuff', got {got}")
 
 
 def shown(value: Any) -> str:
@@ -293,13 +292,19 @@ def _data(data: Mapping[str, Any], devices: Mapping[str, int]) -> None:
 
 
 def _storable(value: Any, key: str) -> None:
-    """Raise a `Fault` if free-form values cannot be written to the run's own TOML file and read back."""
+    """Raise a `Fault` if a value cannot be written to the run's own TOML file and read back."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            _storable(item, _join(key, str(name)))
+            if not isinstance(name, str):
+                raise Fault(key, f"{key}: keys must be strings, got {shown(name)}")
+            _storable(name, key)
+            _storable(item, _join(key, name))
     elif isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
             _storable(item, f"{key}[{place}]")
-    elif not isinstance(value, (bool, int, float, str)):
+    elif isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise Fault(key, f"{key}: expected text that UTF-8 can hold, got {shown(value)}")
+    elif not isinstance(value, (bool, int, float)):
         allowed = "a string, number, true or false, array or table"
         raise Fault(key, f"{key}: expected {allowed}, got {shown(value)}")

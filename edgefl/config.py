@@ -39,14 +39,14 @@ def load(
     origin: dict[str, str] = {}
     for text in overrides:
         keys, value = toml.assignment(text)
-        origin[".".join(keys)] = _set(tables, keys, value, f"--set {text}")
+        origin[_set(tables, keys, value, f"--set {text}")] = f"--set {text}"
     for argument, keys, given in (("--seed", ("seed",), seed), ("--clock", ("clock", "kind"), clock)):
         if given is not None:
-            origin[".".join(keys)] = _set(tables, keys, given, argument)
+            origin[_set(tables, keys, given, argument)] = argument
     try:
         return _experiment(tables, path.parent)
     except Fault as fault:
-        sources = [source for key, source in origin.items() if _within(fault.key, key)]
+        sources = [s for key, s in origin.items() if _within(fault.key, key) or _within(key, fault.key)]
         raise type(fault)(fault.key, f"{sources[-1] if sources else path}: {fault}") from None
 
 
@@ -77,6 +77,8 @@ def dump(experiment: Experiment) -> str:
 
 def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
     checks.shape(tables)
+    if "strategy" in tables:
+        tables = {**tables, "strategy": {"name": "fedbuff", **tables["strategy"]}}
     tables = fleet.resolve(tables, base)
     checks.figures(tables)
     fleet.require(tables["fleet"])
@@ -101,9 +103,11 @@ def _plain(value: Any) -> Any:
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
-    """Put ``value`` at ``keys``; returns ``source``."""
-    table = tables
+    """Put ``value`` at ``keys``; returns the dotted key that came to be, a table on the way or the value."""
+    table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):
+        if key not in table:
+            made = min(made, place + 1)
         inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
             name = ".".join(keys[: place + 1])
@@ -112,7 +116,7 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
     table[keys[-1]] = value
     if keys in _ONE_OF:
         table.pop(_ONE_OF[keys], None)
-    return source
+    return ".".join(keys[:made])
 
 
 def _within(key: str, setting: str) -> bool:

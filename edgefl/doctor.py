@@ -193,8 +193,22 @@ def _memory_limit() -> int | None:
 def _kernels() -> Iterator[Finding]:
     from edgefl import kernels
 
+    chosen = kernels.backend()
     for name, state in kernels.backends().items():
-        yield Finding(f"kernel {name}", str(state))
+        found = ("runs" if name == chosen else "works") if state == "ok" else "none"
+        yield Finding(f"kernel {name}", found, "" if state == "ok" else state)
+    yield Finding("kernel threads", str(kernels.threads()))
+
+
+def _calibration() -> Finding:
+    from edgefl.emulation.calibration import stored_calibration
+
+    stored = stored_calibration()
+    if stored is None:
+        return Finding("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
+    rates = ", ".join(f"{rate.median:.1f}" for rate in stored.gemm_gflops.values())
+    memory = f"memory {stored.triad_gbytes_per_s.median:.1f} GB/s"
+    return Finding("calibration", f"one thread: matrix product {rates} GFLOPS, {memory}")
 
 
 _LOOKS: tuple[tuple[str, Callable[[], Finding | tuple[Finding, ...]]], ...] = (
@@ -203,6 +217,7 @@ _LOOKS: tuple[tuple[str, Callable[[], Finding | tuple[Finding, ...]]], ...] = (
     ("memory", _memory),
     ("torch", lambda: tuple(_torch())),
     ("kernels", lambda: tuple(_kernels())),
+    ("calibration", _calibration),
     ("memfd", _memfd),
     ("death signal", _prctl),
     ("cgroup", _cgroup),

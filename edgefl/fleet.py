@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def require(fleet: Mapping[str, Any]) -> None:
 
     devices, network = fleet["devices"], fleet["network"]
     for name in devices:
-        _tried(load_device, name, "fleet.devices")
+        _tried(load_device, name, "fleet.devices", f"fleet.devices.{name}")
     if isinstance(network, str):
         _tried(load_network, network, "fleet.network")
         return
@@ -65,11 +65,11 @@ def require(fleet: Mapping[str, Any]) -> None:
         raise ProfileFault("fleet.network", text)
 
 
-def _tried(load: Any, name: str, key: str) -> None:
+def _tried(load: Callable[[str], object], name: str, shown: str, key: str | None = None) -> None:
     try:
         load(name)
     except ProfileError as error:
-        raise ProfileFault(key, f"{key}: {error}") from None
+        raise ProfileFault(key or shown, f"{shown}: {error}") from None
 
 
 def _rekeyed(table: Mapping[str, Any], base: Path) -> dict[str, Any]:

@@ -46,7 +46,25 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Measure what this machine computes a second."""
-    raise NotImplementedError
+    from edgefl.emulation.calibration import calibrate as measure
+
+    found = measure(force=fresh)
+    if as_json:
+        import msgspec
+
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        return
+
+    from edgefl.cli.tables import show, table
+
+    rows = [
+        (f"matrix product {size} x {size}", rate.median, "GFLOPS", 100 * rate.cv)
+        for size, rate in found.gemm_gflops.items()
+    ]
+    memory = found.triad_gbytes_per_s
+    rows.append(("memory, a = b + s c", memory.median, "GB/s", 100 * memory.cv))
+    title = f"one thread of {found.cpu}, {found.library}"
+    show(table(("what", ">median", "", ">CV %"), rows, title=title))
 
 
 def _check(file: Path | None) -> None:

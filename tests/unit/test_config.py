@@ -1,0 +1,372 @@
+"""Configuration: what is read, what beats what, what is refused and in which words."""
+
+# ruff: noqa: E501 - a message in full is easier to check than one in pieces
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl import config
+from edgefl.errors import ConfigError, ProfileError
+from edgefl.experiment import Clock, Data, Evaluation, Experiment, Fleet, Model, Stop, Training
+
+MINIMAL = """
+[fleet]
+devices = { pixel-3a = 8, pi-4 = 4 }
+[stop]
+versions = 10
+"""
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    path = tmp_path / "e.toml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def fault(path: Path, *overrides: str, **arguments: object) -> str:
+    """The error's one line, without what names the source."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, overrides, **arguments)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_defaults_are_the_classes_own(toml: Path) -> None:
+    found = config.load(toml)
+    expected = Experiment(
+        fleet=Fleet(devices={"pixel-3a": 8, "pi-4": 4}), stop=Stop(versions=10), training=Training(epochs=1)
+    )
+    assert found == expected
+
+
+def test_arguments_beat_set_beats_the_file(toml: Path) -> None:
+    toml.write_text("seed = 1\nname = 'kept'\n" + MINIMAL + "[clock]\nkind = 'wall'\nworkers = 3")
+    assert config.load(toml).seed == 1
+    assert config.load(toml, ["seed=2"]).seed == 2
+    assert config.load(toml, ["seed=2"], seed=3).seed == 3
+    assert config.load(toml, ["clock.kind=wall"], clock="virtual").clock == Clock(kind="virtual", workers=3)
+    assert config.load(toml, ["seed=2", "seed=4"]).seed == 4
+    assert config.load(toml, seed=0).seed == 0
+    assert config.load(toml, seed=3).name == "kept"
+
+
+@pytest.mark.parametrize(
+    ("override", "devices"),
+    [
+        ("fleet.devices.pi-4=300", {"pixel-3a": 8, "pi-4": 300}),
+        ("fleet.devices={moto-g4=3}", {"moto-g4": 3}),
+        ("fleet.devices = { moto-g4 = 3 } # ours", {"moto-g4": 3}),
+        ('fleet.devices."pi-5"=1', {"pixel-3a": 8, "pi-4": 4, "pi-5": 1}),
+    ],
+)
+def test_set_reaches_into_tables(toml: Path, override: str, devices: dict[str, int]) -> None:
+    assert config.load(toml, [override]).fleet.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("strategy.x=fedbuff", "fedbuff"),
+        ('strategy.x="fedbuff"', "fedbuff"),
+        ("strategy.x=my_module:Mine", "my_module:Mine"),
+        ("strategy.x=a=b", "a=b"),
+        ("strategy.x=a#b", "a#b"),
+        ("strategy.x=2020-01-01", "2020-01-01"),
+        ("strategy.x=12:30:00", "12:30:00"),
+        ("strategy.x=007", "007"),
+        ("strategy.x=True", "True"),
+        ("strategy.x=''", ""),
+        ("strategy.x=true", True),
+        ("strategy.x=3", 3),
+        ("strategy.x=-1e-3", -0.001),
+        ("strategy.x=0x10", 16),
+        ("strategy.x=[1, 2]", [1, 2]),
+        ("strategy.x=1\ny=2", "1\ny=2"),
+        ("strategy.x=ü", "ü"),
+    ],
+)
+def test_values_of_set_are_toml_else_strings(toml: Path, override: str, value: object) -> None:
+    found = config.load(toml, [override]).strategy
+    assert found["x"] == value
+    assert type(found["x"]) is type(value)
+    assert set(found) - {"name"} == {"x"}
+
+
+def test_a_later_steps_or_epochs_takes_the_other_back(toml: Path) -> None:
+    toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
+    assert config.load(toml, ["training.epochs=2"]).training == Training(epochs=2, lr=0.5)
+    assert config.load(toml, ["training.steps=9"]).training == Training(steps=9, lr=0.5)
+
+
+def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
+    assert config.load(toml, ["strategy.buffer_size=3"]).strategy == {"name": "fedbuff", "buffer_size": 3}
+    assert config.load(toml, ["strategy={}"]).strategy == {"name": "fedbuff"}
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("lr=3", "unknown key 'lr'; did you mean 'training.lr'? allowed at the top: checkpoint, clock,"),
+        ("training.learning_rate=3", "unknown key 'training.learning_rate'; did you mean 'training.lr'? allowed in [training]: batch"),
+        ("stop.version=3", "unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]: acc"),
+        ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
+        ("training=3", "training: expected a table, got 3"),
+        ("fleet=x", "fleet: expected a table, got 'x'"),
+        ("fleet={}", "fleet.devices: missing; give { PROFILE = COUNT }"),
+        ("fleet.devices={}", "fleet.devices: empty; give at least one PROFILE = COUNT"),
+        ("fleet.devices.pi-4=0", "fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0"),
+        ("fleet.devices.pi-4=-3", "fleet.devices.pi-4: must be a whole number from 1 to 100000, got -3"),
+        ("fleet.devices.pi-4=1.5", "fleet.devices.pi-4: expected a whole number, got 1.5"),
+        ("fleet.devices.pi-4=true", "fleet.devices.pi-4: expected a whole number, got true"),
+        ("fleet.devices.pi-4=100000", "fleet.devices: at most 100000 clients in all, got 100008"),
+        ("fleet.devices=3", "fleet.devices: expected a table or a string, got 3"),
+        ("fleet.rejoin_s=-1", "fleet.rejoin_s: must be a finite number of at least 0, got -1"),
+        ("fleet.memory_limit=1", "fleet.memory_limit: expected true or false, got 1"),
+        ("fleet.on_death=restart", "fleet.on_death: 'restart' is not allowed; allowed: drop, replace"),
+        ("clock.kind=wal", "clock.kind: 'wal' is not allowed; did you mean 'wall'? allowed: virtual, wall"),
+        ("clock.kind=3", "clock.kind: expected 'virtual' or 'wall', got 3"),
+        ("clock.time_scale=0", "clock.time_scale: must be a finite number greater than 0, got 0"),
+        ("clock.time_scale=-0.5", "clock.time_scale: must be a finite number greater than 0, got -0.5"),
+        ("clock.time_scale=fast", "clock.time_scale: expected a number or 'auto', got 'fast'"),
+        ("clock.workers=0", "clock.workers: must be a whole number from 1 to 1000000000, got 0"),
+        ("data.alpha=0", "data.alpha: must be a finite number greater than 0, got 0"),
+        ("data.classes_per_client=0", "data.classes_per_client: must be a whole number from 1"),
+        ("data.test_fraction=1.0", "data.test_fraction: must be a number between 0 and 1, both excluded, got 1.0"),
+        ("data.max_examples=0", "data.max_examples: must be a whole number from 1"),
+        ("data.partition=random", "data.partition: 'random' is not allowed; allowed: by-device, dirichlet, iid"),
+        ("data.labels={pi-5=[1]}", "data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? have: pi-4,"),
+        ("data.labels={pi-4=[]}", "data.labels.pi-4: must be labels of at least 0, each once, got []"),
+        ("data.labels={pi-4=[1,1]}", "data.labels.pi-4: must be labels of at least 0, each once, got [1, 1]"),
+        ("data.labels={pi-4=[-1]}", "data.labels.pi-4: must be labels of at least 0, each once, got [-1]"),
+        ("data.labels={pi-4=[1,'a']}", "data.labels.pi-4[1]: expected a whole number, got 'a'"),
+        ("training.lr=0", "training.lr: must be a finite number greater than 0, got 0"),
+        ("training.lr=-0.1", "training.lr: must be a finite number greater than 0, got -0.1"),
+        ("training.lr=nan", "training.lr: must be a finite number greater than 0, got nan"),
+        ("training.lr=inf", "training.lr: must be a finite number greater than 0, got inf"),
+        ("training.lr=big", "training.lr: expected a number, got 'big'"),
+        ("training.lr=true", "training.lr: expected a number, got true"),
+        ("training.lr=[1]", "training.lr: expected a number, got an array"),
+        ("training.steps=0", "training.steps: must be a whole number from 1 to 1000000000, got 0"),
+        ("training.epochs=-1", "training.epochs: must be a whole number from 1 to 1000000000, got -1"),
+        ("training.steps=2.0", "training.steps: expected a whole number, got 2.0"),
+        ("training={steps=1,epochs=1}", "training: give steps or epochs, not both; got steps = 1 and epochs = 1"),
+        ("training.momentum=1", "training.momentum: must be a number of at least 0 and below 1, got 1"),
+        ("training.weight_decay=-1", "training.weight_decay: must be a finite number of at least 0, got -1"),
+        ("training.batch_size=0", "training.batch_size: must be a whole number from 1"),
+        ("server.heartbeat_s=0", "server.heartbeat_s: must be a finite number greater than 0, got 0"),
+        ("server.transport=tcp", "server.transport: 'tcp' is not allowed; allowed: shm, wire"),
+        ("evaluation.every_versions=0", "evaluation.every_versions: must be a whole number from 1"),
+        ("checkpoint.every_s=0", "checkpoint.every_s: must be a finite number greater than 0, got 0"),
+        ("stop={}", "stop: no end given; give at least one of: versions, trips, emulated_s, wall_s, accuracy"),
+        ("stop.versions=0", "stop.versions: must be a whole number from 1 to 1000000000, got 0"),
+        ("stop.emulated_s=inf", "stop.emulated_s: must be a finite number greater than 0, got inf"),
+        ("stop.accuracy=1.01", "stop.accuracy: must be a number above 0 and at most 1, got 1.01"),
+        ("seed=-1", "seed: must be a whole number from 0 to 9223372036854775807, got -1"),
+        ("seed=9223372036854775808", "seed: must be a whole number from 0 to 9223372036854775807, got 92233"),
+        ("seed.x=1", "seed: expected a whole number, got a table"),
+        ("name=a/b", "name: must be 1 to 100 bytes that name a folder"),
+        ("name=..", "name: must be 1 to 100 bytes that name a folder"),
+        ("name=''", "name: must be 1 to 100 bytes that name a folder"),
+        ('name="a\\u0000"', "name: must be 1 to 100 bytes that name a folder"),
+        ("name=3", "name: expected a string, got 3"),
+        ("strategy={name=3}", "strategy.name: must be a string, such as 'fedbuff', got 3"),
+        ("strategy.x=[{y=2020-01-01}]", "strategy.x[0].y: expected a string, number, true or false, array or"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_the_source(toml: Path, override: str, words: str) -> None:
+    toml.write_text(MINIMAL.replace("versions = 10", "") if override == "stop.version=3" else MINIMAL)
+    text = fault(toml, override)
+    assert text.startswith(f"--set {override}: {words}".replace("\n", " ")), text
+
+
+def test_by_device_needs_labels(toml: Path) -> None:
+    assert "data.labels: missing; partition 'by-device' needs" in fault(toml, "data.partition=by-device")
+
+
+def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
+    toml.write_text(MINIMAL + "[training]\nlr = 0\n")
+    assert fault(toml, "seed=3").startswith(f"{toml}: training.lr: must be")
+    toml.write_text(MINIMAL)
+    assert fault(toml, clock="sundial").startswith("--clock: clock.kind: 'sundial' is not allowed")
+    assert fault(toml, seed=-4).startswith("--seed: seed: must be")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.lr", "--set 'training.lr': expected KEY=VALUE, such as training.lr=0.1"),
+        ("", "--set '': expected KEY=VALUE"),
+        ("=3", "--set '=3': '' is no key; expected names joined by dots"),
+        ("a..b=3", "--set 'a..b=3': 'a..b' is no key"),
+        ("a b=3", "--set 'a b=3': 'a b' is no key"),
+        ("[a]\nb=3", "--set '[a]\\nb=3': '[a]\\nb' is no key"),
+        ("seed=", "--set 'seed=': no value; an empty string is written seed='\"\"'"),
+        ("strategy.x=[1", "--set 'strategy.x=[1': "),
+        ("strategy.x={a=", "--set 'strategy.x={a=': "),
+        ("strategy.x='abc", '--set "strategy.x=\'abc": '),
+        ("strategy.x=" + "[" * 5000, "--set 'strategy.x=[["),
+        ("stop.versions.x=1", "--set stop.versions.x=1: stop.versions is 10, not a table"),
+    ],
+)
+def test_bad_set_syntax(toml: Path, override: str, words: str) -> None:
+    assert fault(toml, override).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "fleet: missing; give a [fleet] table with devices = { PROFILE = COUNT }"),
+        (b"[fleet]\ndevices = ", "line 2: Invalid value"),
+        (b"[fleet]\ndevices = ?\n", "line 2, column 11: Invalid value"),
+        (b"a = 1\nb = 2\nb = 3\n", "line 3, column 6: Cannot overwrite a value"),
+        (b"a = 1\nb = '\xff'\n", "line 2: not UTF-8: byte 0xff"),
+        (b"\x00", "line 1"),
+        (b"a = " + b"1" * 5000, "Exceeds the limit"),
+        (b"a = " + b"[" * 5000, "arrays or tables are nested too deep"),
+        (b"#" * (1 << 20) + b"#", "longer than 1048576 bytes"),
+        (b"\x89PNG\r\n\x1a\n", "line 1: not UTF-8: byte 0x89"),
+    ],
+)
+def test_files_that_are_no_experiment(tmp_path: Path, raw: bytes, words: str) -> None:
+    path = tmp_path / "e.toml"
+    path.write_bytes(raw)
+    assert fault(path).startswith(f"{path}: {words}")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert fault(tmp_path / "none.toml") == f"{tmp_path}/none.toml: no such file"
+    assert fault(tmp_path) == f"{tmp_path}: a folder, expected a TOML file"
+    assert "cannot be read" in fault(Path("a\0b"))
+    assert "cannot be read: Not a directory" in fault(Path("/dev/null/e.toml"))
+    assert fault(Path("/dev/zero")).startswith("/dev/zero: longer than")
+
+
+def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
+    toml.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
+    assert config.load(toml).stop.versions == 10
+
+
+# ---- fleets, networks and paths ----------------------------------------------------------------
+
+
+def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
+    toml.write_text("[fleet]\ndevices = 'mixed-24'\n[stop]\nversions = 1")
+    fleet = config.load(toml).fleet
+    assert isinstance(fleet.devices, dict)
+    assert sum(fleet.devices.values()) == 24
+    assert isinstance(fleet.network, dict)
+    assert set(fleet.network) == set(fleet.devices)
+    assert config.load(toml, ["fleet.network=lte"]).fleet.network == "lte"
+
+
+def test_a_fleet_file_beats_the_default_network_in_python_too() -> None:
+    fleet = config.validate(Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(trips=1))).fleet
+    assert isinstance(fleet.network, dict)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("fleet.devices={pi4=1}", "fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? have: "),
+        ("fleet.devices=mixed24", "fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?"),
+        ("fleet.devices=./none.toml", "fleet.devices: profile file"),
+        ("fleet.network=wfi", "fleet.network: network profile 'wfi' not found; did you mean 'wifi'? have: "),
+        ("fleet.network={pi-4='wifi'}", "fleet.network: no network for pixel-3a; give one for each device, or"),
+        (
+            "fleet.network={pi-4='wifi',pixel-3a='lte',pi-5='lte'}",
+            "fleet.network.pi-5: device in the fleet 'pi-5' not found; did you mean 'pi-4'? have: pi-4, pixel-3a",
+        ),
+        ("fleet.network={pi-4='wifi',pixel-3a='x'}", "fleet.network.pixel-3a: network profile 'x' not found;"),
+    ],
+)
+def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        config.load(toml, [override])
+    assert str(caught.value).startswith(f"--set {override}: {words}")
+
+
+def test_paths_are_found_beside_the_file_from_any_folder(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgefl.emulation.profiles import _folder
+
+    own = (_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
+    (tmp_path / "mine.toml").write_text(own)
+    (tmp_path / "data").mkdir()
+    toml.write_text(
+        "[fleet]\ndevices = { './mine.toml' = 2, pi-4 = 1 }\n"
+        "network = { './mine.toml' = 'lte', pi-4 = 'wifi' }\n"
+        "[data]\npath = 'data'\npartition = 'by-device'\n"
+        "labels = { 'pi-4' = [1], './mine.toml' = [0] }\n"
+        "[stop]\nversions = 1\n"
+    )
+    monkeypatch.chdir("/")
+    found = config.load(toml)
+    mine = str(tmp_path / "mine.toml")
+    assert found.fleet.devices == {mine: 2, "pi-4": 1}
+    assert found.fleet.network == {mine: "lte", "pi-4": "wifi"}
+    assert found.data.labels == {mine: [0], "pi-4": [1]}
+    assert found.data.path == str(tmp_path / "data")
+
+
+# ---- from Python -------------------------------------------------------------------------------
+
+
+def test_python_may_give_tables_and_numpy_scalars() -> None:
+    given = Experiment(
+        fleet={"devices": {"pi-4": np.int64(3)}},  # type: ignore[arg-type]
+        seed=np.int32(7),  # type: ignore[arg-type]
+        training=Training(lr=np.float32(0.5), steps=2),  # type: ignore[arg-type]
+        stop={"accuracy": 1},  # type: ignore[arg-type]
+        evaluation=Evaluation(every_versions=1),
+        strategy={"name": "fedbuff", "shape": (1, 2)},
+    )
+    found = config.validate(given)
+    assert found.fleet == Fleet(devices={"pi-4": 3})
+    assert (found.seed, type(found.seed)) == (7, int)
+    assert found.training == Training(lr=0.5, steps=2)
+    assert found.stop == Stop(accuracy=1.0)
+    assert found.strategy == {"name": "fedbuff", "shape": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Experiment(fleet=None, stop=Stop(trips=1)), "fleet.*missing"),  # type: ignore[arg-type]
+        (Experiment(fleet=Fleet(devices={"pi-4": 1})), "stop: no end given"),
+        (Experiment(fleet=Fleet(devices={3: 1}), stop=Stop(trips=1)), "fleet.devices: keys must be strings, got 3"),  # type: ignore[dict-item]
+        (
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}),
+            "strategy.f: expected a string, number, .* got a builtin_function_or_method",
+        ),
+        (
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": None}),
+            "strategy.f: expected a string, number, .* got a NoneType",
+        ),
+        (
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), model=Model(args={3: 1})),  # type: ignore[dict-item]
+            "model.args: keys must be strings, got 3",
+        ),
+        (
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), data=Data(path="\udcff")),
+            r"data.path: expected text that UTF-8 can hold, got '\\udcff'",
+        ),
+        (
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),  # type: ignore[arg-type]
+            "seed: expected a whole number, got '1'",
+        ),
+    ],
+)
+def test_python_gets_the_same_errors(given: Experiment, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config.validate(given)
+
+
+def test_validating_twice_changes_nothing(toml: Path) -> None:
+    once = config.load(toml)
+    assert config.validate(once) == once
