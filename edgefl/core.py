@@ -121,7 +121,7 @@ class Core(Ledger):
         client = event.client
         if not self.connected(client):
             return False
-        task = self._running.get(client)
+        task = self.task_of(client)
         if task is not None:
             self.end(task)
             self.lost += 1
@@ -251,7 +251,7 @@ class Core(Ledger):
             actions.extend([Release(task, "applied") for task in order.tasks])
         self._call("stepped", self.strategy.stepped, self._state, step, self)
         for client in tuple(self._call("cancel", self.strategy.cancel, self._state, self)):
-            task = self._running.get(client)
+            task = self.task_of(client)
             if task is None:
                 raise self._wrong("cancel", "clients with a task", f"client {client}")
             if task not in self._cancelled:

@@ -128,6 +128,10 @@ class Ledger:
         self._running[client] = task
         return task, trip
 
+    def task_of(self, client: int) -> int | None:
+        """The client's running task."""
+        return self._running.get(client)
+
     def owned(self, client: int, task: int) -> Task | None:
         """The running task, if it is this client's."""
         found = self._tasks.get(task)

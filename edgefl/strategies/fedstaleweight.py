@@ -39,7 +39,7 @@ class FedStaleWeight(Buffered):
     normalize: Literal["buffer", "running"] = "buffer"
     """Divide by the buffer's own Σ α (the paper), or by b times the mean α over all arrivals (ours). The
     first bends the fairness of eq. 3, since a slow client's large weight also enlarges its own divisor."""
-    max_step: Positive = 3.0
+    max_step: Positive = 2.0
     """With ``running``: the most that the weights of one buffer may add up to."""
     average: Literal["window", "cumulative", "exponential"] = "window"
     window: Count = 5

@@ -1,0 +1,201 @@
+"""Whatever events come, in whatever order: the core's rules hold, and a replay gives the same actions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl import experiment
+from edgefl.core import Core
+from edgefl.events import (
+    Action,
+    Arrived,
+    Cancel,
+    Evaluate,
+    Evaluated,
+    Event,
+    Failed,
+    Halted,
+    Joined,
+    Left,
+    Release,
+    Stop,
+    Sum,
+    Summed,
+    Ticked,
+    Train,
+    Wake,
+    event_decoder,
+    event_encoder,
+)
+from edgefl.strategies import resolve
+from edgefl.testing import fleet
+
+CLIENTS = 5
+TABLES: list[dict[str, Any]] = [
+    {"name": "fedbuff", "buffer_size": 3},
+    {"name": "fedbuff", "buffer_size": 2, "concurrency": 3, "max_staleness": 1},
+    {"name": "fedbuff", "buffer_size": 5, "restart": "new-version"},
+    {"name": "fedstaleweight", "buffer_size": 2},
+    {"name": "fedasync"},
+    {"name": "fedavg", "cohort": 3},
+    {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
+    {"name": "defedavg-niid", "participants": 3},
+    {"name": "defedavg-niid", "participants": 3, "reuse": True},
+    {"name": "defedavg-niid", "participants": 3, "pause": True},
+]
+
+# What happens next is a number: mostly something that fits, at times something that does not.
+MOVES = st.lists(st.tuples(st.integers(0, 19), st.integers(-1, CLIENTS), st.integers(0, 40)), max_size=150)
+
+
+class Rules:
+    """Checks every action against what has been seen so far."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.connected: set[int] = set()
+        self.running: dict[int, Train] = {}
+        self.delivered: set[int] = set()
+        self.fates: Counter[int] = Counter()
+        self.owed: Sum | None = None
+        self.started = -1
+        self.over = False
+        self.evaluated: Counter[int] = Counter()
+
+    def tell(self, event: Event) -> list[Action]:
+        was_over = self.over
+        if isinstance(event, Arrived | Failed):
+            begun = self.running.get(event.client)
+            fits = begun is not None and begun.task == event.task
+            if (
+                fits
+                and begun is not None
+                and (isinstance(event, Failed) or begun.version == event.base_version)
+            ):
+                del self.running[event.client]
+                self.delivered.add(event.task)
+        if isinstance(event, Joined) and 0 <= event.client < CLIENTS and not was_over:
+            self.connected.add(event.client)
+        if isinstance(event, Left):
+            self.connected.discard(event.client)
+            self.running.pop(event.client, None)
+        if isinstance(event, Summed):
+            assert self.owed is not None
+            self.owed = None
+        actions = self.core.handle(event)
+        for action in actions:
+            self.check(action)
+        if was_over:
+            assert all(isinstance(action, Release) for action in actions)
+        held = {update.task for update in self.core.held}
+        assert self.core.training == len(self.running)
+        assert set(self.core.running) == set(self.running)
+        assert self.core.idle == sorted(self.connected - set(self.running))
+        assert self.started + 1 == len(self.running) + len(self.fates) + len(held - set(self.fates))
+        assert not held & set(self.fates)
+        return actions
+
+    def check(self, action: Action) -> None:
+        match action:
+            case Train(client, task, version, _):
+                assert not self.over
+                assert self.owed is None
+                assert client in self.connected and client not in self.running
+                assert task == self.started + 1 and version == self.core.version
+                self.started = task
+                self.running[client] = action
+            case Cancel(client, task):
+                assert self.running[client].task == task
+            case Sum(version, tasks, weights, _):
+                assert not self.over and self.owed is None
+                assert version == self.core.version + 1
+                assert len(set(tasks)) == len(tasks) == len(weights)
+                assert all(self.core.update(task).task == task for task in tasks)
+                self.owed = action
+            case Release(task, fate, _):
+                self.fates[task] += 1
+                assert self.fates[task] == 1
+                assert fate in {"applied", "discarded", "dropped", "lost"}
+            case Evaluate(version):
+                self.evaluated[version] += 1
+                assert self.evaluated[version] == 1
+            case Wake(at_s):
+                assert at_s > self.core.now_s
+            case Stop():
+                self.over = True
+
+
+def event_for(rules: Rules, move: tuple[int, int, int], at_s: float) -> Event:
+    kind, client, number = move
+    begun = list(rules.running.values())
+    if rules.owed is not None and number % 3:  # the server answers at once, as a rule
+        bad = rules.owed.tasks[: number % 2] if number > 30 else ()
+        return Summed(rules.owed.version, at_s, bad)
+    if kind < 3:
+        return Joined(client, at_s)
+    if kind < 14 and begun:
+        train = begun[number % len(begun)]
+        return Arrived(train.client, train.task, train.version, number - 1, 5, 0.1, at_s)
+    if kind == 14:
+        return Left(client, at_s, "left")
+    if kind == 15 and begun:
+        train = begun[number % len(begun)]
+        return Failed(train.client, train.task, at_s, "failed")
+    if kind == 16:
+        return Arrived(client, number, number % 4, 1, 1, 0.0, at_s)
+    if kind == 17:
+        return Evaluated(number, at_s, number / 40)
+    if kind == 18 and number == 40:
+        return Halted(at_s, "halted")
+    if kind == 19:
+        return Failed(client, number, at_s, "unknown")
+    return Ticked(at_s)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+@given(moves=MOVES)
+def test_any_order_of_events(table: dict[str, Any], moves: list[tuple[int, int, int]]) -> None:
+    stop = experiment.Stop(versions=12, trips=60, emulated_s=140.0, accuracy=1.0)
+
+    def core() -> Core:
+        return Core(resolve(table), fleet(CLIENTS), 3, stop, 3)
+
+    rules = Rules(core())
+    history: list[tuple[Event, list[Action]]] = []
+    joins = [Joined(client, 0.0) for client in range(CLIENTS)]
+    for event in joins:
+        history.append((event, rules.tell(event)))
+    for index, move in enumerate(moves):
+        event = event_for(rules, move, float(index))
+        history.append((event, rules.tell(event)))
+    again = core()
+    for event, actions in history:
+        journaled = event_decoder.decode(event_encoder.encode(event))
+        assert again.handle(journaled) == actions
+    assert (again.version, again.trips, again.dropped) == (
+        rules.core.version,
+        rules.core.trips,
+        rules.core.dropped,
+    )
+    assert again.applied_weight.tobytes() == rules.core.applied_weight.tobytes()
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+@given(moves=MOVES)
+def test_telling_every_event_twice_changes_nothing(
+    table: dict[str, Any], moves: list[tuple[int, int, int]]
+) -> None:
+    """At-least-once delivery is exactly-once application, whatever the strategy."""
+    rules = Rules(Core(resolve(table), fleet(CLIENTS), 3, experiment.Stop(versions=12), 3))
+    for client in range(CLIENTS):
+        rules.tell(Joined(client, 0.0))
+    for index, move in enumerate(moves):
+        event = event_for(rules, move, float(index))
+        rules.tell(event)
+        if isinstance(event, Arrived | Failed | Joined):
+            assert rules.tell(event) == []
