@@ -54,7 +54,7 @@ def report(record: Record) -> str:
             "<h2>Fleet</h2>",
             grid(
                 [
-                    figure("Timeline of trips", "A lane a client, fastest profile first; a stretch of the run.",
+                    figure("Timeline of trips", "A lane a client, fastest profile first.",
                            draw("lanes", lambda: figures.timeline(record)), "No trip was made."),
                     card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                          _profiles(record, summary)),

@@ -108,7 +108,10 @@ class Canvas:
         used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
         text = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else "", text)
         text = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), text)
-        text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's own
+        # a dot is a stroke without length, which matplotlib leaves out and SVG wants spelled
+        text = re.sub(r"(M -?[\d.]+ -?[\d.]+) ?\n(?=M|\")", r"\1h0", text)
+        text = re.sub(r' transform="rotate\(-?0 [^)]*\)"', "", text)
         for role, stand_in in _ROLES.items():
             text = text.replace(stand_in, f"var(--{role})")
         text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
