@@ -30,9 +30,8 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> str:
     """The page: self-contained HTML that links to each run's own report where that lies under ``out``."""
     slow = runs[0].slow_labels
     meta = runs[0].record.meta
-    sub = " · ".join(
-        part for part in (meta.data, meta.model, f"{len(runs)} runs", f"{meta.clock} clock") if part
-    )
+    title = " · ".join(row.label for row in rows[:4]) + (" …" if len(rows) > 4 else "")
+    sub = " · ".join(part for part in (meta.data, meta.model, f"{len(runs)} runs") if part)
     invalid = [row.label for row in rows if not row.valid]
     banner = (
         f'<section class="banner"><b>INVALID:</b> {escape(", ".join(invalid))}. Do not use their figures as '
