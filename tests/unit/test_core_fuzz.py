@@ -105,14 +105,16 @@ class Rules:
             case Train(client, task, version, _):
                 assert not self.over
                 assert self.owed is None
-                assert client in self.connected and client not in self.running
-                assert task == self.started + 1 and version == self.core.version
+                assert client in self.connected
+                assert client not in self.running
+                assert (task, version) == (self.started + 1, self.core.version)
                 self.started = task
                 self.running[client] = action
             case Cancel(client, task):
                 assert self.running[client].task == task
             case Sum(version, tasks, weights, _):
-                assert not self.over and self.owed is None
+                assert not self.over
+                assert self.owed is None
                 assert version == self.core.version + 1
                 assert len(set(tasks)) == len(tasks) == len(weights)
                 assert all(self.core.update(task).task == task for task in tasks)
@@ -167,9 +169,9 @@ def test_any_order_of_events(table: dict[str, Any], moves: list[tuple[int, int, 
 
     rules = Rules(core())
     history: list[tuple[Event, list[Action]]] = []
-    joins = [Joined(client, 0.0) for client in range(CLIENTS)]
-    for event in joins:
-        history.append((event, rules.tell(event)))
+    for client in range(CLIENTS):
+        joined = Joined(client, 0.0)
+        history.append((joined, rules.tell(joined)))
     for index, move in enumerate(moves):
         event = event_for(rules, move, float(index))
         history.append((event, rules.tell(event)))
