@@ -103,6 +103,8 @@ def _built_in(name: str) -> type[Strategy]:
 
 def _user_class(name: str, search_path: Iterable[str | Path]) -> type[Strategy]:
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
+        raise ConfigError(f"strategy.name must be a built-in or like 'my_module:Mine', got {name!r}")
     folders = [Path(folder).resolve() for folder in search_path]
     try:
         module = _user_module(module_name, folders)
@@ -110,11 +112,16 @@ def _user_class(name: str, search_path: Iterable[str | Path]) -> type[Strategy]:
         looked = ", ".join(map(str, folders))
         message = f"strategy.name {name!r} cannot be imported: {error}; looked in {looked}"
         raise ConfigError(message) from error
-    except SyntaxError as error:
-        raise ConfigError(f"strategy.name {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # whatever the user's file does when it is imported
+        message = f"strategy.name {name!r} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(message) from error
     found = getattr(module, attribute, None)
     if found is None:
-        have = [key for key, value in vars(module).items() if _is_strategy(value)]
+        have = [
+            key
+            for key, value in vars(module).items()
+            if _is_strategy(value) and value.__module__ == module.__name__
+        ]
         raise ConfigError("strategy.name: " + unknown(f"strategy in {module_name}", attribute, have))
     if not _is_strategy(found):
         raise ConfigError(f"strategy.name {name!r} must be a dataclass derived from Strategy, got {found!r}")

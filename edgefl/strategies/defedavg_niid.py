@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgefl.errors import ConfigError
 from edgefl.strategies.base import Count, Device, Step, Strategy, Update, View
 
 
@@ -22,21 +21,15 @@ class DeFedAvgNIID(Strategy):
     """w ← w + (η/n) Σ_{i∈I} Δ_i, I a uniform sample of n clients with replacement (Algorithm 1, eqs. 6, 7).
 
     Clients train without pause, each from the newest model; a finished update overwrites the client's send
-    buffer, and a step is made when each sampled client's send buffer holds one. A client drawn twice counts
-    twice. A sampled client that is gone, with nothing in its send buffer, is drawn anew.
+    buffer, and a step is made when each sampled client's send buffer holds one, which empties it (lines 11
+    to 13). A client drawn twice counts twice. For one that is gone with nothing in its send buffer another
+    is drawn.
     """
 
     participants: Count | None = None
     """n; by default 10, or the whole fleet if that is smaller. It may exceed the fleet."""
-    reuse: bool = False
-    """Leave a taken update in its send buffer, to be taken again until it is overwritten: a step then waits
-    for nobody once every client has delivered. By default taking empties the buffer."""
     pause: bool = False
     """A client trains again only once its send buffer was taken (section 2.3: saves energy)."""
-
-    def check(self, clients: int) -> None:
-        if self.reuse and self.pause:
-            raise ConfigError("strategy.pause must be false with strategy.reuse = true, got true")
 
     def begin(self, devices: Sequence[Device]) -> SendBuffers:
         return SendBuffers()
@@ -68,14 +61,13 @@ class DeFedAvgNIID(Strategy):
                 return None
         count = len(state.sampled)
         updates = [state.latest[client] for client in state.sampled]
-        return Step(updates, [1.0 / count] * count, keep=self.reuse)
+        return Step(updates, [1.0 / count] * count)
 
     def stepped(self, state: SendBuffers, step: Step, view: View) -> None:
         state.sampled = []
-        if not self.reuse:
-            for update in step.updates:
-                if state.latest.get(update.client) is update:
-                    del state.latest[update.client]
+        for update in step.updates:
+            if state.latest.get(update.client) is update:
+                del state.latest[update.client]
 
     def _sample(self, state: SendBuffers, view: View, idle: set[int], gone: Sequence[int]) -> None:
         """Draw a new round, or only the members that are gone, from all that can have an update."""

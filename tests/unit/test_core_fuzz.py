@@ -45,7 +45,6 @@ TABLES: list[dict[str, Any]] = [
     {"name": "fedavg", "cohort": 3},
     {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
     {"name": "defedavg-niid", "participants": 3},
-    {"name": "defedavg-niid", "participants": 3, "reuse": True},
     {"name": "defedavg-niid", "participants": 3, "pause": True},
 ]
 

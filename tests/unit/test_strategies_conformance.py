@@ -1,0 +1,157 @@
+"""Every built-in strategy, in several settings, passes the kit that edgefl ships for strategies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl import experiment
+from edgefl.core import Core
+from edgefl.errors import RunError
+from edgefl.events import Left, Sum, Train
+from edgefl.strategies import Step, Strategy, View, names, resolve
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import check_strategy, fleet, run_in_memory
+
+SETTINGS: list[dict[str, Any]] = [
+    *({"name": name} for name in names()),
+    {"name": "fedbuff", "buffer_size": 1},
+    {"name": "fedbuff", "buffer_size": 12},
+    {"name": "fedbuff", "buffer_size": 12, "restart": "new-version"},
+    {"name": "fedbuff", "buffer_size": 3, "concurrency": 1},
+    {"name": "fedbuff", "buffer_size": 3, "concurrency": 5, "max_staleness": 2},
+    {"name": "fedbuff", "buffer_size": 3, "max_staleness": 0},
+    {"name": "fedbuff", "buffer_size": 3, "momentum": 0.9, "normalize": True},
+    {"name": "fedstaleweight", "buffer_size": 3, "normalize": "running"},
+    {"name": "fedstaleweight", "buffer_size": 3, "average": "cumulative"},
+    {"name": "fedstaleweight", "buffer_size": 3, "average": "exponential", "restart": "immediate"},
+    {"name": "fedasync", "scaling": "hinge", "concurrency": 4},
+    {"name": "fedasync", "restart": "new-version", "max_staleness": 3},
+    {"name": "fedavg", "cohort": 12},
+    {"name": "fedavg", "cohort": 1},
+    {"name": "fedavg", "cohort": 5, "over_selection": 1.3, "weighting": "uniform"},
+    {"name": "fedavg", "cohort": 4, "over_selection": 3.0},
+    {"name": "defedavg-niid", "participants": 30},
+    {"name": "defedavg-niid", "participants": 5, "pause": True},
+]
+
+
+@pytest.mark.parametrize("table", SETTINGS, ids=str)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_conformance(table: dict[str, Any], seed: int) -> None:
+    strategy = resolve(table)
+    run = check_strategy(strategy, seed=seed)
+    if strategy.optimizer().vectors == 0:  # momentum overshoots
+        # Every client pulls the model towards its own number, 0 to 11: it may not end up outside.
+        assert (run.models[-1] > 0.0).all()
+        assert (run.models[-1] < 11.0).all()
+
+
+@pytest.mark.parametrize("table", SETTINGS, ids=str)
+def test_the_same_seed_gives_the_same_bits_and_time_is_only_what_the_clients_take(
+    table: dict[str, Any],
+) -> None:
+    first, second = (check_strategy(resolve(table)) for _ in range(2))
+    assert [model.tobytes() for model in first.models] == [model.tobytes() for model in second.models]
+    assert first.events == second.events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleeper(Strategy):
+    """Never steps."""
+
+    def assign(self, state: Any, view: View) -> Sequence[int]:
+        return [client for client in view.idle if view.trained_from(client) < 0]
+
+    def step(self, state: Any, view: View) -> Step | None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawer(FedBuff):
+    """Weighs by a draw from a stream that is not the run's: no two replays agree."""
+
+    def weights(self, state: Any, updates: Sequence[Any], view: View) -> Sequence[float]:
+        return np.random.default_rng().random(len(updates)).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hoarder(FedBuff):
+    """Says that it holds fewer than it does."""
+
+    def max_held(self, clients: int) -> int:
+        return -clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divider(FedBuff):
+    """Has a fault of its own."""
+
+    def weights(self, state: Any, updates: Sequence[Any], view: View) -> Sequence[float]:
+        return [1 / 0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "error", "message"),
+    [
+        (Sleeper(), RunError, "the run stands still at version 0"),
+        (Drawer(buffer_size=3), AssertionError, "replaying .* gave other actions"),
+        (Hoarder(buffer_size=3), AssertionError, "more than max_held"),
+        (Divider(buffer_size=3), RunError, "strategy Divider.step raised ZeroDivisionError"),
+    ],
+)
+def test_the_kit_finds_what_is_wrong(strategy: Strategy, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        check_strategy(strategy)
+    assert re.search(message, str(caught.value))
+
+
+def test_a_run_that_never_stops_is_cut_short() -> None:
+    core = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop())
+    with pytest.raises(RunError, match="must stop within 50 events"):
+        run_in_memory(core, [1.0, 2.0], max_events=50)
+
+
+def test_a_client_is_never_given_two_tasks_whatever_the_draws() -> None:
+    for seed in range(20):
+        core = Core(FedBuff(buffer_size=3, concurrency=4), fleet(6), seed, experiment.Stop(versions=40))
+        run = run_in_memory(core, [1.0, 1.1, 1.7, 2.9, 5.3, 8.1])  # the executor asserts it
+        in_flight = 0
+        for event, actions in run.history:
+            in_flight -= type(event).__name__ == "Arrived"
+            in_flight += sum(isinstance(action, Train) for action in actions)
+            assert in_flight <= 4
+
+
+def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
+    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=8000))
+    run = run_in_memory(core, lambda client, trip: 1.0)
+    counts = np.bincount(list(run.owners.values()), minlength=20)
+    expected = counts.sum() / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 43.8  # χ² with 19 degrees of freedom, 0.1%
+
+
+def test_cohorts_are_drawn_uniformly_and_without_replacement() -> None:
+    core = Core(FedAvg(cohort=4, over_selection=1.5), fleet(20), 0, experiment.Stop(versions=2000))
+    run = run_in_memory(core, [1.0 + client for client in range(20)])
+    started: dict[int, list[int]] = {}
+    for action in run.actions:
+        if isinstance(action, Train):
+            started.setdefault(action.version, []).append(action.client)
+    assert all(len(set(clients)) == len(clients) == 6 for clients in started.values())
+    counts = np.bincount(np.concatenate(list(started.values())), minlength=20)
+    expected = counts.sum() / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 43.8
+
+
+def test_updates_of_a_client_that_left_for_good_are_used_and_the_run_goes_on() -> None:
+    core = Core(FedBuff(buffer_size=2), fleet(3), 0, experiment.Stop(versions=5))
+    run = run_in_memory(core, [1.0, 1.5, 1.2], events=[Left(0, 1.1, "died")])
+    assert run.sums[0][0] == Sum(1, (0, 2), (0.5, 0.5))
+    assert all(update.client != 0 for _, updates in run.sums[1:] for update in updates)

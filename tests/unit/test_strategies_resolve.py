@@ -1,0 +1,239 @@
+"""From the experiment's table to a strategy: names, users' files, and one line for each mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.strategies import Buffered, ServerOptimizer, Strategy, names, resolve
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedbuff import FedBuff
+
+MINE = """
+from dataclasses import dataclass
+from edgefl.strategies import Buffered
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Buffered):
+    power: float = 1.0
+
+    def weights(self, state, updates, view):
+        return [self.power] * len(updates)
+
+not_a_strategy = 3
+"""
+
+
+@pytest.mark.parametrize("name", names())
+def test_each_built_in_is_made_by_its_name_and_is_hashable_data(name: str) -> None:
+    strategy = resolve({"name": name})
+    assert type(strategy).__name__.lower() == name.replace("-", "")
+    assert dataclasses.is_dataclass(strategy)
+    assert hash(strategy) == hash(resolve({"name": name}))
+    assert isinstance(strategy.optimizer(), ServerOptimizer)
+    assert (type(strategy).__doc__ or "").strip()
+
+
+def test_the_papers_algorithms_are_there() -> None:
+    wanted = "asysg defedavg-iid defedavg-niid fedadagrad fedadam fedasync fedavg fedavgm fedbuff fednova"
+    assert set(names()) >= {*wanted.split(), "fedprox", "fedstaleweight", "fedyogi"}
+
+
+def test_scaffolding_is_not_a_strategy() -> None:
+    assert not {"base", "buffered", "rounds", "asynchronous", "optimizer"} & set(names())
+    with pytest.raises(ConfigError, match="strategy 'buffered' not found"):
+        resolve({"name": "buffered"})
+
+
+def test_values_reach_their_fields_and_whole_numbers_do_for_numbers() -> None:
+    strategy = resolve({"name": "fedbuff", "buffer_size": 3, "exponent": 2, "normalize": True})
+    assert strategy == FedBuff(buffer_size=3, exponent=2, normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "strategy.name must be one of asysg, "),
+        ({"name": 3}, "or 'my_module:Mine', got 3"),
+        ({"name": "fedbufff"}, "strategy.name: strategy 'fedbufff' not found; did you mean 'fedbuff'?"),
+        ({"name": "../base"}, "strategy '../base' not found"),
+        ({"name": "fedbuff", "k": 1}, "strategy.k: field of fedbuff 'k' not found; have: buffer_size, "),
+        ({"name": "fedbuff", "upload": "model"}, "strategy.upload: field of fedbuff 'upload' not found"),
+        ({"name": "fedbuff", "buffer_size": 0}, "strategy.buffer_size must be int >= 1, got 0"),
+        ({"name": "fedbuff", "buffer_size": 2.5}, "strategy.buffer_size must be int | null, got 2.5"),
+        ({"name": "fedbuff", "buffer_size": True}, "strategy.buffer_size must be int | null, got True"),
+        ({"name": "fedbuff", "exponent": "x"}, "strategy.exponent must be float, got 'x'"),
+        ({"name": "fedbuff", "exponent": -1.0}, "strategy.exponent must be float >= 0.0, got -1.0"),
+        ({"name": "fedbuff", "exponent": float("nan")}, "strategy.exponent must be float >= 0.0, got nan"),
+        ({"name": "fedbuff", "exponent": float("inf")}, "strategy.exponent must be a finite number, got inf"),
+        ({"name": "fedbuff", "server_lr": 0.0}, "strategy.server_lr must be float > 0.0, got 0.0"),
+        ({"name": "fedbuff", "momentum": 1.0}, "strategy.momentum must be float < 1.0, got 1.0"),
+        ({"name": "fedbuff", "normalize": 1}, "strategy.normalize must be bool, got 1"),
+        ({"name": "fedbuff", "max_staleness": -1}, "strategy.max_staleness must be int >= 0, got -1"),
+        (
+            {"name": "fedbuff", "restart": "later"},
+            "strategy.restart must be 'immediate' or 'new-version', got 'later'",
+        ),
+        ({"name": "fedavg", "over_selection": 0.9}, "strategy.over_selection must be float >= 1.0, got 0.9"),
+        ({"name": "fedavg", "weighting": 1}, "strategy.weighting must be 'examples' or 'uniform', got 1"),
+        ({"name": "fedasync", "alpha": 1.5}, "strategy.alpha must be float <= 1.0, got 1.5"),
+        ({"name": "fedstaleweight", "window": 0}, "strategy.window must be int >= 1, got 0"),
+    ],
+)
+def test_each_mistake_is_one_line_that_names_the_field(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(table)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_strategy_made_in_python_is_checked_in_the_same_way() -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.buffer_size must be int >= 1, got 0"):
+        FedBuff(buffer_size=0)
+
+
+@pytest.mark.parametrize(
+    ("table", "clients", "message"),
+    [
+        (
+            {"name": "fedbuff", "buffer_size": 30},
+            24,
+            "strategy.buffer_size must be at most the fleet's 24 clients, got 30",
+        ),
+        (
+            {"name": "fedbuff", "concurrency": 30},
+            24,
+            "strategy.concurrency must be at most the fleet's 24 clients, got 30",
+        ),
+        (
+            {"name": "fedbuff", "concurrency": 4, "buffer_size": 5, "restart": "new-version"},
+            24,
+            'must be at most strategy.concurrency (4) with strategy.restart = "new-version", got 5',
+        ),
+        (
+            {"name": "fedavg", "cohort": 30},
+            24,
+            "strategy.cohort must be at most the fleet's 24 clients, got 30",
+        ),
+        (
+            {"name": "fedavg", "cohort": 20, "over_selection": 1.3},
+            24,
+            "over_selection × strategy.cohort must be at most the fleet's 24 clients, got 1.3 × 20 = 26",
+        ),
+    ],
+)
+def test_what_cannot_work_with_the_fleet_is_refused(
+    table: dict[str, Any], clients: int, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(table).check(clients)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("clients", [1, 2, 7, 24, 1000])
+def test_defaults_fit_every_fleet(name: str, clients: int) -> None:
+    strategy = resolve({"name": name})
+    strategy.check(clients)
+    assert 1 <= strategy.max_held(clients) <= clients
+
+
+def test_what_just_fits_is_allowed() -> None:
+    resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 24, "restart": "new-version"}).check(24)
+    resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 1}).check(24)
+    resolve({"name": "fedavg", "cohort": 10, "over_selection": 1.3}).check(13)
+    assert FedAvg(cohort=10, over_selection=1.3).members(100) == 13
+
+
+def test_a_users_strategy_is_found_beside_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "my_rule.py").write_text(MINE)
+    strategy = resolve({"name": "my_rule:Mine", "power": 0.5}, [tmp_path / "elsewhere", tmp_path])
+    assert isinstance(strategy, Buffered)
+    assert resolve({"name": "my_rule:Mine"}, [tmp_path]) != strategy
+    with pytest.raises(ConfigError, match=r"strategy\.power must be float, got 'x'"):
+        resolve({"name": "my_rule:Mine", "power": "x"}, [tmp_path])
+
+
+def test_two_users_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    made = []
+    for folder, default in ((tmp_path / "a", "1.0"), (tmp_path / "b", "2.0")):
+        folder.mkdir()
+        (folder / "same_name.py").write_text(MINE.replace("1.0", default))
+        made.append(resolve({"name": "same_name:Mine"}, [folder]))
+    assert [vars(strategy)["power"] for strategy in made] == [1.0, 2.0]
+    assert vars(resolve({"name": "same_name:Mine"}, [tmp_path / "a"]))["power"] == 1.0
+
+
+def test_a_users_file_may_import_its_neighbours_and_leaves_the_path_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_rule.py").write_text(MINE)
+    (tmp_path / "rule_with_neighbour.py").write_text("from neighbour_of_rule import Mine")
+    before = list(sys.path)
+    assert isinstance(resolve({"name": "rule_with_neighbour:Mine"}, [tmp_path]), Strategy)
+    assert sys.path == before
+
+
+def test_a_package_will_do_and_so_will_an_installed_module(tmp_path: Path) -> None:
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "__init__.py").write_text(MINE)
+    assert isinstance(resolve({"name": "my_package:Mine"}, [tmp_path]), Buffered)
+    assert resolve({"name": "edgefl.strategies.fedbuff:FedBuff"}, [tmp_path]) == FedBuff()
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "message"),
+    [
+        ("nowhere_at_all:Mine", None, "cannot be imported: No module named 'nowhere_at_all'; looked in "),
+        ("broken_rule:Mine", "def (", "cannot be imported: SyntaxError: invalid syntax"),
+        ("raises_rule:Mine", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("misses_rule:Mine", "import nothing_of_the_kind", "No module named 'nothing_of_the_kind'"),
+        ("typo_rule:Mime", MINE, "strategy in typo_rule 'Mime' not found; did you mean 'Mine'? have: Mine"),
+        ("value_rule:not_a_strategy", MINE, "must be a dataclass derived from Strategy, got 3"),
+        ("base_rule:Strategy", "from edgefl.strategies import Strategy", "must be a dataclass derived from"),
+        (":Mine", None, "strategy.name must be a built-in or like 'my_module:Mine', got ':Mine'"),
+        ("../up:Mine", None, "must be a built-in or like 'my_module:Mine'"),
+    ],
+)
+def test_mistakes_in_a_users_file(tmp_path: Path, name: str, source: str | None, message: str) -> None:
+    if source is not None:
+        (tmp_path / f"{name.partition(':')[0]}.py").write_text(source)
+    with pytest.raises(ConfigError) as caught:
+        resolve({"name": name}, [tmp_path])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_new_file_in_the_folder_is_all_that_a_new_built_in_takes() -> None:
+    """`names` and `resolve` look at the folder: put one there, in a copy, and nothing else."""
+    program = f"""
+import pathlib, shutil, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:
+    native = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree("edgefl", pathlib.Path(folder) / "edgefl", ignore=native)
+    (pathlib.Path(folder) / "edgefl/strategies/my_own.py").write_text({MINE.replace("Mine", "MyOwn")!r})
+    sys.path.insert(0, folder)
+    from edgefl.strategies import names, resolve
+    assert "my-own" in names()
+    assert type(resolve({{"name": "my-own", "power": 2.0}})).__name__ == "MyOwn"
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=60)
+
+
+def test_strategies_and_core_import_nothing_heavy_and_nothing_that_does_io() -> None:
+    program = """
+import sys
+import edgefl.core, edgefl.strategies, edgefl.testing
+from edgefl.strategies import names, resolve
+for name in names():
+    resolve({"name": name})
+heavy = {"torch", "zmq", "numba", "sklearn", "matplotlib", "psutil"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=60)
