@@ -30,33 +30,41 @@ EF_PRIM double EF(fold)(EF(N) n)
     return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
 }
 
-/* dst = src + sum_j weight_j * u_j over one tile, for `count` <= EF_GROUP updates of one type. */
+/* dst = src + sum_j weight_j * u_j over one tile, for `count` <= EF_GROUP updates of one type. What belongs
+ * to one update has a name of its own (n0, n1, …): compilers keep names in registers, but not arrays. */
+#define EF_EACH(x)                                                                                           \
+    x(0) if (count > 1) { x(1) } if (count > 2) { x(2) } if (count > 3) { x(3) }                             \
+    if (count > 4) { x(4) } if (count > 5) { x(5) }
+#define EF_NAME(j) EF(V) w##j, s##j; EF(N) n##j; const char *p##j;
+#define EF_START(j)                                                                                          \
+    w##j = EF(vset)(u[j].weight), n##j = EF(nzero)(), p##j = (const char *)u[j].data + at * ef_size(dtype);
+#define EF_SCALE(j) s##j = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]);
+#define EF_TAKE(j, loaded, from_memory)                                                                      \
+    {                                                                                                        \
+        EF(V) x = loaded;                                                                                    \
+        if (dtype == EF_I8) x = EF(vmul)(s##j, x);                                                           \
+        n##j = from_memory ? EF(nadd_at)(n##j, p##j + 4 * i) : EF(nadd)(n##j, x);                            \
+        sum = EF(vadd)(sum, EF(vmul)(w##j, x));                                                              \
+    }
+#define EF_FULL(j)                                                                                           \
+    EF_PREFETCH(p##j + i * ef_size(dtype) + EF_AHEAD);                                                       \
+    EF_TAKE(j, EF(load)(dtype, p##j, i), dtype == EF_F32)
+#define EF_PART(j) EF_TAKE(j, EF(load_part)(dtype, p##j, i, end - i), 0)
+#define EF_NORM(j) norms[j] = EF(fold)(n##j);
+
 EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
                        const ef_update *u, int64_t at, int64_t n, double *norms)
 {
     const int64_t step = dtype == EF_I8 ? EF_SCALE_BLOCK : EF_TILE;
-    EF(V) weight[EF_GROUP], scale[EF_GROUP];
-    EF(N) norm[EF_GROUP];
-    const char *p[EF_GROUP];
-    for (int j = 0; j < count; j++) {
-        weight[j] = EF(vset)(u[j].weight);
-        norm[j] = EF(nzero)();
-        p[j] = (const char *)u[j].data + at * ef_size(dtype);
-    }
+    EF_NAME(0) EF_NAME(1) EF_NAME(2) EF_NAME(3) EF_NAME(4) EF_NAME(5)
+    EF_EACH(EF_START)
     for (int64_t run = 0; run < n; run += step) {
         const int64_t end = run + step < n ? run + step : n;
         int64_t i = run;
-        if (dtype == EF_I8)
-            for (int j = 0; j < count; j++) scale[j] = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]);
+        if (dtype == EF_I8) { EF_EACH(EF_SCALE) }
         for (; i + EF_W <= end; i += EF_W) {
             EF(V) sum = EF(vload)(src + i);
-            for (int j = 0; j < count; j++) {
-                EF(V) x = EF(load)(dtype, p[j], i);
-                EF_PREFETCH(p[j] + i * ef_size(dtype) + EF_AHEAD);
-                if (dtype == EF_I8) x = EF(vmul)(scale[j], x);
-                norm[j] = EF(nadd)(norm[j], x);
-                sum = EF(vadd)(sum, EF(vmul)(weight[j], x));
-            }
+            EF_EACH(EF_FULL)
             if (stream) EF(vstream)(dst + i, sum);
             else EF(vstore)(dst + i, sum);
         }
@@ -64,25 +72,28 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
             float part[EF_W] = {0};
             memcpy(part, src + i, (size_t)(end - i) * 4);
             EF(V) sum = EF(vload)(part);
-            for (int j = 0; j < count; j++) {
-                EF(V) x = EF(load_part)(dtype, p[j], i, end - i);
-                if (dtype == EF_I8) x = EF(vmul)(scale[j], x);
-                norm[j] = EF(nadd)(norm[j], x);
-                sum = EF(vadd)(sum, EF(vmul)(weight[j], x));
-            }
+            EF_EACH(EF_PART)
             EF(vstore)(part, sum);
             memcpy(dst + i, part, (size_t)(end - i) * 4);
         }
     }
-    for (int j = 0; j < count; j++) norms[j] = EF(fold)(norm[j]);
+    EF_EACH(EF_NORM)
 }
+#undef EF_EACH
+#undef EF_NAME
+#undef EF_START
+#undef EF_SCALE
+#undef EF_TAKE
+#undef EF_FULL
+#undef EF_PART
+#undef EF_NORM
 
+#define EF_COUNT(count, dtype, stream)                                                                       \
+    case count: EF(group)(count, dtype, stream, dst, src, u, at, n, norms); return;
 #define EF_COUNTS(dtype, stream)                                                                             \
     switch (count) {                                                                                         \
-    case 1: EF(group)(1, dtype, stream, dst, src, u, at, n, norms); return;                                  \
-    case 2: EF(group)(2, dtype, stream, dst, src, u, at, n, norms); return;                                  \
-    case 3: EF(group)(3, dtype, stream, dst, src, u, at, n, norms); return;                                  \
-    default: EF(group)(4, dtype, stream, dst, src, u, at, n, norms); return;                                 \
+        EF_COUNT(1, dtype, stream) EF_COUNT(2, dtype, stream) EF_COUNT(3, dtype, stream)                     \
+        EF_COUNT(4, dtype, stream) EF_COUNT(5, dtype, stream) EF_COUNT(6, dtype, stream)                     \
     }
 #define EF_DTYPE(name)                                                                                       \
     EF_TARGET static void EF(group_##name)(int count, int stream, float *dst, const float *src,              \
@@ -97,6 +108,7 @@ EF_DTYPE(EF_BF16)
 EF_DTYPE(EF_I8)
 #undef EF_DTYPE
 #undef EF_COUNTS
+#undef EF_COUNT
 
 EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
                                int64_t n, double *norms, int stream)
@@ -113,7 +125,7 @@ EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u
     for (int64_t j = 0; j < count;) {
         int64_t same = j, size;
         while (same < count && u[same].dtype == u[j].dtype) same++;
-        /* Equal groups: 5 updates are read as 3 and 2, not as 4 and 1. */
+        /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
         size = (same - j + EF_GROUP - 1) / EF_GROUP;
         size = (same - j + size - 1) / size;
         const int last = j + size == count;
@@ -176,24 +188,24 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
     s[1] += s2;
 }
 
-/* Nothing but reading: the bandwidth limit that the others are measured against. */
+/* Nothing but reading: the bandwidth limit that the others are measured against. Four streams at once,
+ * because one keeps too few loads in flight. */
 EF_TARGET static uint64_t EF(read)(const unsigned char *p, int64_t bytes)
 {
-    enum { AT_ONCE = 8 };
-    EF(U) sum[AT_ONCE] = {{0}};
+    enum { STREAMS = 4, LINE = 64 };
+    EF(U) sum[STREAMS] = {{0}};
     uint64_t all = 0;
-    int64_t i = 0;
-    for (; i + (int64_t)sizeof sum <= bytes; i += (int64_t)sizeof sum) {
-        for (int j = 0; j < AT_ONCE; j++) {
-            EF(U) x;
-            memcpy(&x, p + i + j * (int64_t)sizeof x, sizeof x);
-            EF_PREFETCH(p + i + j * (int64_t)sizeof x + EF_AHEAD);
-            sum[j] ^= x;
-        }
-    }
-    for (int j = 0; j < AT_ONCE; j++)
+    const int64_t stream = bytes / STREAMS / LINE * LINE;
+    for (int64_t i = 0; i < stream; i += LINE)
+        for (int j = 0; j < STREAMS; j++)
+            for (int l = 0; l < LINE; l += (int)sizeof(EF(U))) {
+                EF(U) x;
+                memcpy(&x, p + stream * j + i + l, sizeof x);
+                sum[j] ^= x;
+            }
+    for (int j = 0; j < STREAMS; j++)
         for (size_t l = 0; l < sizeof(EF(U)) / 8; l++) all ^= sum[j][l];
-    for (; i < bytes; i++) all ^= p[i];
+    for (int64_t i = STREAMS * stream; i < bytes; i++) all ^= p[i];
     return all;
 }
 

@@ -124,7 +124,7 @@ static void sum_grain(void *context, int64_t grain)
 }
 
 /* Past this many bytes of out, writing around the caches saves reading what is overwritten. */
-#define STREAM_BYTES (4 << 20)
+#define STREAM_BYTES (1 << 20)
 
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
                     double *norms, int threads)

@@ -9,11 +9,11 @@
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/backend_c.py holds its twin. */
 #define EF_ABI 1
 
-#define EF_TILE 4096       /* elements whose running sum stays in the L1 cache; the norms' block */
+#define EF_TILE 16384      /* elements whose running sum stays in the L1 cache; the norms' block */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
 #define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */
-#define EF_GROUP 4         /* most updates read in one pass over a tile */
-#define EF_GRAIN 4         /* tiles that a thread takes at once */
+#define EF_GROUP 6         /* most updates read in one pass over a tile */
+#define EF_GRAIN 2         /* tiles that a thread takes at once */
 
 enum ef_dtype { EF_F32, EF_F16, EF_BF16, EF_I8 };
 

@@ -27,10 +27,18 @@ EF_PRIM EF(V) EF(vload_i8)(const void *p)
 }
 
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){_mm512_setzero_pd()}; }
+EF_PRIM EF(N) EF(nadd_halves)(EF(N) n, __m256 low, __m256 high)
+{
+    __m512d lo = _mm512_cvtps_pd(low), hi = _mm512_cvtps_pd(high);
+    return (EF(N)){_mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, n.l))};
+}
 EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 {
-    __m512d lo = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
-    __m512d hi = _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)));
-    return (EF(N)){_mm512_fmadd_pd(hi, hi, _mm512_fmadd_pd(lo, lo, n.l))};
+    __m256d high = _mm512_extractf64x4_pd(_mm512_castps_pd(v), 1);
+    return EF(nadd_halves)(n, _mm512_castps512_ps256(v), _mm256_castpd_ps(high));
+}
+EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
+{
+    return EF(nadd_halves)(n, _mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)p + 8));
 }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }

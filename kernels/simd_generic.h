@@ -67,4 +67,5 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
     EF(v2d) d0 = EF(low)(v.a), d1 = EF(high)(v.a), d2 = EF(low)(v.b), d3 = EF(high)(v.b);
     return (EF(N)){{n.l[0] + d0 * d0, n.l[1] + d1 * d1, n.l[2] + d2 * d2, n.l[3] + d3 * d3}};
 }
+EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }

@@ -18,7 +18,7 @@ from edgefl.kernels import arguments
 from edgefl.kernels.arguments import TILE, Doubles, Floats, Ids, Sum, Update
 from edgefl.kernels.backend_reference import decoded, folded
 
-_CHUNK = 16 * TILE
+_CHUNK = 4 * TILE
 _THREAD_CHUNKS = 16
 """Least chunks for a thread of its own, against some 100 μs to start one."""
 

@@ -8,7 +8,7 @@ from edgefl.kernels import arguments
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids, Update
 
 _MASK = (1 << 64) - 1
-_CHUNK = 256 * TILE
+_CHUNK = 64 * TILE
 
 
 def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floats:
