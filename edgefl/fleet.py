@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
 
         try:
             file = load_fleet(_absolute(fleet["devices"], base))
-        except ProfileError as error:
+        except (ProfileError, ValueError) as error:
             raise ProfileFault("fleet.devices", f"fleet.devices: {error}") from None
         fleet["devices"] = dict(file.devices)
         fleet.setdefault("network", file.network)
@@ -68,7 +69,7 @@ def require(fleet: Mapping[str, Any]) -> None:
 def _tried(load: Callable[[str], object], name: str, shown: str, key: str | None = None) -> None:
     try:
         load(name)
-    except ProfileError as error:
+    except (ProfileError, ValueError) as error:  # ValueError: a NUL in a path
         raise ProfileFault(key or shown, f"{shown}: {error}") from None
 
 
@@ -82,5 +83,5 @@ def _absolute(name: str, base: Path) -> str:
 
 
 def _found(path: str, base: Path) -> str:
-    beside = base / path
-    return str((beside if beside.exists() else Path(path)).absolute())
+    beside = os.path.join(base, path)
+    return os.path.abspath(beside if os.path.exists(beside) else path)

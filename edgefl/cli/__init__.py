@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)
         _flush()
+        if code == 130:  # typer's own answer to Ctrl-C
+            return _say(130, "interrupted")
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         return _unread()

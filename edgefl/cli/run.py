@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl import new_run_folder
 from edgefl.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
@@ -83,13 +83,7 @@ def require_run(folder: Path) -> None:
 def _folder(out: Path | None, experiment: Experiment) -> Path:
     """Where the run goes: a folder that is new or empty."""
     if out is None:
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        stem = Path("runs") / f"{experiment.name}-{stamp}"
-        folder, count = stem, 1
-        while folder.exists():
-            count += 1
-            folder = stem.with_name(f"{stem.name}-{count}")
-        return folder
+        return new_run_folder(experiment.name)
     if (out / RESOLVED).is_file():
         raise ConfigError(f"--out {out}: holds a run; give another folder, or carry on: edgefl resume {out}")
     if out.exists() and not out.is_dir():

@@ -275,6 +275,10 @@ def test_a_fleet_file_beats_the_default_network_in_python_too() -> None:
         ("fleet.devices={pi4=1}", "fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? have: "),
         ("fleet.devices=mixed24", "fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?"),
         ("fleet.devices=./none.toml", "fleet.devices: profile file"),
+        ("fleet.devices={'a/b'=1}", "fleet.devices: profile file"),
+        ('fleet.devices="./a\\u0000"', "fleet.devices: embedded null byte"),
+        ('fleet.network="./a\\u0000"', "fleet.network: embedded null byte"),
+        ("fleet.network=/" + "x" * 5000, "fleet.network: profile file '/xxx"),
         ("fleet.network=wfi", "fleet.network: network profile 'wfi' not found; did you mean 'wifi'? have: "),
         ("fleet.network={pi-4='wifi'}", "fleet.network: no network for pixel-3a; give one for each device, or"),
         (
@@ -354,7 +358,7 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
         ),
         (
             Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), data=Data(path="\udcff")),
-            r"data.path: expected text that UTF-8 can hold, got '\\udcff'",
+            r"data.path: expected text that UTF-8 can hold, got '/.*\\udcff'",
         ),
         (
             Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),  # type: ignore[arg-type]

@@ -1,0 +1,403 @@
+"""The command line: what each command calls, what it refuses and how, and with which exit code."""
+
+# ruff: noqa: E501 - a message in full is easier to check than one in pieces
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError, RunError
+
+EXPERIMENT = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\nversions = 3\n"
+SUMMARY: dict[str, Any] = {
+    "strategy": "fedbuff",
+    "clock": "wall",
+    "seed": 3,
+    "versions": 3,
+    "client_trips": 30,
+    "accuracy": 0.8125,
+    "loss": 0.5,
+    "emulated_s": 12.0,
+    "wall_s": 13.0,
+    "model_sha256": "0123456789abcdef" * 4,
+    "staleness": {"mean": 1.5, "max": 4},
+    "fidelity": {"median_abs_error": 0.001, "p95_abs_error": 0.004, "valid": True},
+    "aggregation": {"backend": "c", "gbytes_per_s": 12.5},
+}
+
+
+class Calls(list[tuple[Any, ...]]):
+    """What a stand-in was called with; ``then`` says what it does."""
+
+    then: Callable[..., Any] = staticmethod(lambda *_: None)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.append(arguments)
+        return self.then(*arguments)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+    package, _, leaf = name.rpartition(".")
+    monkeypatch.setattr(importlib.import_module(package), leaf, module, raising=False)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """A supervisor that writes the resolved experiment and is done."""
+
+    def finish(experiment: Any, folder: Path, *_: Any) -> Any:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "experiment.toml").write_text("")
+        return SimpleNamespace(summary=lambda: SUMMARY)
+
+    calls = Calls()
+    calls.then = finish
+    stand_in(monkeypatch, "edgefl.supervisor", run=calls)
+    return calls
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The one line on standard error; nothing is on standard output."""
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("edgefl: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("edgefl: ").removesuffix("\n")
+
+
+# ---- run ---------------------------------------------------------------------------------------
+
+
+def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls) -> None:
+    assert main(["run", "e.toml", "--set", "seed=2", "--set", "name=n", "--seed", "3", "--out", "o", "-q"]) == 0
+    [(experiment, folder, quiet, base)] = runs
+    assert (experiment.seed, experiment.name) == (3, "n")
+    assert (folder, quiet, base) == (Path("o"), True, here)
+
+
+def test_run_takes_the_clock(here: Path, runs: Calls) -> None:
+    assert main(["run", "e.toml", "--clock", "wall", "--quiet"]) == 0
+    assert runs[0][0].clock.kind == "wall"
+
+
+def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
+    for _ in range(3):
+        assert main(["run", "e.toml", "-q", "--set", "name=mine"]) == 0
+    folders = [call[1] for call in runs]
+    assert len(set(folders)) == 3
+    assert all(str(folder).startswith("runs/mine-2") for folder in folders)
+
+
+def test_run_says_how_it_went(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "e.toml", "--out", "o"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for words in ("fedbuff, wall clock, seed 3", "0.8125, 0.5", "valid: error median 0.10%, p95 0.40%", "12.5"):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+def test_quiet_says_nothing(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "e.toml", "--out", "o", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_invalid_emulation_is_said_even_if_quiet(
+    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "fidelity", {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False})
+    assert main(["run", "e.toml", "-q"]) == 0
+    assert "INVALID" in capsys.readouterr().err
+    monkeypatch.setitem(SUMMARY, "fidelity", None)
+    assert main(["run", "e.toml"]) == 0
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "e.toml", "--out", "o", "-q"]) == 0
+    text = refused(capsys, 2, "run", "e.toml", "--out", "o")
+    assert text == "--out o: holds a run; give another folder, or carry on: edgefl resume o"
+    (here / "full").mkdir()
+    (here / "full" / "x").touch()
+    text = refused(capsys, 2, "run", "e.toml", "--out", "full")
+    assert text == "--out full: not empty, expected a new or empty folder"
+    text = refused(capsys, 2, "run", "e.toml", "--out", "e.toml")
+    assert text == "--out e.toml: a file, expected a new or empty folder"
+    (here / "empty").mkdir()
+    assert main(["run", "e.toml", "--out", "empty", "-q"]) == 0
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "none.toml"], "none.toml: no such file"),
+        (["run", "."], ".: a folder, expected a TOML file"),
+        (["run", "e.toml", "--set", "lr=1"], "--set lr=1: unknown key 'lr'; did you mean 'training.lr'?"),
+        (["run", "e.toml", "--set", "nonsense"], "--set 'nonsense': expected KEY=VALUE"),
+        (["run", "e.toml", "--clock", "sun"], "--clock: clock.kind: 'sun' is not allowed; allowed: virtual, wall"),
+        (["run", "e.toml", "--seed", "-1"], "--seed: seed: must be a whole number from 0"),
+        (["run", "e.toml", "--seed", "x"], "Invalid value for '--seed'"),
+        (["run", "e.toml", "--sed", "1"], "No such option"),
+        (["run"], "Missing argument 'FILE'; see: edgefl run --help"),
+        (["run", "e.toml", "f.toml"], "Got unexpected extra argument"),
+        (["rnu"], "No such command 'rnu'"),
+        (["resume", "nowhere"], "nowhere: no such folder"),
+        (["resume", "e.toml"], "e.toml: a file, expected the folder of a run"),
+        (["resume", "."], ".: no run in it (experiment.toml is missing)"),
+        (["report", "nowhere"], "nowhere: no such folder"),
+        (["compare", "nowhere"], "nowhere: no such folder"),
+        (["compare"], "Missing argument 'DIR...'; see: edgefl compare --help"),
+        (["profiles", "pi4"], "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
+        (["profiles", "./x.toml"], "profiles ./x.toml: a path; to check a file: edgefl profiles check ./x.toml"),
+        (["profiles", "check"], "profiles check: no FILE given"),
+        (["profiles", "pi-4", "pi-5"], "profiles pi-4 pi-5: one name only"),
+        (["bench", "speed"], "No such command 'speed'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(
+    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert refused(capsys, 2, *arguments).startswith(words)
+    assert runs == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ConfigError("strategy.name: 'x' not found"), 2, "strategy.name: 'x' not found"),
+        (RunError("the server\ndied"), 1, "the server died"),
+        (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device (EDGEFL_TRACEBACK=1"),
+        (KeyboardInterrupt(), 130, "interrupted before anything was written"),
+    ],
+)
+def test_errors_of_a_run(
+    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    runs.then = fail
+    assert refused(capsys, code, "run", "e.toml", "--out", "o").startswith(words)
+
+
+def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.then = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "e.toml"])
+    monkeypatch.setenv("EDGEFL_TRACEBACK", "1")
+    runs.then = lambda *_: Path("/nowhere/at/all").read_text()
+    with pytest.raises(FileNotFoundError):
+        main(["run", "e.toml"])
+
+
+@pytest.mark.parametrize("command", [["run", "e.toml", "--out", "o"], ["resume", "o"]])
+def test_ctrl_c_says_how_to_carry_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        (here / "o").mkdir(exist_ok=True)
+        (here / "o" / "experiment.toml").touch()
+        raise KeyboardInterrupt
+
+    if command[0] == "resume":
+        (here / "o").mkdir()
+        (here / "o" / "experiment.toml").touch()
+    stand_in(monkeypatch, "edgefl.supervisor", run=interrupted, resume=interrupted)
+    assert refused(capsys, 130, *command) == "interrupted; carry on with: edgefl resume o"
+
+
+def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, "edgefl.doctor", examine=interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err.strip() == "edgefl: interrupted"
+
+
+def test_resume_compare_and_report_call_what_they_should(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (here / name).mkdir()
+        (here / name / "experiment.toml").touch()
+    calls = Calls()
+    calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
+    stand_in(monkeypatch, "edgefl.supervisor", resume=calls)
+    assert main(["resume", "a", "-q"]) == 0
+    assert calls == [(Path("a"), True)]
+
+    beside = Calls()
+    beside.then = lambda *_: "a beside b"
+    stand_in(monkeypatch, "edgefl.report.compare", compare=beside)
+    assert main(["compare", "a", "b", "--out", "c"]) == 0
+    assert main(["compare", "a"]) == 0
+    assert beside == [([Path("a"), Path("b")], Path("c")), ([Path("a")], None)]
+    assert capsys.readouterr().out == "a beside b\na beside b\n"
+
+    written = Calls()
+    written.then = lambda folder: folder / "report.html"
+    stand_in(monkeypatch, "edgefl.report.html", write_report=written)
+    assert main(["report", "a"]) == 0
+    assert capsys.readouterr().out == "a/report.html\n"
+
+
+@pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])
+def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    calls = Calls()
+    stand_in(monkeypatch, f"edgefl.bench.{what}", run=calls)
+    assert main(["bench", what, "--json", "f.json", "--quick"]) == 0
+    assert main(["bench", what]) == 0
+    assert calls == [(Path("f.json"), True), (None, False)]
+
+
+# ---- profiles, calibrate, doctor ---------------------------------------------------------------
+
+
+def test_profiles_lists_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl import emulation
+
+    assert main(["profiles"]) == 0
+    out = capsys.readouterr().out
+    for name in (*emulation.device_names(), *emulation.network_names(), *emulation.fleet_names()):
+        assert name in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(listed) == {"devices", "networks", "fleets"}
+    for name, kind in (("pi-4", "devices"), ("lte", "networks"), ("mixed-24", "fleets")):
+        assert main(["profiles", name, "--json"]) == 0
+        one = json.loads(capsys.readouterr().out)
+        assert one == listed[kind][name]
+        assert one["id"] == name
+
+
+def test_a_profile_shows_figures_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles", "pi-4"]) == 0
+    out = capsys.readouterr().out
+    assert "memory.ram_mib" in out
+    assert "4096" in out
+    assert "ThomasKaiser" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.emulation import load_device, to_json
+    from edgefl.toml import write
+
+    good = tmp_path / "pi-4.toml"
+    good.write_text(write(to_json(load_device("pi-4"))))
+    assert main(["profiles", "check", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: good\n"
+    bad = tmp_path / "pi-4.toml"
+    bad.write_text(good.read_text().replace("4096", "-1").replace("1800", "nan"))
+    assert main(["profiles", "check", str(bad)]) == 2
+    out, err = capsys.readouterr()
+    assert str(bad) in out
+    assert err.startswith(f"edgefl: {bad}: ")
+    assert err.count("\n") == 1
+
+
+def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.emulation import calibration
+
+    rate = calibration.Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
+    found = calibration.Calibration(
+        fingerprint="f",
+        cpu="a processor",
+        cores=2,
+        library="a library",
+        at_unix_s=0.0,
+        gemm_gflops={"64": rate},
+        triad_gbytes_per_s=rate,
+    )
+    forced: list[bool] = []
+
+    def calibrate(force: bool) -> calibration.Calibration:
+        forced.append(force)
+        return found
+
+    monkeypatch.setattr(calibration, "calibrate", calibrate)
+    assert main(["calibrate"]) == 0
+    out = capsys.readouterr().out
+    assert "a processor" in out
+    assert "50" in out
+    assert main(["calibrate", "--fresh", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gemm_gflops"]["64"]["median"] == 50.0
+    assert forced == [False, True]
+
+
+def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert {"python", "cores", "memory", "torch", "cuda", "kernel c", "memfd", "cgroup", "open files"} <= set(found)
+    assert found["kernel reference"]["problem"] == ""
+    assert not any("looking failed" in finding["problem"] for finding in found.values())
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "memfd" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl import doctor
+
+    def broken() -> doctor.Finding:
+        raise OSError("no such thing here")
+
+    monkeypatch.setattr(doctor, "_LOOKS", (("odd", broken), ("python", doctor._python)))
+    odd, python = doctor.examine()
+    assert odd == ("odd", "?", "looking failed: OSError: no such thing here")
+    assert python.what == "python"
+
+
+# ---- help --------------------------------------------------------------------------------------
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("edgefl")
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Usage: edgefl")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "run", "resume", "compare", "report", "profiles", "calibrate", "doctor", "bench aggregate"]
+)
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"Usage: edgefl {command}".strip() in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out

@@ -1,0 +1,111 @@
+"""The command line as a process: what starting it costs, pipes that close, signals, colours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
+
+PYTHON = [sys.executable, "-W", "error"]
+EDGEFL = [*PYTHON, "-m", "edgefl"]
+HELP = [["--help"], ["run", "--help"], ["bench", "--help"], ["--version"], ["rnu"]]
+HEAVY = {"torch", "numba", "numpy", "matplotlib", "sklearn", "scipy", "zmq", "rich", "psutil"}
+
+
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    body = (
+        "import sys\n"
+        "from edgefl.cli import main\n"
+        f"main({arguments!r})\n"
+        f"print('heavy:', sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([*PYTHON, "-c", body], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_an_error_in_the_file_imports_no_training_library(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("[fleet]\ndevices = { pi4 = 1 }\n[stop]\nversions = 1\n")
+    body = (
+        "import sys\n"
+        "from edgefl.cli import main\n"
+        f"assert main(['run', {str(tmp_path / 'e.toml')!r}]) == 2\n"
+        "print(sorted({'torch', 'numba', 'matplotlib', 'sklearn', 'zmq'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([*PYTHON, "-c", body], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["profiles"], ["profiles", "--json"], ["--help"]])
+def test_a_pipe_that_nobody_reads_is_silent(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        command = [*EDGEFL, *arguments]
+        done = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
+    """The stand-in for a supervisor says that it runs, then waits; the signal comes from outside."""
+    (tmp_path / "e.toml").write_text("[fleet]\ndevices = { pi-4 = 1 }\n[stop]\nversions = 1\n")
+    body = (
+        "import sys, types, threading\n"
+        "def run(experiment, folder, quiet, base):\n"
+        "    folder.mkdir()\n"
+        "    (folder / 'experiment.toml').touch()\n"
+        "    print('runs', flush=True)\n"
+        "    threading.Event().wait()\n"
+        "module = types.ModuleType('edgefl.supervisor')\n"
+        "module.run = run\n"
+        "sys.modules['edgefl.supervisor'] = module\n"
+        "import edgefl; edgefl.supervisor = module\n"
+        "from edgefl.cli import main\n"
+        "sys.exit(main(['run', 'e.toml', '--out', 'o']))\n"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    with subprocess.Popen(
+        [*PYTHON, "-c", body],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert (process.returncode, err) == (130, "edgefl: interrupted; carry on with: edgefl resume o\n")
+
+
+@pytest.mark.parametrize("colour", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_file_gets_no_colours_and_80_columns(colour: dict[str, str]) -> None:
+    unset = ("COLUMNS", "FORCE_COLOR", "NO_COLOR")
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | colour
+    done = subprocess.run(
+        [*EDGEFL, "profiles"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) == 80
+
+
+def test_narrow_terminals_are_heeded() -> None:
+    done = subprocess.run(
+        [*EDGEFL, "profiles"], env=os.environ | {"COLUMNS": "60"}, capture_output=True, text=True, check=True
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 60

@@ -1,0 +1,135 @@
+"""What is shipped and declared agrees with what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "edgefl").rglob("*.py"))
+
+IMPORTED_AS = {"pyzmq": "zmq", "scikit-learn": "sklearn"}
+
+
+@pytest.fixture(scope="module")
+def project() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for requirement in requirements]
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of all modules that the file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_every_import_is_declared_and_every_dependency_is_imported(project: Any) -> None:
+    declared = {IMPORTED_AS.get(name, name) for name in names(project["dependencies"])}
+    used: set[str] = set().union(*map(imported, SOURCES))
+    assert used - set(sys.stdlib_module_names) - {"edgefl"} - declared - {"pytest", "ray"} == set()
+    assert declared - used == set()
+
+
+def test_every_dependency_is_pinned_and_torch_without_a_local_tag(project: Any) -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = dict(line.split("==") for line in lines)
+    extras = [name for extra in project["optional-dependencies"].values() for name in names(extra)]
+    assert set(names(project["dependencies"]) + extras) <= set(pins)
+    assert all(re.fullmatch(r"[0-9.]+", version) for version in pins.values())
+    assert sorted(pins) == list(pins)
+
+
+def test_dependencies_have_no_upper_bound_and_are_explained(project: Any) -> None:
+    explained = (ROOT / "docs" / "dependencies.md").read_text()
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        assert re.fullmatch(r"[a-z-]+>=[0-9.]+", requirement)
+        assert f"**{names([requirement])[0]}**" in explained
+
+
+def test_command_and_module_start_the_same_thing(project: Any) -> None:
+    assert project["scripts"] == {"edgefl": "edgefl.cli:main"}
+    assert "from edgefl.cli import main" in (ROOT / "edgefl" / "__main__.py").read_text()
+
+
+def test_every_folder_of_code_is_a_package() -> None:
+    folders = {path.parent for path in SOURCES}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_types_are_shipped() -> None:
+    assert (ROOT / "edgefl" / "py.typed").is_file()
+
+
+def test_nothing_from_outside_is_evaluated_or_unpickled() -> None:
+    """No pickle, marshal, shelve, eval, exec or torch.load in the package."""
+    banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    for path in SOURCES:
+        assert imported(path) & banned == set(), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "exec", "compile", "torch.load", "np.load", "numpy.load"), path
+
+
+def test_importing_edgefl_imports_nothing_heavy() -> None:
+    heavy = {"torch", "numba", "sklearn", "matplotlib", "scipy"}
+    top = ast.parse((ROOT / "edgefl" / "__init__.py").read_text()).body
+    for node in top:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not heavy & {name.partition(".")[0] for name in ast.unparse(node).split()}
+
+
+def test_files_are_short_enough_to_read() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+
+
+def test_no_path_of_a_machine_is_in_what_is_shipped() -> None:
+    shipped = [*SOURCES, *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("experiments/*.toml")]
+    shipped += [ROOT / name for name in ("pyproject.toml", "setup.py", "Makefile", "constraints.txt")]
+    for path in shipped:
+        found = re.search(r"/(?:home|root|Users|workspace|opt)/\w", path.read_text())
+        assert found is None, f"{path}: {found}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_experiment_that_is_shipped_loads(path: Path) -> None:
+    from edgefl import config
+    from edgefl.strategies import resolve
+
+    experiment = config.load(path)
+    assert isinstance(experiment.fleet.devices, dict)
+    resolve(experiment.strategy).check(sum(experiment.fleet.devices.values()))
+
+
+def test_the_readme_shows_experiments_and_commands_that_exist(tmp_path: Path) -> None:
+    from edgefl import config
+    from edgefl.cli import app
+
+    readme = (ROOT / "README.md").read_text()
+    for block in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL):
+        path = tmp_path / "e.toml"
+        path.write_text(block)
+        config.load(path)
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
+    shown = set(re.findall(r"`edgefl (\w+)", readme))
+    assert shown == commands
+    for file in re.findall(r"experiments/[\w-]+\.toml", readme):
+        assert (ROOT / file).is_file()
+    for target in re.findall(r"^make (\w+)", readme, re.MULTILINE):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text()
