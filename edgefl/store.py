@@ -196,6 +196,10 @@ class Store:
             finish[4] += 1
             finish[5] += weight
 
+    def checksum_seen(self, task: int, checksum: int) -> None:
+        """What the server computed from the slot, for a trip whose row is on record already."""
+        self._rows["UPDATE trips SET checksum_seen = ?1 WHERE task = ?2"].append((to_signed(checksum), task))
+
     def released(self, task: int, fate: str, reason: str = "") -> None:
         """The trip's end: ``fate`` is one of `FATES`."""
         if fate not in FATES:
@@ -296,12 +300,11 @@ class Store:
     def truncate(self, after_seq: int) -> None:
         """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.
 
-        Later events, trips, versions, fates and evaluations go (uncommitted ones too); incidents, costs
-        and meta stay.
+        Later events, trips, versions, fates and evaluations go; incidents, costs and meta stay.
         """
         if not 0 <= after_seq <= self._seq:
             raise ValueError(f"after_seq must be from 0 to {self._seq} (got {after_seq})")
-        self._forget()
+        self.commit()  # incidents and meta that wait stay too
         with self._transaction():
             for statement in _REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
@@ -313,9 +316,10 @@ class Store:
         cut = {
             task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
         }
-        uses: dict[int, list[float]] = defaultdict(list)
-        first: dict[int, int] = {}
-        for version, tasks, weights in self._db.execute("SELECT * FROM sums ORDER BY version"):
+        kept: dict[int, list[Any]] = {}
+        for version, tasks, weights, seq in self._db.execute(
+            "SELECT sums.*, COALESCE(seq, 0) FROM sums LEFT JOIN versions USING (version) ORDER BY version"
+        ):
             used: dict[int, float] = {}
             for (task,), (weight,) in zip(
                 struct.iter_unpack("<q", tasks), struct.iter_unpack("<d", weights), strict=True
@@ -323,13 +327,14 @@ class Store:
                 if task in cut:
                     used[task] = used.get(task, 0.0) + weight
             for task, weight in used.items():
-                uses[task].append(weight)
-                first.setdefault(task, version)
-        self._db.executemany(
-            "UPDATE trips SET applied_version = ?, weight = ?, uses = ? WHERE task = ?",
-            [(first[task], sum(weights), len(weights), task) for task, weights in uses.items()],
-        )
+                # applied_version, weight, uses, fate_seq, task
+                row = kept.setdefault(task, [version, 0.0, 0, 0, task])
+                row[1:4] = [row[1] + weight, row[2] + 1, seq]
         self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
+        self._db.executemany(
+            "UPDATE trips SET applied_version = ?, weight = ?, uses = ?, fate_seq = ? WHERE task = ?",
+            kept.values(),
+        )
 
     def replay(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """The committed events after ``after_seq``, with their numbers, in order."""

@@ -212,7 +212,7 @@ def table(rows: Sequence[Row]) -> Table:
         else "classes only on slow phones: none"
     )
     out.caption = Text(
-        f"* accuracy on {held}\nstale: mean/max staleness   † applied weight of a slow client, 1 is fair"
+        f"* accuracy on {held}\n† applied weight of a slow client: 1 is fair\nstale: staleness, mean/max"
     )
     out.caption_justify = "left"
     return out

@@ -174,7 +174,7 @@ def accuracy(rows: Sequence[Row], over: str, value: Callable[[EvaluationRow, Run
         farthest = max(farthest, *(float(x[-1]) for x, _ in curves))
     if not keys:
         return None
-    axes.set_xlim(0, max(farthest, 1e-9) * 1.04)
+    axes.set_xlim(0, (farthest or 1.0) * 1.04)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
     percent_axis(axes.yaxis)
@@ -196,8 +196,6 @@ def by_class(rows: Sequence[Row]) -> Picture | None:
             continue
         mean, classes = np.mean(found, axis=0), found[0].size
         role = series(k)
-        # one mark a class; the thin line only helps the eye to follow a run
-        axes.plot(mean, color=colour(role), linewidth=0.9, alpha=0.5)
         (marks,) = axes.plot(mean, "o", color=colour(role), markersize=6 if classes <= 20 else 3)
         canvas.tip(marks, row.label)
         keys.append(Key(role, row.label))

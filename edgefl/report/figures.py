@@ -66,7 +66,7 @@ def accuracy(record: Record, over: str) -> Picture | None:
             f"{y_end:.1%}", (x[-1], y_end), (7, up), textcoords="offset points", va="center",
             color=colour(role), fontweight="bold", annotation_clip=False,
         )  # fmt: skip
-    axes.set_xlim(0, max(float(x[-1]), 1e-9) * 1.14)
+    axes.set_xlim(0, (float(x[-1]) or 1.0) * 1.14)
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
     percent_axis(axes.yaxis)
@@ -176,7 +176,9 @@ def weight(record: Record) -> Picture | None:
     axes.set_ylim(0, max(1.25, float(y.max()) * 1.08))
     axes.set_xticks([])
     axes.grid(False, axis="x")
-    axes.set_xlabel(f"{len(ranked)} clients, fastest profile first" if len(ranked) > 1 else "1 client")
+    axes.set_xlabel(
+        f"{len(ranked)} clients, fastest profile first" if len(ranked) > 1 else "1 client", labelpad=8
+    )
     return Picture(canvas.svg("Applied weight by client"), _profile_keys(record))
 
 

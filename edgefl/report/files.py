@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from edgefl.errors import RunError
@@ -16,6 +17,7 @@ def write_text(path: Path, text: str) -> Path:
         new.write_text(text, encoding="utf-8")
         new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink()
         raise RunError(f"{path} cannot be written: {error.strerror}") from None
     return path

@@ -31,6 +31,7 @@ def report(record: Record) -> str:
     """The page: self-contained HTML with inline pictures, light and dark, no script, no network."""
     summary = summarize(record)
     title = summary["name"] or record.folder.name
+    no_accuracy = "No accuracy was a number." if record.evaluations else "No evaluation was made."
     return page(
         f"{title} · edgefl",
         [
@@ -41,12 +42,12 @@ def report(record: Record) -> str:
             grid(
                 [
                     figure("Accuracy over emulated time", "On the server's test examples.",
-                           draw("time", lambda: figures.accuracy(record, "at_s")), "No evaluation was made."),
+                           draw("time", lambda: figures.accuracy(record, "at_s")), no_accuracy),
                     figure("Accuracy over client trips", "A trip is a download, a training and an upload.",
                            draw("trips", lambda: figures.accuracy(record, "trips")),
-                           "No evaluation was made."),
+                           no_accuracy),
                     figure("Accuracy by class", "At the last evaluation.",
-                           draw("class", lambda: figures.per_class(record)), "No evaluation was made."),
+                           draw("class", lambda: figures.per_class(record)), no_accuracy),
                     figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
                            draw("weight", lambda: figures.weight(record)), "No update was applied."),
                 ]
@@ -105,7 +106,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 def seconds(value: float) -> str:
     """A duration for people.
 
-    >>> seconds(0.25), seconds(91.85), seconds(8000)
+    >>> seconds(0.25), seconds(91.87), seconds(8000)
     ('0.25 s', '91.9 s', '2 h 13 min')
     """
     if value < 600:
@@ -115,6 +116,15 @@ def seconds(value: float) -> str:
     if value < 172800:
         return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
     return f"{value / 86400:.1f} days"
+
+
+def many(count: int, thing: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "client"), many(2, "process")
+    ('1 client', '2 processes')
+    """
+    return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -129,7 +139,7 @@ def _subtitle(record: Record, summary: dict[str, Any]) -> str:
         meta.data,
         meta.model,
         meta.partition and f"{meta.partition} partition",
-        f"{summary['clients']} clients",
+        many(summary["clients"], "client"),
         meta.clock and f"{meta.clock} clock",
         f"seed {meta.seed}",
     ]
@@ -154,13 +164,17 @@ def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
     if record.meta.clock == "virtual" and error is not None:
         note = "times computed, not enforced"
     else:
-        note = f"compute error {percent(error, 2)} median" if error is not None else "no trip was timed"
-    loss = "not evaluated" if summary["accuracy"] is None else f"loss {number(summary['loss'])}"
+        note = f"{percent(error, 2)} median error" if error is not None else "no trip was timed"
+    if summary["accuracy"] is None:
+        loss = "not a number" if record.evaluations else "not evaluated"
+    else:
+        loss = f"loss {number(summary['loss'])}"
+    weight = summary["slow_phones"]["applied_weight"]
     return [
-        stat("Strategy", summary["strategy"] or "–", f"{summary['processes']} training processes"),
+        stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),
         stat("Accuracy", percent(summary["accuracy"]), loss),
         stat("Slow phones' classes", percent(summary["slow_phones"]["accuracy"]),
-             f"weight {number(summary['slow_phones']['applied_weight'])} of fair share"),
+             "no update applied" if weight is None else f"weight {number(weight)} of the fair share"),
         stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
         stat("Versions", f"{summary['versions']:,}",
              f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"),

@@ -49,6 +49,7 @@ a { color: var(--link); }
 .keys { display: flex; flex-wrap: wrap; gap: 3px 16px; font-size: 12.5px; color: var(--muted); margin: 0 0 6px; padding: 0; list-style: none; }
 .keys i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
 .picture svg { display: block; width: 100%; height: auto; overflow: visible; font-family: inherit; font-variant-numeric: tabular-nums; }
+.picture svg * { stroke-linejoin: round; stroke-linecap: butt; }
 .wide .picture { overflow-x: auto; } .wide .picture svg { min-width: 700px; }
 .scroll { overflow-x: auto; margin: 0 -18px; padding: 0 18px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }

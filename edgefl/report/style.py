@@ -103,6 +103,8 @@ class Canvas:
         text = file.getvalue()
         text = text[text.index("<svg") :]
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+        # a style sheet inside would reach out over the whole page, which has the same two rules itself
+        text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
         for k, tip in enumerate(self._tips):
             text = text.replace(f'<g id="tip-{k}">', f"<g><title>{html.escape(tip)}</title>", 1)
         used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.errors import ConfigError, RunError
+from edgefl.events import Arrived, Event, Failed, Joined, Left, Summed, Ticked
+from edgefl.store import (
+    Aggregation,
+    ClientRow,
+    EvaluationRow,
+    Memory,
+    Record,
+    Store,
+    TripRow,
+    VersionRow,
+)
+
+EVENTS: list[Event] = [
+    Joined(client=3, at_s=0.0),
+    Arrived(client=3, task=0, base_version=0, examples=10, steps=5, loss=0.25, at_s=1.5),
+    Failed(client=3, task=1, at_s=2.0, reason="cancelled"),
+    Summed(version=1, at_s=2.5, bad=(0,)),
+    Ticked(at_s=3.0),
+    Left(client=3, at_s=4.0, reason="gone"),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path) as store:
+        yield store
+
+
+def trip(task: int, **fields: object) -> TripRow:
+    return TripRow(task, 0, 0, task, 0.0, **fields)  # type: ignore[arg-type]
+
+
+def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> None:
+    assert [store.journal(event) for event in EVENTS] == [1, 2, 3, 4, 5, 6]
+    store.commit()
+    assert list(store.replay()) == list(enumerate(EVENTS, 1))
+    assert list(store.replay(after_seq=4)) == [(5, EVENTS[4]), (6, EVENTS[5])]
+    with Record(tmp_path) as record:
+        assert list(record.events(after_seq=5)) == [(6, EVENTS[5])]
+
+
+def test_nothing_is_seen_before_commit_and_all_after(store: Store, tmp_path: Path) -> None:
+    store.journal(EVENTS[0])
+    store.trip(trip(0))
+    assert store.waiting == 2
+    with Record(tmp_path) as before:
+        assert before.trips.rows == 0
+        store.commit()
+        assert store.waiting == 0
+        assert before.trips["task"].tolist() == []  # one moment, whatever the writer does meanwhile
+    with Record(tmp_path) as after:
+        assert after.trips["task"].tolist() == [0]
+
+
+def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
+    row = TripRow(
+        task=7, client=2, base_version=4, trip=1, sent_s=1.25, received_s=1.5, arrived_s=9.75, staleness=3,
+        reason="late", examples=60, steps=5, loss=0.5, trained_version=4, down_bytes=1 << 40, up_bytes=12,
+        down_s=0.25, compute_s=8.0, up_s=0.25, down_declared_s=0.25, compute_declared_s=8.0,
+        up_declared_s=0.25, trip_declared_s=8.5, trip_achieved_s=8.5, flops=1e12, lateness_s=1e-4,
+        cpu_s=0.5, peak_mib=13.5, checksum_sent=2**64 - 1, checksum_seen=2**63,
+    )  # fmt: skip
+    store.trip(row)
+    store.commit()
+    with Record(tmp_path) as record:
+        assert record.trip(7) == row
+        assert record.trips["checksum_sent"].tolist() == [2**64 - 1]
+        assert record.trips["checksum_seen"].dtype == np.uint64
+        with pytest.raises(KeyError, match="task 8"):
+            record.trip(8)
+        with pytest.raises(KeyError, match="no column 'speed'; have: task"):
+            record.trips["speed"]
+
+
+def test_missing_values_have_one_form_each(store: Store, tmp_path: Path) -> None:
+    store.trip(trip(0, loss=math.nan))
+    store.commit()
+    with Record(tmp_path) as record:
+        trips = record.trips
+        assert math.isnan(trips["loss"][0])
+        assert math.isnan(trips["arrived_s"][0])
+        assert (trips["staleness"][0], trips["fate"][0], trips["checksum_sent"][0]) == (-1, "", 0)
+        with pytest.raises(ValueError, match="read-only"):
+            trips["task"][0] = 1
+
+
+def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
+    for task in range(4):
+        store.trip(trip(task, arrived_s=1.0))
+    store.commit()
+    store.applied(5, [0, 1, 0], [0.25, 0.5, 0.125])
+    store.released(0, "applied")
+    store.commit()
+    store.applied(6, [1], [1.0])
+    store.released(1, "applied")
+    store.released(2, "dropped", "not finite")
+    store.commit()
+    with Record(tmp_path) as record:
+        trips = record.trips
+        assert trips["fate"].tolist() == ["applied", "applied", "dropped", ""]
+        assert trips["weight"][:2].tolist() == [0.375, 1.5]
+        assert np.isnan(trips["weight"][2:]).all()
+        assert trips["applied_version"].tolist() == [5, 5, -1, -1]
+        assert trips["uses"].tolist() == [1, 2, 0, 0]
+        assert trips["reason"].tolist() == ["", "", "not finite", ""]
+        sums = [(v, t.tolist(), w.tolist()) for v, t, w in record.sums()]
+        assert sums == [(5, [0, 1, 0], [0.25, 0.5, 0.125]), (6, [1], [1.0])]
+
+
+def test_wrong_arguments_are_named(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"fate must be one of applied.*got 'eaten'"):
+        store.released(0, "eaten")
+    with pytest.raises(ValueError, match="got 1 for 2"):
+        store.applied(1, [1, 2], [0.5])
+    with pytest.raises(TypeError, match="meta field 'colour' not found; have: "):
+        store.set_meta(colour="red")
+    with pytest.raises(TypeError, match="meta field 'seed'"):
+        store.set_meta(seed="one")
+    with pytest.raises(ValueError, match="after_seq must be from 0 to 0"):
+        store.truncate(1)
+
+
+def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
+    store.set_meta(
+        strategy="fedbuff", seed=3, time_scale=2, memory=Memory(server_mib=5.0, clients_mib={7: 1.5}),
+        aggregation=Aggregation(backend="c", bytes=1 << 50), class_names=("a", "b"), steal=math.nan,
+    )  # fmt: skip
+    store.set_meta(seed=4)
+    store.commit()
+    with Record(tmp_path) as record:
+        meta = record.meta
+    assert (meta.strategy, meta.seed, meta.time_scale, meta.class_names) == ("fedbuff", 4, 2.0, ("a", "b"))
+    assert meta.memory.clients_mib == {7: 1.5}
+    assert meta.aggregation.bytes == 1 << 50
+    assert meta.steal is None
+
+
+def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
+    clients = [ClientRow(0, "pi-4", "lte", 9, (1, 2), 2.5, 128.0, 5.0, 1.0), ClientRow(1, "pi-4", "lte", 0)]
+    store.clients(clients)
+    store.version(VersionRow(1, 2.0, 3.0, 5, 0.5, 1e-4))
+    rows = [EvaluationRow(1, 2.0, 3.0, 5, 0.5, 0.7, (1, 0), (1, 1))]
+    store.evaluation(rows[0])
+    store.evaluation(EvaluationRow(2, 2.0, 3.0, 5, math.nan, math.inf))
+    store.incident(1.0, None, "malformed", "17 bytes")
+    store.incident(2.0, 1, "death")
+    store.cost("sum", 0.5)
+    store.cost("sum", 0.25, 3)
+    store.sync()
+    store.cost("sum", 1.0)
+    store.sync()
+    with Record(tmp_path) as record:
+        assert record.clients == clients
+        assert record.versions["updates"].tolist() == [5]
+        assert record.evaluations[0] == rows[0]
+        assert math.isnan(record.evaluations[1].accuracy)
+        assert record.evaluations[1].loss == math.inf
+        assert [(i.id, i.client, i.kind, i.detail) for i in record.incidents] == [
+            (1, None, "malformed", "17 bytes"),
+            (2, 1, "death", ""),
+        ]
+        assert record.costs == [("sum", 1.75, 5)]
+
+
+def dump(folder: Path) -> list[str]:
+    with sqlite3.connect(f"file:{folder}/record.sqlite?mode=ro", uri=True) as db:
+        lines = [line for line in db.iterdump() if '"incidents"' not in line and '"costs"' not in line]
+    db.close()
+    return lines
+
+
+def act(store: Store, first: int, last: int) -> None:
+    """A coherent run: task k arrives at event 2k+1; event 2k+2 makes version k+1 of tasks k−1 and k."""
+    for k in range(first, last):
+        store.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
+        store.trip(trip(k, arrived_s=float(k)))
+        store.journal(Summed(version=k + 1, at_s=k))
+        tasks = [k] if k == 0 else [k - 1, k]
+        store.applied(k + 1, tasks, [0.5] * len(tasks))
+        if k:
+            store.released(k - 1, "applied")
+        store.version(VersionRow(k + 1, float(k), 0.0, len(tasks), 1.0, 0.0))
+        store.evaluation(EvaluationRow(k + 1, float(k), 0.0, k, 0.5, 0.5))
+        store.commit()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 5, 6, 12])
+def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> None:
+    with Store(tmp_path / ".." / tmp_path.name) as long:
+        act(long, 0, 6)
+        long.incident(1.0, 0, "death")
+        long.journal(Ticked(at_s=9.0))  # never committed
+        long.truncate(cut)
+        assert long.seq == cut
+    other = tmp_path / "short"
+    other.mkdir()
+    with Store(other) as short:
+        act(short, 0, cut // 2)
+        if cut % 2:
+            k = cut // 2
+            short.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
+            short.trip(trip(k, arrived_s=float(k)))
+    assert dump(tmp_path) == dump(other)
+    with Record(tmp_path) as record:
+        assert [row.kind for row in record.incidents] == ["death"]
+
+
+def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        act(store, 0, 2)
+    with Store(tmp_path) as store:
+        assert store.seq == 4
+        act(store, 2, 4)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with Store(whole) as store:
+        act(store, 0, 4)
+    assert dump(tmp_path) == dump(whole)
+
+
+WRITER = """
+import sys
+from edgefl.events import Joined
+from edgefl.store import Store
+store = Store(sys.argv[1])
+for k in range(50):
+    store.journal(Joined(client=k, at_s=0.0))
+    if k % 10 == 9:
+        store.commit()
+for k in range(50, 60):
+    store.journal(Joined(client=k, at_s=0.0))
+print("committed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+def test_a_kill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"committed\n"
+        writer.kill()
+        writer.wait()
+    with Record(tmp_path) as record:
+        assert len(list(record.events())) == 50
+    with Store(tmp_path) as store:
+        assert store.seq == 50
+        assert [event for _, event in store.replay()] == [Joined(client=k, at_s=0.0) for k in range(50)]
+
+
+def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.set_meta(strategy="fedbuff")
+    assert [path.name for path in tmp_path.iterdir()] == ["record.sqlite"]
+    tmp_path.chmod(0o500)
+    try:
+        with Record(tmp_path) as record:
+            assert record.meta.strategy == "fedbuff"
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def spoil(path: Path, kind: str) -> None:
+    if kind == "text":
+        path.write_text("not a database at all, but long enough to hold a header" * 40)
+        return
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:5000])
+        return
+    statement = {
+        "newer": "PRAGMA user_version = 99",
+        "older": "PRAGMA user_version = 0",
+        "foreign": "PRAGMA application_id = 1",
+        "no table": "DROP TABLE trips",
+    }[kind]
+    with sqlite3.connect(path) as db:
+        db.execute(statement)
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("newer", r"was written by a newer edgefl \(schema 99; this one reads 1\)"),
+        ("older", "was written by an older edgefl"),
+        ("foreign", "is a database of something else"),
+        ("text", "damaged or not a record"),
+        ("no table", "damaged: no table trips"),
+        ("cut", "damaged"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kind: str, message: str) -> None:
+    with Store(tmp_path) as store:
+        act(store, 0, 3)
+    path = tmp_path / "record.sqlite"
+    spoil(path, kind)
+    before = path.read_bytes()
+    for opener in (Record, Store):
+        with pytest.raises(ConfigError, match=message) as caught:
+            opener(tmp_path)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_damage_inside_a_table_is_a_clear_error(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        act(store, 0, 3)
+        store.set_meta(seed=1)
+    with sqlite3.connect(tmp_path / "record.sqlite") as db:
+        db.execute("UPDATE meta SET value = '{'")
+    db.close()
+    with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):
+        _ = record.meta
+
+
+def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a run's folder: no record\.sqlite in it"):
+        Record(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Store(tmp_path / "nowhere")
+
+
+def test_a_failed_commit_keeps_what_waits(tmp_path: Path, store: Store) -> None:
+    store._db.execute("PRAGMA max_page_count = 1")  # stands in for a full disk
+    store.set_meta(toml="x" * 1_000_000)
+    with pytest.raises(RunError, match="cannot be written: database or disk is full"):
+        store.commit()
+    store._db.execute("PRAGMA max_page_count = 100000")
+    store.commit()
+    with Record(tmp_path) as record:
+        assert len(record.meta.toml) == 1_000_000
