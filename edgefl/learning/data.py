@@ -66,9 +66,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
 
 
-def _find(
-    spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]
-) -> list[Path]:
+def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]) -> list[Path]:
     folders = [
         folder / name if name else folder
         for folder in _homes(spec, search_path)

@@ -119,9 +119,7 @@ class FlatModel:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
         for name, view in self._views:
             if _tensor(self.module, name).data_ptr() != view.data_ptr():
-                raise ConfigError(
-                    f"model: tensor {name!r} was replaced in training; write into it in place"
-                )
+                raise ConfigError(f"model: tensor {name!r} was replaced in training; write into it in place")
 
     def _check(self, name: str, array: Floats) -> None:
         if array.dtype != np.float32:

@@ -30,9 +30,9 @@ def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> n
     >>> sum(p.numel() for p in mlp((1, 8, 8), 10, hidden=[32]).parameters())
     2410
     """
-    widths: list[Any] = [math.prod(input_shape), *hidden]
-    if not all(isinstance(width, int) and width > 0 for width in widths):
-        raise ConfigError(f"model.args.hidden must be a list of positive whole numbers (got {list(hidden)})")
+    if not isinstance(hidden, list | tuple) or not all(type(width) is int and width > 0 for width in hidden):
+        raise ConfigError(f"model.args.hidden must be a list of positive whole numbers (got {hidden!r})")
+    widths = [math.prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]

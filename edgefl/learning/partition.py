@@ -102,9 +102,7 @@ def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Ge
 def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generator) -> list[Rows]:
     present = np.unique(labels)
     if not 1 <= per_client <= len(present):
-        raise ConfigError(
-            f"data.classes_per_client must be from 1 to {len(present)} (got {per_client})"
-        )
+        raise ConfigError(f"data.classes_per_client must be from 1 to {len(present)} (got {per_client})")
     places = np.full(len(present), clients * per_client // len(present))
     places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
     holders: dict[int, list[int]] = {int(label): [] for label in present}

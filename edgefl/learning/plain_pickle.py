@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ ARRAY = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "
 KIND = {("numpy", "ndarray")}
 DTYPE = {("numpy", "dtype")}
 ENCODE = {("_codecs", "encode")}
+EMPTY_BYTES = {("__builtin__", "bytes"), ("builtins", "bytes")}
 
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 LITERALS = {
@@ -63,10 +65,11 @@ def read_plain_pickle(data: bytes) -> Any:
     """
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return _finished(machine.stack.pop())
-            machine.run(opcode.name, argument)
+        with warnings.catch_warnings(action="ignore"):  # about odd escapes in the names of a broken file
+            for opcode, argument, _ in pickletools.genops(data):
+                if opcode.name == "STOP":
+                    return _finished(machine.stack.pop())
+                machine.run(opcode.name, argument)
     except PickleError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -133,15 +136,10 @@ class _Machine:
 
     def _items(self) -> list[Any]:
         """What lies above the last mark, taken off with it."""
-        stack = self.stack
-        at = len(stack) - 1
-        while not isinstance(stack[at], _Mark):
-            at -= 1
-            if at < 0:
-                raise PickleError("not a whole pickle of plain data: no mark")
-        items = stack[at + 1 :]
-        del stack[at:]
-        return items
+        items: list[Any] = []
+        while not isinstance(item := self.stack.pop(), _Mark):
+            items.append(item)
+        return items[::-1]
 
     def _top(self, count: int) -> list[Any]:
         top = self.stack[-count:]
@@ -158,7 +156,7 @@ def _expect(value: Any, kind: type) -> Any:
 
 def _name(module: Any, attribute: Any) -> _Name:
     name = _Name((str(module), str(attribute)))
-    if name not in ARRAY | KIND | DTYPE | ENCODE:
+    if name not in ARRAY | KIND | DTYPE | ENCODE | EMPTY_BYTES:
         raise PickleError(f"not plain data: it names {module}.{attribute}")
     return name
 
@@ -175,6 +173,8 @@ def _make(what: Any, arguments: Any) -> Any:
     if name in ENCODE and arguments[1] == "latin1":
         encoded: bytes = _expect(arguments[0], str).encode("latin-1")
         return encoded
+    if name in EMPTY_BYTES and arguments == ():
+        return b""
     raise PickleError(f"not plain data: it calls {'.'.join(name)}")
 
 

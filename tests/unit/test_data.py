@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data
+from edgefl.learning.data import Dataset, Images, load_data
+from edgefl.learning.digits import held_out
+
+STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def idx(array: np.ndarray, magic: bytes | None = None) -> bytes:
+    head = magic if magic is not None else bytes([0, 0, 8, array.ndim])
+    return head + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(folder: Path, *, end: str = "-ubyte", train: int = 20, test: int = 10) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = []
+    for count in (train, test):
+        arrays += [
+            rng.integers(0, 256, (count, 28, 28), dtype=np.uint8),
+            rng.integers(0, 10, count, dtype=np.uint8),
+        ]
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, array in zip(STEMS, arrays, strict=True):
+        content = idx(array)
+        (folder / (stem + end)).write_bytes(gzip.compress(content) if end.endswith(".gz") else content)
+    return arrays
+
+
+@pytest.fixture
+def no_other_data(monkeypatch, tmp_path):
+    monkeypatch.delenv("EDGEFL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def real_data() -> str:
+    folder = os.environ.get("EDGEFL_DATA")
+    if not folder:
+        pytest.skip("EDGEFL_DATA names no folder with data sets")
+    return folder
+
+
+# ---- digits ------------------------------------------------------------------------------------
+
+
+def test_digits_are_whole_and_split_by_class():
+    data = load_data(Data(test_fraction=0.2), seed=3)
+    assert len(data.train_x) + len(data.test_x) == 1797
+    assert (len(data.train_y), len(data.test_y)) == (len(data.train_x), len(data.test_x))
+    assert data.train_x[:].shape[1:] == data.input_shape == (1, 8, 8)
+    assert data.train_x[:].dtype == np.float32
+    assert data.train_y.dtype == np.int64
+    share = np.bincount(data.test_y) / (np.bincount(data.test_y) + np.bincount(data.train_y))
+    assert np.abs(share - 0.2).max() < 0.005
+    everything = np.concatenate([data.train_x[:], data.test_x[:]])
+    assert abs(float(everything.mean())) < 1e-3
+    assert abs(float(everything.std()) - 1) < 1e-3
+
+
+def test_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    data = load_data(Data(), seed=0)
+    test = held_out(labels.astype(np.int64), 0.2, seed=0)
+    assert isinstance(data.test_x, Images)
+    np.testing.assert_array_equal(data.test_x.raw.reshape(-1, 64), pixels[test])
+    np.testing.assert_array_equal(data.test_y, labels[test])
+
+
+def test_the_seed_decides_the_split():
+    splits = [load_data(Data(), seed).test_x[:] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(splits[0], splits[1])
+    assert (splits[0] != splits[2]).any()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_test_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ConfigError, match=r"data.test_fraction must be between 0 and 1 \(got"):
+        load_data(Data(test_fraction=fraction), seed=0)
+
+
+def test_max_examples_keeps_a_seeded_part_of_the_training_examples():
+    whole = load_data(Data(), seed=0)
+    few = [load_data(Data(max_examples=50), seed=0) for _ in range(2)]
+    assert len(few[0].train_x) == len(few[0].train_y) == 50
+    assert len(few[0].test_x) == len(whole.test_x)
+    np.testing.assert_array_equal(few[0].train_x[:], few[1].train_x[:])
+    rows = {row.tobytes(): label for row, label in zip(whole.train_x[:], whole.train_y, strict=True)}
+    assert all(rows[row.tobytes()] == y for row, y in zip(few[0].train_x[:], few[0].train_y, strict=True))
+    assert len(load_data(Data(max_examples=10_000), seed=0).train_y) == len(whole.train_y)
+    with pytest.raises(ConfigError, match="max_examples must be at least 1"):
+        load_data(Data(max_examples=0), seed=0)
+
+
+# ---- images ------------------------------------------------------------------------------------
+
+
+def test_images_are_normalised_by_channel():
+    raw = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 2), dtype=np.uint8)
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
+    images = Images(raw, top=255, mean=mean, std=std)
+    expected = (raw / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    np.testing.assert_allclose(images[np.array([4, 1, 1])], expected[[4, 1, 1]], atol=2e-6)
+    np.testing.assert_array_equal(images[1:3], images[:][1:3])
+    np.testing.assert_array_equal(images.take(np.array([2, 0]))[:], images[np.array([2, 0])])
+    assert images[:1].dtype == np.float32
+    assert len(images) == 5
+
+
+@pytest.mark.parametrize(
+    "raw", [np.zeros((2, 1, 3, 3), np.float32), np.zeros((2, 3), np.uint8), np.zeros((2, 3, 4, 4), np.uint8)]
+)
+def test_images_of_another_kind_are_refused(raw):
+    with pytest.raises(ValueError, match=r"raw must be uint8 of shape \(n, 1, height, width\)"):
+        Images(raw, top=255, mean=[0.0], std=[1.0])
+
+
+# ---- MNIST and FashionMNIST --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz", ".idx"])
+def test_idx_files_are_read_gzipped_or_not(tmp_path, end):
+    if end == ".idx":
+        arrays = write_mnist(tmp_path, end="-ubyte")
+        for stem in STEMS:
+            dotted = stem.replace("-idx", ".idx") + "-ubyte"
+            (tmp_path / f"{stem}-ubyte").rename(tmp_path / dotted)
+    else:
+        arrays = write_mnist(tmp_path, end=end)
+    data = load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
+    assert isinstance(data.train_x, Images)
+    assert isinstance(data.test_x, Images)
+    np.testing.assert_array_equal(data.train_x.raw[:, 0], arrays[0])
+    np.testing.assert_array_equal(data.train_y, arrays[1])
+    np.testing.assert_array_equal(data.test_x.raw[:, 0], arrays[2])
+    np.testing.assert_array_equal(data.test_y, arrays[3])
+    assert (data.classes, data.input_shape, data.name) == (10, (1, 28, 28), "mnist")
+
+
+def _cut(content: bytes) -> bytes:
+    return content[:-1]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (0, _cut, "train-images.*: cut short: 15679 bytes where its header says 20×28×28 = 15680"),
+        (0, lambda c: c + b"x", "bytes left over after the 20×28×28 = 15680"),
+        (0, lambda c: b"\0\0\x0d\x03" + c[4:], r"starts with 00000803 \(got 00000d03\)"),
+        (1, lambda c: b"\0\0\x08\x03" + c[4:], r"starts with 00000801 \(got 00000803\)"),
+        (0, lambda c: c[:9], r"cut short in its header \(9 bytes\)"),
+        (2, lambda _: b"", r"starts with 00000803 \(got \)"),
+        (0, lambda c: c[:4] + b"\xff" * 12, "must hold 1 to 2147483648 bytes"),
+        (3, lambda c: c[:4] + b"\0\0\0\0", "must hold 1 to"),
+        (1, lambda _: idx(np.zeros(19, np.uint8)), "19 labels for the 20 images of train-images"),
+        (3, lambda c: c[:-1] + b"\x0a", r"t10k-labels.*: labels must be in \[0, 10\) \(got 10\)"),
+        (2, lambda _: idx(np.zeros((10, 8, 8), np.uint8)), "images of 8×8, but train-images.* has 28×28"),
+    ],
+)
+@pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz"])
+def test_bad_idx_files_are_one_line(tmp_path, file, change, message, end):
+    write_mnist(tmp_path, end=end)
+    path = tmp_path / (STEMS[file] + end)
+    pack = gzip.compress if end.endswith(".gz") else bytes
+    unpack = gzip.decompress if end.endswith(".gz") else bytes
+    path.write_bytes(pack(change(unpack(path.read_bytes()))))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [_cut, lambda c: b"not gzip", lambda c: c[:40] + b"\xff" * 40 + c[80:]])
+def test_damaged_gzip_is_one_line(tmp_path, damage):
+    write_mnist(tmp_path, end="-ubyte.gz")
+    path = tmp_path / (STEMS[0] + "-ubyte.gz")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"train-images-idx3-ubyte.gz: cannot be read|starts with"):
+        load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
+
+
+# ---- where the files are -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("mnist", "mnist"),
+        ("mnist", "MNIST/raw"),
+        ("mnist", "."),
+        ("fashion-mnist", "fashion-mnist"),
+        ("fashion-mnist", "FashionMNIST/raw"),
+    ],
+)
+@pytest.mark.parametrize("way", ["path", "environment", "cache"])
+def test_data_are_found_where_they_usually_lie(no_other_data, monkeypatch, name, folder, way):
+    root = no_other_data / ("cache/edgefl/data" if way == "cache" else "somewhere")
+    write_mnist(root / folder)
+    if way == "environment":
+        monkeypatch.setenv("EDGEFL_DATA", str(root))
+    spec = Data(name=name, path=str(root) if way == "path" else None)
+    assert len(load_data(spec, seed=0).train_y) == 20
+
+
+def test_a_relative_path_starts_at_the_experiments_folder(no_other_data, monkeypatch):
+    write_mnist(no_other_data / "experiment" / "files", train=7)
+    write_mnist(no_other_data / "here" / "files", train=8)
+    monkeypatch.chdir(no_other_data / "here")
+    spec = Data(name="mnist", path="files")
+    assert len(load_data(spec, 0, [no_other_data / "experiment"]).train_y) == 7
+    assert len(load_data(spec, 0).train_y) == 8
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10"])
+def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monkeypatch, name):
+    monkeypatch.setenv("EDGEFL_DATA", str(no_other_data / "nothing"))
+    with pytest.raises(ConfigError) as caught:
+        load_data(Data(name=name), seed=0)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"data.name {name!r}: files not found; need " in message
+    assert ("test_batch.bin" if name == "cifar-10" else "t10k-labels-idx1-ubyte") in message
+    assert str(no_other_data / "nothing") in message
+    assert "set data.path or EDGEFL_DATA" in message
+
+
+def test_an_unknown_name_says_what_there_is():
+    with pytest.raises(ConfigError, match="data set 'minst' not found; did you mean 'mnist'"):
+        load_data(Data(name="minst"), seed=0)
+
+
+def test_real_mnist(real_data):
+    data = load_data(Data(name="mnist", max_examples=1000), seed=0)
+    assert (len(data.train_x), len(data.test_x), data.input_shape) == (1000, 10_000, (1, 28, 28))
+    assert np.bincount(data.train_y, minlength=10).min() > 50
+    assert abs(float(data.train_x[:].mean())) < 0.05
+
+
+# ---- a user's own ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user_data(tmp_path):
+    def write(body: str) -> list[Path]:
+        (tmp_path / "my_data.py").write_text(
+            "import numpy as np\nfrom edgefl.learning.data import Dataset\n\ndef load(spec, seed):\n    "
+            + body
+        )
+        return [tmp_path]
+
+    sys.modules.pop("my_data", None)
+    yield write
+    sys.modules.pop("my_data", None)
+
+
+def test_a_users_arrays_become_a_data_set(user_data):
+    folders = user_data(
+        "x = np.arange(12.0).reshape(6, 2) + seed\n"
+        "    return x, [0, 1, 2] * 2, x[:2], np.array([0, 3], np.int8)"
+    )
+    data = load_data(Data(name="my_data:load", max_examples=4), 5, folders)
+    assert (data.classes, data.input_shape) == (4, (2,))
+    assert data.train_x[:].dtype == np.float32
+    assert data.test_y.dtype == np.int64
+    assert len(data.train_x) == 4
+    assert data.test_x[0].tolist() == [5.0, 6.0]
+
+
+def test_a_users_tokens_stay_whole_numbers(user_data):
+    folders = user_data("x = np.ones((3, 7), np.int32); return x, [0, 1, 0], x, [0, 1, 0]")
+    data = load_data(Data(name="my_data:load"), 0, folders)
+    assert data.train_x[:].dtype == np.int64
+
+
+def test_a_users_data_set_is_taken_as_it_is(user_data):
+    folders = user_data(
+        "x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 0])\n"
+        "    return Dataset(\n"
+        "        name='mine', train_x=x, train_y=y, test_x=x, test_y=y, classes=9, input_shape=(2,)\n"
+        "    )"
+    )
+    data = load_data(Data(name="my_data:load"), 0, folders)
+    assert isinstance(data, Dataset)
+    assert (data.name, data.classes) == ("mine", 9)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 3", r"must return a Dataset or \(train_x, train_y, test_x, test_y\) \(got int\)"),
+        ("x = np.ones((3, 2)); return x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows and train_y 2"),
+        ("x = np.ones((3, 2)); return x, [0, 1, -1], x, [0, 1, 1]", "train_y must be whole numbers ≥ 0"),
+        ("x = np.ones((3, 2)); return x, [0, 1, 1], x, [0.5, 1, 1]", r"test_y must be .* \(got float64"),
+        ("x = np.ones((3, 2)); return x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x holds .* input_shape is"),
+        ("x = np.ones((3, 2)); return x, [], x, []", "train_y must be whole numbers"),
+        ("x = np.array([['a']]); return x, [0], x, [0]", "train_x must be numbers of shape"),
+        ("raise KeyError('seed')", "'my_data:load' raised KeyError"),
+        (
+            "x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])\n"
+            "    return Dataset(\n"
+            "        name='', train_x=x, train_y=y, test_x=x, test_y=y, classes=2, input_shape=(2,)\n"
+            "    )",
+            r"train_y must be in \[0, 2\) \(got 2\)",
+        ),
+    ],
+)
+def test_a_users_data_that_do_not_fit_are_one_line(user_data, body, message):
+    folders = user_data(body)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_data(Data(name="my_data:load"), 0, folders)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data
+from edgefl.learning.data import Images, load_data
+from edgefl.learning.plain_pickle import PickleError, read_plain_pickle
+
+RECORD = 3073
+
+
+def records(count: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, 256, (count, RECORD), dtype=np.uint8)
+    table[:, 0] %= 10
+    return table
+
+
+def python2_pickle(table: np.ndarray) -> bytes:
+    """A batch byte for byte as Python 2's cPickle wrote it: protocol 2, byte strings, numpy.core."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    pixels = np.ascontiguousarray(table[:, 1:]).tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03(K\x01"
+        + (b"J" + struct.pack("<i", len(table)) + b"M\x00\x0c\x86")
+        + b"cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87Rq\x05(K\x03U\x01|NNN"
+        + b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        + (b"\x89T" + struct.pack("<I", len(pixels)) + pixels + b"tb")
+    )
+    labels = b"](" + b"".join(b"K" + bytes([label]) for label in table[:, 0].tolist()) + b"e"
+    names = b"](" + text(b"a_s_000001.png") * len(table) + b"e"
+    return (
+        (b"\x80\x02}q\x00(" + text(b"batch_label") + text(b"training batch 1 of 5"))
+        + (text(b"labels") + labels + text(b"data") + array + text(b"filenames") + names)
+        + b"u."
+    )
+
+
+def python3_pickle(table: np.ndarray, protocol: int = 2) -> bytes:
+    data = np.ascontiguousarray(table[:, 1:])
+    return pickle.dumps({b"data": data, b"labels": table[:, 0].tolist()}, protocol=protocol)
+
+
+def write(
+    folder: Path, kind: str, batches: tuple[int, ...] = (1, 2, 3, 4, 5)
+) -> tuple[np.ndarray, np.ndarray]:
+    folder.mkdir(parents=True, exist_ok=True)
+    encode = {"binary": np.ndarray.tobytes, "python2": python2_pickle, "python3": python3_pickle}[kind]
+    end = ".bin" if kind == "binary" else ""
+    train = [records(4, number) for number in batches]
+    for number, table in zip(batches, train, strict=True):
+        (folder / f"data_batch_{number}{end}").write_bytes(encode(table))
+    test = records(3, 99)
+    (folder / f"test_batch{end}").write_bytes(encode(test))
+    return np.concatenate(train), test
+
+
+@pytest.mark.parametrize("kind", ["binary", "python2", "python3"])
+@pytest.mark.parametrize("batches", [(1, 2, 3, 4, 5), (1, 2), (4,)])
+def test_every_format_gives_the_same_images(tmp_path, kind, batches):
+    train, test = write(tmp_path, kind, batches)
+    data = load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+    assert isinstance(data.train_x, Images)
+    assert isinstance(data.test_x, Images)
+    np.testing.assert_array_equal(data.train_x.raw.reshape(-1, 3072), train[:, 1:])
+    np.testing.assert_array_equal(data.train_y, train[:, 0])
+    np.testing.assert_array_equal(data.test_x.raw.reshape(-1, 3072), test[:, 1:])
+    np.testing.assert_array_equal(data.test_y, test[:, 0])
+    assert (data.classes, data.input_shape, data.name) == (10, (3, 32, 32), "cifar-10")
+    assert data.train_x[:2].dtype == np.float32
+    assert data.train_y.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("cifar-10-batches-bin", "binary"),
+        ("cifar-10-batches-py", "python3"),
+        ("cifar-10", "binary"),
+        (".", "python2"),
+    ],
+)
+def test_the_usual_folders_are_found(tmp_path, monkeypatch, folder, kind):
+    write(tmp_path / folder, kind)
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 20
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"must be whole records of 3073 bytes \(got 0 bytes\)"),
+        (bytes(RECORD - 1), r"must be whole records of 3073 bytes \(got 3072 bytes\)"),
+        (bytes(RECORD) + b"\x0a" + bytes(RECORD - 1), r"labels must be in \[0, 10\) \(got 10\)"),
+    ],
+)
+def test_bad_binary_files_are_one_line(tmp_path, content, message):
+    write(tmp_path, "binary")
+    (tmp_path / "data_batch_3.bin").write_bytes(content)
+    with pytest.raises(ConfigError, match="data_batch_3.bin: " + message):
+        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize("missing", [["test_batch"], [f"data_batch_{n}" for n in range(1, 6)]])
+def test_a_set_without_its_test_or_any_training_batch_is_missing(tmp_path, missing):
+    write(tmp_path, "python3")
+    for name in missing:
+        (tmp_path / name).unlink()
+    with pytest.raises(ConfigError, match="'cifar-10': files not found; need test_batch"):
+        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+
+
+GOOD = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1, 2], "must be a pickled dictionary .got list."),
+        ({"labels": [1, 2]}, "'data' must be uint8 of shape"),
+        ({"data": GOOD[:, :9], "labels": [1, 2]}, "'data' must be uint8 of shape"),
+        ({"data": GOOD.astype(np.float32), "labels": [1, 2]}, "arrays must be uint8 .got 'f4'."),
+        ({"data": GOOD, "labels": [1]}, "'labels' must be a list of 2 whole numbers"),
+        ({"data": GOOD, "labels": [1, "2"]}, "'labels' must be a list of 2 whole numbers"),
+        ({"data": GOOD, "labels": [1, 10]}, "labels must be in .0, 10., at least one"),
+        ({"data": GOOD, "labels": [1, -1]}, "labels must be in .0, 10., at least one"),
+        ({"data": GOOD, "labels": [1, 1 << 90]}, "labels must be in .0, 10., at least one"),
+        ({"data": GOOD[:0], "labels": []}, "labels must be in .0, 10., at least one"),
+    ],
+)
+def test_bad_python_files_are_one_line(tmp_path, value, message):
+    write(tmp_path, "python3")
+    (tmp_path / "data_batch_2").write_bytes(pickle.dumps(value, protocol=2))
+    with pytest.raises(ConfigError, match="data_batch_2: .*" + message) as caught:
+        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_real_cifar():
+    folder = os.environ.get("EDGEFL_DATA")
+    if not folder:
+        pytest.skip("EDGEFL_DATA names no folder with data sets")
+    data = load_data(Data(name="cifar-10", max_examples=1000), seed=0)
+    assert (len(data.train_x), len(data.test_x), data.input_shape) == (1000, 10_000, (3, 32, 32))
+    assert abs(float(data.train_x[:].mean())) < 0.1
+
+
+# ---- pickles are data --------------------------------------------------------------------------
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.write_text, (self.path, "executed"))
+
+
+class EvilByName(Evil):
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+class EvilByBuild(Evil):
+    def __reduce__(self):
+        return (eval, (f"__import__('pathlib').Path({str(self.path)!r}).touch()",))
+
+
+@pytest.mark.parametrize("evil", [Evil, EvilByName, EvilByBuild])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_malicious_pickle_executes_nothing(tmp_path, evil, protocol):
+    target = tmp_path / "target"
+    content = pickle.dumps({"data": evil(target), "labels": [1]}, protocol=protocol)
+    write(tmp_path, "python3")
+    (tmp_path / "test_batch").write_bytes(content)
+    with pytest.raises(ConfigError, match="test_batch: cannot be read: not plain data: "):
+        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+    assert not target.exists()
+    pickle.loads(content)
+    assert target.exists(), "the pickle was harmless: this test shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a whole pickle"),
+        (b"\x80\x02}", "not a whole pickle"),
+        (b"\x80\x02.", "not a whole pickle"),
+        (b"\x80\x02e.", "not a whole pickle"),
+        (b"\x80\x02h\x05.", "not a whole pickle"),
+        (b"\x80\x02(.", "ends in a name"),
+        (b"\x80\x02K\x01K\x02a.", "a int where a list must be"),
+        (b"\x80\x02}(K\x01u.", "not a whole pickle"),
+        (b"\x80\x02}(]K\x01u.", "unhashable"),
+        (b"\x80\x02cnumpy\nndarray\n.", "ends in a name"),
+        (b"\x80\x02cnumpy\nfromfile\n.", "it names numpy.fromfile"),
+        (b"\x80\x02cnumpy\nndarray\nK\x05\x85R.", "it calls numpy.ndarray"),
+        (
+            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
+            "it calls _codecs.encode",
+        ),
+        (b"\x80\x02K\x01K\x02\x86K\x03\x85R.", "a tuple where a _Name must be"),
+        (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R.", "an array without content"),
+        (b"\x80\x02\x8a\x02\xff", "not a whole pickle"),
+        (b"\x80\x02T\xff\xff\xff\x7fabc.", "not a whole pickle"),
+    ],
+)
+def test_pickles_that_are_not_plain_data_are_refused(content, message):
+    with pytest.raises(PickleError, match=message):
+        read_plain_pickle(content)
+
+
+def test_an_array_must_have_the_bytes_of_its_shape():
+    content = pickle.dumps(np.zeros(5, np.uint8), protocol=2)
+    assert content.count(b"K\x05\x85") == 1
+    for shape in (b"K\x06\x85", b"J\xff\xff\xff\x7f\x85", b"J\xff\xff\xff\xff\x85"):
+        with pytest.raises(PickleError, match="an array of shape"):
+            read_plain_pickle(content.replace(b"K\x05\x85", shape))
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+        | st.tuples(inner, inner, inner, inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain, st.integers(2, pickle.HIGHEST_PROTOCOL))
+def test_plain_values_come_back(value, protocol):
+    assert read_plain_pickle(pickle.dumps(value, protocol=protocol)) == value
+
+
+@given(st.binary(max_size=60), st.integers(0, 300))
+def test_any_bytes_give_a_value_or_a_pickle_error(noise, at):
+    content = python2_pickle(records(1, 0))
+    for data in (noise, content[:at] + noise + content[at + len(noise) :]):
+        with contextlib.suppress(PickleError):
+            read_plain_pickle(data)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Model
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.flops import flops_per_example
+from edgefl.learning.models import MODELS, make_model
+
+MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+
+
+@pytest.fixture
+def user_module(tmp_path):
+    """Writes ``my_module.py`` into the experiment's folder and forgets it afterwards."""
+
+    def write(text: str, folder: str = "experiment") -> list:
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        (place / "my_module.py").write_text("from torch import nn\n" + text)
+        return [place]
+
+    sys.modules.pop("my_module", None)
+    yield write
+    sys.modules.pop("my_module", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("mlp", DIGITS, 64 * 64 + 64 + 64 * 10 + 10),
+        # FedBuff: conv 3→32 and three of 32→32, four GroupNorms, and 32·3·3 → 10.
+        ("cnn-fedbuff", CIFAR, 896 + 3 * 9248 + 4 * 64 + 2890),
+        ("cnn-defedavg", MNIST, 832 + 51264 + 1024 * 512 + 512 + 5130),
+        # DeFedAvg: the latent width before the two linear layers is the paper's 1,600.
+        ("cnn-defedavg", CIFAR, 2432 + 51264 + 1600 * 512 + 512 + 5130),
+        ("cnn-groupnorm", MNIST, 468_458),
+    ],
+)
+def test_parameters_are_the_papers(name, shape, parameters):
+    flat = FlatModel(make_model(Model(name=name), shape, 10, seed=0))
+    assert flat.size == flat.trainable == parameters
+
+
+def test_defedavg_sizes_are_the_papers():
+    sizes = [FlatModel(make_model(Model(name="cnn-defedavg"), shape, 10, 0)).size for shape in (MNIST, CIFAR)]
+    assert round(4 * sizes[0] / 2**20, 1) == 2.2
+    assert round(4 * sizes[1] / 1e6, 1) == 3.5
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [MNIST, CIFAR])
+def test_every_model_gives_logits_and_learns_something_everywhere(name, shape):
+    module = make_model(Model(name=name), shape, 7, seed=0).eval()
+    logits = module(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (3, 7)
+    logits.logsumexp(1).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_seed_decides_the_weights_and_nothing_else_does(name):
+    vectors = []
+    for seed, disturbance in ((1, 10), (1, 20), (2, 10)):
+        torch.manual_seed(disturbance)
+        before = torch.get_rng_state()
+        vectors.append(FlatModel(make_model(Model(name=name), MNIST, 10, seed)).array)
+        assert torch.equal(torch.get_rng_state(), before)
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert (vectors[0] != vectors[2]).any()
+
+
+def test_arguments_reach_the_model():
+    wide = make_model(Model(name="mlp", args={"hidden": [5, 4, 3]}), DIGITS, 10, 0)
+    assert [layer.out_features for layer in wide if isinstance(layer, nn.Linear)] == [5, 4, 3, 10]
+    assert FlatModel(make_model(Model(args={"hidden": []}), DIGITS, 10, 0)).size == 650
+    rates = [
+        m.p
+        for m in make_model(Model(name="cnn-fedbuff", args={"dropout": 0.0}), CIFAR, 10, 0).modules()
+        if isinstance(m, nn.Dropout)
+    ]
+    assert rates == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        (Model(name="mpl"), DIGITS, "model.name: model 'mpl' not found; did you mean 'mlp'"),
+        (Model(args={"hiden": [3]}), DIGITS, "argument of 'mlp' 'hiden' not found; did you mean 'hidden'"),
+        (
+            Model(args={"hidden": [0]}),
+            DIGITS,
+            r"hidden must be a list of .* numbers \(got \[0\]\)",
+        ),
+        (Model(args={"hidden": 5}), DIGITS, r"hidden must be a list of .* numbers \(got 5\)"),
+        (Model(args={"classes": 5}), DIGITS, "must not name input_shape or classes"),
+        (Model(name="cnn-defedavg"), DIGITS, r"images of shape \(1, 8, 8\) are too small"),
+        (Model(name="cnn-defedavg"), (64,), r"a CNN needs images of shape .* \(got \(64,\)\)"),
+        (
+            Model(name="cnn-defedavg", args={"channels": [3]}),
+            MNIST,
+            "channels must be two numbers",
+        ),
+        (Model(name="cnn-defedavg", args={"hidden": 0}), MNIST, "hidden must be a positive whole number"),
+        (Model(name="cnn-groupnorm", args={"dropout": [0.3, 1.0]}), MNIST, r"dropout must be in \[0, 1\)"),
+        (Model(name="cnn-groupnorm", args={"dropout": [0.3]}), MNIST, "dropout must be two rates"),
+        (
+            Model(name="cnn-groupnorm", args={"hidden": 40}),
+            MNIST,
+            "multiple of its norm's 32",
+        ),
+        (Model(name="cnn-fedbuff", args={"dropout": "no"}), MNIST, "dropout must be in"),
+        (Model(name="cnn-fedbuff", args={"width": 1.5}), MNIST, "width must be a positive whole number"),
+    ],
+)
+def test_models_that_cannot_be_made_say_why(model, shape, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_model(model, shape, 10, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_users_model_is_found_beside_the_experiment(user_module):
+    folders = user_module(
+        "def make(input_shape, classes, width=4):\n"
+        "    pixels = input_shape[1] * input_shape[2]\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, width), nn.Linear(width, classes))\n"
+    )
+    path = list(sys.path)
+    model = make_model(Model(name="my_module:make", args={"width": 6}), DIGITS, 3, 0, folders)
+    assert (model[1].out_features, model[2].out_features) == (6, 3)
+    assert sys.path == path
+
+
+def test_two_experiments_may_use_one_module_name(user_module):
+    text = "def make(input_shape, classes):\n    return nn.Linear({}, classes)\n"
+    first = user_module(text.format(3), "first")
+    second = user_module(text.format(4), "second")
+    for folders, width in ((first, 3), (second, 4), (first, 3)):
+        assert make_model(Model(name="my_module:make"), DIGITS, 2, 0, folders).in_features == width
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("", "my_module", "must look like 'my_module:name'|model 'my_module' not found"),
+        ("", "my_module:", r"must look like 'my_module:name' \(got 'my_module:'\)"),
+        ("", "../my_module:make", "must look like 'my_module:name'"),
+        ("", "no_such_module_here:make", "module 'no_such_module_here' not found; looked in .*experiment"),
+        ("", "my_module:make", "attribute of module 'my_module' 'make' not found; have: nn"),
+        ("import no_such_thing_at_all", "my_module:make", "'my_module' needs 'no_such_thing_at_all'"),
+        ("1 / 0", "my_module:make", "'my_module' does not import: ZeroDivisionError"),
+        ("def make(:", "my_module:make", "does not import: SyntaxError"),
+        ("make = 3", "my_module:make", r"must be a function or class \(got int\)"),
+        (
+            "def make():\n    pass",
+            "my_module:make",
+            "'my_module:make' raised TypeError: make",
+        ),
+        ("def make(**kw):\n    return 3", "my_module:make", r"must return a torch.nn.Module \(got int\)"),
+        ("def make(**kw):\n    raise OSError('a\\nb')", "my_module:make", "raised OSError: a b"),
+    ],
+)
+def test_a_users_model_that_fails_is_one_line(user_module, text, name, message):
+    folders = user_module(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_model(Model(name=name), DIGITS, 10, 0, folders)
+    assert "\n" not in str(caught.value)
+
+
+# ---- the cost of an example --------------------------------------------------------------------
+
+
+def forward_products(shape: tuple[int, int, int]) -> int:
+    """Multiply-adds of DeFedAvg's CNN on one image, by hand."""
+    channels, side, _ = shape
+    first, second = side - 4, (side - 4) // 2 - 4
+    latent = 64 * (second // 2) ** 2
+    return first**2 * 32 * 25 * channels + second**2 * 64 * 25 * 32 + latent * 512 + 512 * 10
+
+
+@pytest.mark.parametrize(("shape", "paper_mflop"), [(MNIST, 17.0), (CIFAR, 31.4)])
+def test_cost_is_counted_and_agrees_with_the_paper(shape, paper_mflop):
+    module = make_model(Model(name="cnn-defedavg"), shape, 10, 0)
+    forward = forward_products(shape)
+    first = (shape[1] - 4) ** 2 * 32 * 25 * shape[0]
+    # Backward is two products for each forward one, but none for the gradient of the image itself.
+    assert flops_per_example(module, shape) == 2 * (3 * forward - first)
+    assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
+
+
+def test_cost_leaves_the_module_and_torchs_stream_alone():
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
+    flat = FlatModel(module)
+    before, stream = flat.array.copy(), torch.get_rng_state()
+    assert flops_per_example(module, (4,)) == flops_per_example(module, (4,)) == 2 * (2 * 24 + 3 * 12)
+    np.testing.assert_array_equal(flat.array, before)
+    assert not flat.grad.any()
+    assert not module.training
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+class Tokens(nn.Module):
+    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.recurrent = recurrent(8, 16, batch_first=True)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.recurrent(self.table(x))[0][:, -1])
+
+
+@pytest.mark.parametrize(("recurrent", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_recurrent_layers_are_counted(recurrent, gates):
+    steps = 5
+    cost = flops_per_example(Tokens(recurrent), (steps,), np.int64)
+    forward = 2 * (steps * gates * 16 * (8 + 16) + 16 * 4)
+    # The first step's hidden state is a constant: no gradient flows to it.
+    assert cost == pytest.approx(3 * forward, rel=0.06)
+
+
+class Elementwise(nn.Module):
+    """A matrix product that no counter sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x[:, :, None] * self.weight).sum(1)
+
+
+def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
+    layer = Elementwise()
+    with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
+        flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,))
+    layer.flops_per_example = 72
+    assert flops_per_example(layer, (4,)) == 72.0
+    assert flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,)) == 72 + 2 * 2 * 16
+    layer.flops_per_example = "many"
+    with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
+        flops_per_example(layer, (4,))
+
+
+def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
+    module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
+    module[1].register_module("spare", nn.Linear(3, 3))
+    assert flops_per_example(module, (2, 3)) == 2 * 3 * 12
+
+
+def test_a_model_that_does_not_take_the_data_is_refused():
+    with pytest.raises(ConfigError, match=r"model: cannot train on inputs of shape \(5,\): RuntimeError"):
+        flops_per_example(nn.Linear(4, 2), (5,))

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Training
+from edgefl.learning.evaluate import evaluate
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.train import LocalRule, Trainer, Work
+
+ROWS, WIDTH, CLASSES = 22, 5, 3
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((ROWS, WIDTH)).astype(np.float32), rng.integers(0, CLASSES, ROWS)
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    rng = torch.Generator().manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Dropout(dropout), nn.Linear(7, CLASSES))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng))
+    return module
+
+
+def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """The batches that the rule must use, written anew: a fresh order each epoch, cut into batches."""
+    rng.integers(2**63)
+    epochs, order = [], []
+    for size in rule.batches(len(rows)):
+        if not order:
+            order = list(rng.permutation(rows))
+        epochs.append(np.array(order[:size]))
+        del order[:size]
+    return epochs
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize("prox_mu", [0.0, 0.3])
+@pytest.mark.parametrize("lr_normalization", [False, True])
+def test_training_is_torch_sgd(momentum, weight_decay, prox_mu, lr_normalization):
+    x, y = examples()
+    rule = LocalRule(
+        epochs=2,
+        batch_size=8,
+        lr=0.1,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        prox_mu=prox_mu,
+        lr_normalization=lr_normalization,
+    )
+    flat = FlatModel(network())
+    result = Trainer(flat).run(x, y, rule, np.random.default_rng(9))
+
+    module = network()
+    start = [parameter.detach().clone() for parameter in module.parameters()]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    losses = []
+    for rows in batches_of(rule, np.arange(ROWS), np.random.default_rng(9)):
+        optimizer.param_groups[0]["lr"] = 0.1 * len(rows) / 8 if lr_normalization else 0.1
+        optimizer.zero_grad()
+        loss = cross_entropy(module(torch.from_numpy(x[rows])), torch.from_numpy(y[rows]))
+        losses += [loss.item()] * len(rows)
+        pulls = zip(module.parameters(), start, strict=True)
+        (loss + prox_mu / 2 * sum(((now - then) ** 2).sum() for now, then in pulls)).backward()
+        optimizer.step()
+
+    expected = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+    np.testing.assert_allclose(flat.array, expected.numpy(), rtol=0, atol=2e-6)
+    assert result.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert (result.steps, result.examples) == (6, 2 * ROWS)
+
+
+def test_one_trainer_carries_nothing_from_trip_to_trip():
+    x, y = examples()
+    rule = LocalRule(steps=4, batch_size=8, momentum=0.9, prox_mu=0.1, weight_decay=0.01)
+    flat = FlatModel(network(dropout=0.4))
+    start, trainer = flat.array.copy(), Trainer(flat)
+    trips = []
+    for seed in (1, 2, 1):
+        flat.load(start)
+        result = trainer.run(x, y, rule, np.random.default_rng(seed))
+        trips.append((flat.array.tobytes(), result))
+    assert trips[0] == trips[2]
+    assert trips[0] != trips[1]
+
+
+def test_torchs_own_stream_is_neither_used_nor_moved():
+    x, y = examples()
+    flat = FlatModel(network(dropout=0.5))
+    start, results = flat.array.copy(), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        flat.load(start)
+        Trainer(flat).run(x, y, LocalRule(steps=2), np.random.default_rng(0))
+        results.append(flat.array.tobytes())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert results[0] == results[1]
+
+
+def test_rows_are_the_examples_that_a_client_holds():
+    x, y = examples()
+    rows = np.array([1, 4, 5, 11, 20])
+    own, chosen = FlatModel(network()), FlatModel(network())
+    rule = LocalRule(epochs=3, batch_size=2)
+    chosen_result = Trainer(chosen).run(x, y, rule, np.random.default_rng(4), rows=rows)
+    own_result = Trainer(own).run(x[rows], y[rows], rule, np.random.default_rng(4))
+    assert chosen_result == own_result
+    np.testing.assert_array_equal(chosen.array, own.array)
+
+
+def test_done_hears_every_step_and_may_stop_the_trip():
+    x, y = examples()
+
+    class Stop(Exception):
+        pass
+
+    heard: list[int] = []
+
+    def done(n: int) -> None:
+        heard.append(n)
+        if len(heard) == 4:
+            raise Stop
+
+    flat = FlatModel(network(dropout=0.5))
+    before = torch.get_rng_state()
+    with pytest.raises(Stop):
+        Trainer(flat).run(x, y, LocalRule(epochs=9, batch_size=8), np.random.default_rng(0), done)
+    assert heard == [8, 8, 6, 8]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_diverging_trip_returns_its_loss():
+    x, y = examples()
+    flat = FlatModel(network())
+    result = Trainer(flat).run(x * np.float32(np.inf), y, LocalRule(steps=5), np.random.default_rng(0))
+    assert result.steps == 5
+    assert not np.isfinite(result.loss)
+
+
+def test_no_examples_is_an_error():
+    x, y = examples()
+    with pytest.raises(ValueError, match="rows must name at least one example"):
+        Trainer(FlatModel(network())).run(
+            x, y, LocalRule(), np.random.default_rng(0), rows=np.empty(0, np.int64)
+        )
+
+
+@given(
+    examples=st.integers(1, 300),
+    batch_size=st.integers(1, 64),
+    steps=st.none() | st.integers(1, 60),
+    epochs=st.none() | st.integers(1, 5),
+)
+def test_work_is_what_the_rule_says(examples, batch_size, steps, epochs):
+    if steps is not None and epochs is not None:
+        with pytest.raises(ConfigError, match="give steps or epochs"):
+            LocalRule(steps=steps, epochs=epochs)
+        return
+    rule = LocalRule(steps=steps, epochs=epochs, batch_size=batch_size)
+    sizes = list(rule.batches(examples))
+    assert rule.work(examples) == Work(len(sizes), sum(sizes))
+    assert all(1 <= size <= min(batch_size, examples) for size in sizes)
+    if steps is None:
+        assert sum(sizes) == examples * (epochs or 1)
+    else:
+        assert len(sizes) == steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"steps": 0}, r"training.steps must be at least 1 \(got 0\)"),
+        ({"epochs": -1}, "training.epochs must be at least 1"),
+        ({"batch_size": 0}, "training.batch_size must be at least 1"),
+        ({"lr": float("nan")}, "training.lr must be a finite number"),
+        ({"lr": -0.1}, "training.lr must be a finite number"),
+        ({"weight_decay": float("inf")}, "training.weight_decay must"),
+        ({"prox_mu": -1.0}, "training.prox_mu must"),
+        ({"momentum": 1.0}, r"training.momentum must be in \[0, 1\) \(got 1.0\)"),
+    ],
+)
+def test_rules_out_of_range_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        LocalRule(**fields)
+
+
+def test_the_experiments_training_is_the_rule():
+    training = Training(steps=7, batch_size=4, lr=0.2, momentum=0.3, weight_decay=0.4, lr_normalization=True)
+    assert LocalRule.of(training, prox_mu=0.5) == LocalRule(
+        steps=7, batch_size=4, lr=0.2, momentum=0.3, weight_decay=0.4, lr_normalization=True, prox_mu=0.5
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 7, 22, 1000])
+def test_evaluation_counts_by_class_whatever_the_batch(batch):
+    x, y = examples()
+    module = network(dropout=0.9)
+    result = evaluate(FlatModel(module), x, y, CLASSES, batch=batch)
+    module.eval()
+    with torch.no_grad():
+        logits = module(torch.from_numpy(x))
+    guesses = logits.argmax(1).numpy()
+    assert result.loss == pytest.approx(cross_entropy(logits, torch.from_numpy(y)).item(), rel=1e-5)
+    assert result.accuracy == (guesses == y).mean()
+    assert result.correct.tolist() == [int(((guesses == y) & (y == c)).sum()) for c in range(CLASSES)]
+    assert result.total.tolist() == np.bincount(y, minlength=CLASSES).tolist()
+    assert result.correct.dtype == result.total.dtype == np.int64
+
+
+def test_evaluation_changes_nothing():
+    module = nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+    flat = FlatModel(module)
+    before = flat.array.copy()
+    module.train()
+    evaluate(flat, *examples(), CLASSES)
+    assert module.training
+    np.testing.assert_array_equal(flat.array, before)
+
+
+def test_evaluation_refuses_labels_out_of_range_and_emptiness():
+    x, y = examples()
+    flat = FlatModel(network())
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
+        evaluate(flat, x, y, classes=2)
+    with pytest.raises(ValueError, match="at least one example"):
+        evaluate(flat, x[:0], y[:0], CLASSES)

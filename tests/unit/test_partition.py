@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data
+from edgefl.learning.partition import partition
+
+FAST, SLOW = "pixel-4", "moto-g4"
+
+
+def balanced(examples: int, classes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(np.arange(examples) % classes)
+
+
+def assert_shared_out(
+    parts: list[np.ndarray], clients: int, examples: int, *, all_of_them: bool = True
+) -> None:
+    rows = np.concatenate(parts)
+    assert len(parts) == clients
+    assert all(len(part) >= 1 and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+    assert len(np.unique(rows)) == len(rows)
+    assert rows.min() >= 0
+    assert rows.max() < examples
+    if all_of_them:
+        assert len(rows) == examples
+
+
+@given(
+    st.data(),
+    st.sampled_from(["iid", "dirichlet"]),
+    st.integers(1, 40),
+    st.integers(1, 6),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 2**31),
+)
+def test_even_splits_cover_everything_once(data, kind, clients, classes, alpha, seed):
+    examples = data.draw(st.integers(clients, 200))
+    labels = np.array(data.draw(st.lists(st.integers(0, classes - 1), min_size=examples, max_size=examples)))
+    spec = Data(partition=kind, alpha=alpha)
+    parts = partition(spec, labels, [FAST] * clients, classes, seed)
+    assert_shared_out(parts, clients, examples)
+    assert {len(part) for part in parts} <= {examples // clients, -(-examples // clients)}
+    again = partition(spec, labels, [FAST] * clients, classes, seed)
+    assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**31))
+def test_shards_give_each_client_just_so_many_classes(clients, classes, per_client, seed):
+    labels = balanced(classes * 40, classes)
+    spec = Data(partition="shards", classes_per_client=per_client)
+    if per_client > classes:
+        with pytest.raises(ConfigError, match="classes_per_client must be from 1 to"):
+            partition(spec, labels, [FAST] * clients, classes, seed)
+        return
+    parts = partition(spec, labels, [FAST] * clients, classes, seed)
+    assert_shared_out(parts, clients, len(labels), all_of_them=clients * per_client >= classes)
+    held = [np.unique(labels[part]) for part in parts]
+    assert all(len(one) == per_client for one in held)
+    holders = np.bincount(np.concatenate(held), minlength=classes)
+    assert holders.max() - holders.min() <= 1
+
+
+@given(
+    st.lists(st.sampled_from([FAST, SLOW, "pi-4"]), min_size=3, max_size=20),
+    st.sets(st.integers(0, 4), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_by_device_gives_exactly_the_labels(profiles, wanted, seed):
+    profiles = [FAST, *profiles]
+    labels = balanced(500, 5)
+    spec = Data(partition="by-device", labels={FAST: sorted(wanted)})
+    parts = partition(spec, labels, profiles, 5, seed)
+    others = [profile for profile in profiles if profile != FAST]
+    assert_shared_out(parts, len(profiles), 500, all_of_them=bool(others))
+    for profile, part in zip(profiles, parts, strict=True):
+        expected = wanted if profile == FAST else set(range(5)) - wanted
+        assert set(labels[part].tolist()) == expected
+    for label in range(5):
+        counts = [int((labels[part] == label).sum()) for part in parts]
+        counts = [count for count in counts if count]
+        assert not counts or max(counts) - min(counts) <= 1
+
+
+def test_fedstaleweights_split():
+    labels = balanced(6000, 10)
+    spec = Data(partition="by-device", labels={FAST: [4, 5, 6, 7, 8, 9], SLOW: [0, 1, 2, 3]})
+    parts = partition(spec, labels, [FAST] * 10 + [SLOW] * 5, 10, seed=0)
+    assert_shared_out(parts, 15, 6000)
+    assert [len(part) for part in parts] == [360] * 10 + [480] * 5
+
+
+def test_profiles_not_named_share_all_labels_if_every_label_is_named():
+    labels = balanced(100, 2)
+    spec = Data(partition="by-device", labels={FAST: [0], SLOW: [1]})
+    parts = partition(spec, labels, [FAST, SLOW, "pi-4"], 2, seed=0)
+    assert [np.unique(labels[part]).tolist() for part in parts] == [[0], [1], [0, 1]]
+    assert [len(part) for part in parts] == [25, 25, 50]
+
+
+def test_labels_that_no_profile_holds_are_left_out():
+    spec = Data(partition="by-device", labels={FAST: [0, 1]})
+    labels = balanced(90, 3)
+    parts = partition(spec, labels, [FAST, FAST], 3, seed=0)
+    assert_shared_out(parts, 2, 90, all_of_them=False)
+    assert sum(map(len, parts)) == 60
+
+
+def test_dirichlet_is_skewed_by_a_small_alpha_and_even_with_a_large_one():
+    labels = balanced(10_000, 10)
+
+    def largest_share(alpha: float) -> float:
+        parts = partition(Data(partition="dirichlet", alpha=alpha), labels, [FAST] * 100, 10, seed=1)
+        return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts]))
+
+    assert largest_share(0.1) > 0.5
+    assert largest_share(1000.0) < 0.25
+
+
+def test_dirichlet_shares_follow_the_data():
+    # A class that is 1% of the data must not be a tenth of what clients hold, whatever α.
+    labels = np.repeat(np.arange(2), (9900, 100))
+    parts = partition(Data(partition="dirichlet", alpha=100.0), labels, [FAST] * 10, 2, seed=0)
+    assert max(float((labels[part] == 1).mean()) for part in parts) < 0.05
+
+
+def test_who_comes_last_does_not_follow_the_device():
+    # With a tiny α the clients served last get what is left; they must not be the last of the fleet.
+    labels = balanced(2000, 10)
+    late = []
+    for seed in range(20):
+        parts = partition(Data(partition="dirichlet", alpha=0.05), labels, [FAST] * 20, 10, seed)
+        kinds = np.array([len(np.unique(labels[part])) for part in parts])
+        late.append(kinds[10:].mean() - kinds[:10].mean())
+    assert abs(np.mean(late)) < 0.5
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+def test_the_seed_decides(kind):
+    labels = balanced(200, 10)
+    one, other = (partition(Data(partition=kind), labels, [FAST] * 5, 10, seed) for seed in (1, 2))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "profiles", "message"),
+    [
+        (Data(), [], "at least one client"),
+        (Data(), [FAST] * 31, "31 clients cannot share 30 training examples"),
+        (Data(partition="dirichlet", alpha=0.0), [FAST], r"data.alpha must be .* above 0 \(got 0.0\)"),
+        (Data(partition="dirichlet", alpha=float("nan")), [FAST], r"data.alpha must be .* \(got nan\)"),
+        (Data(partition="shards", classes_per_client=0), [FAST], r"from 1 to 3 \(got 0\)"),
+        (Data(partition="shards", classes_per_client=4), [FAST], r"from 1 to 3 \(got 4\)"),
+        (Data(partition="by-device"), [FAST], r"needs PROFILE = \[LABEL, ...\] \(got none\)"),
+        (
+            Data(partition="by-device", labels={"pixel4": [0]}),
+            [FAST],
+            "profile in the fleet 'pixel4' not found; did you mean 'pixel-4'",
+        ),
+        (Data(partition="by-device", labels={FAST: []}), [FAST], "'pixel-4' must hold at least one label"),
+        (Data(partition="by-device", labels={FAST: [3]}), [FAST], r"labels must be in \[0, 3\) \(got 3\)"),
+        (Data(partition="by-device", labels={FAST: [-1]}), [FAST], r"labels must be in \[0, 3\) \(got -1\)"),
+        (
+            Data(partition="by-device", labels={FAST: [0]}),
+            [FAST] * 11 + [SLOW],
+            "would hold no example; its labels have fewer examples than clients",
+        ),
+    ],
+)
+def test_splits_that_cannot_be_made_say_why(spec, profiles, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        partition(spec, balanced(30, 3), profiles, 3, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_beyond_the_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
+        partition(Data(), np.array([0, 1, 2]), [FAST], 2, seed=0)
