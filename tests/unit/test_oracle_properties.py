@@ -125,7 +125,7 @@ SETTING: dict[str, Any] = {"buffer_size": 5, "restart": "new-version"}
 
 
 def test_fairness_on_the_same_arrivals_is_what_the_paper_is_about() -> None:
-    """Share of all applied weight · n: 1 is fair (eq. 3). FedBuff goes by rate; FedStaleWeight halves that."""
+    """Share of all applied weight · n: 1 is fair (eq. 3). FedBuff goes by rate; FedStaleWeight halves it."""
     plain, plain_share = phones(FedBuff(exponent=0.0, **SETTING))
     buff, buff_share = phones(FedBuff(**SETTING))
     stale, stale_share = phones(FedStaleWeight(**SETTING))
