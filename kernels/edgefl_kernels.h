@@ -6,10 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Raised whenever a function's arguments or a block size changes; edgefl/kernels/backend_c.py holds its twin. */
+/* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
 #define EF_ABI 1
 
-#define EF_TILE 16384      /* elements whose running sum stays in the L1 cache; the norms' block */
+#define EF_TILE 16384      /* elements whose running sum stays in the L2 cache; the norms' block */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
 #define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */
 #define EF_GROUP 6         /* most updates read in one pass over a tile */

@@ -34,9 +34,12 @@ static int flat(PyObject *o, Py_buffer *view, int writable)
     return view->ndim == 1;
 }
 
+/* Arrays off their natural alignment are given as "=f", and so are some other native ones. */
 static int is_format(const Py_buffer *view, char code, Py_ssize_t itemsize)
 {
-    return view->format && view->format[0] == code && !view->format[1] && view->itemsize == itemsize;
+    const char *format = view->format ? view->format : "B";
+    if (*format == '=' || *format == '<' || *format == '@') format++;
+    return format[0] == code && !format[1] && view->itemsize == itemsize;
 }
 
 static int dtype_of(const Py_buffer *view)

@@ -9,35 +9,23 @@ import numpy as np
 from edgefl.kernels import _c, arguments
 from edgefl.kernels.arguments import Doubles, Ids
 
-ABI = 1
-"""What this file expects of the extension; its twin is EF_ABI in kernels/edgefl_kernels.h."""
-
-atexit.register(_c.close_pool)
-
-
-def stale() -> str | None:
-    """Why the extension does not belong to this edgefl, or None if it does."""
-    built = getattr(_c, "ABI", None)
-    if built == ABI:
-        return None
-    return f"stale: edgefl.kernels._c has ABI {built}, this edgefl needs {ABI}; build it again with `make`"
+close_pool = _c.close_pool
+atexit.register(close_pool)
 
 
 def weighted_sum(
     out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
 ) -> Doubles:
-    try:
-        norms = np.empty(len(updates))  # type: ignore[arg-type]
-    except TypeError:
-        updates = arguments.weighted_sum(out, base, updates, weights, scales).updates
+    if isinstance(updates, list | tuple | np.ndarray):
         norms = np.empty(len(updates))
-    if _c.weighted_sum(out, base, updates, weights, scales, norms, threads):
-        return norms
+        if _c.weighted_sum(out, base, updates, weights, scales, norms, threads):
+            return norms
+    # A wrong argument, or one that is right in another form, such as a memoryview of format "<f".
     given = arguments.weighted_sum(out, base, updates, weights, scales)
-    # What numpy takes and the C code does not ask for by its usual form, such as a memoryview's "<f".
-    if _c.weighted_sum(given.out, given.base, given.updates, given.weights, given.scales, norms, threads):
-        return norms
-    raise AssertionError("the C back end refused arguments that the checks accept")
+    norms = np.empty(len(given.updates))
+    done = _c.weighted_sum(given.out, given.base, given.updates, given.weights, given.scales, norms, threads)
+    assert done, "the C back end refused arguments that the checks accept"
+    return norms
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

@@ -13,6 +13,9 @@ from edgefl.kernels.arguments import Doubles, Ids
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
+ABI = 1
+"""The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
+
 
 class Backend(Protocol):
     """The kernel table: what a back end's module offers. Arguments are checked inside, as `arguments` does,
@@ -96,13 +99,16 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
     """Why a back end cannot be used. A stale extension is an error and never passed over in silence."""
     if name == "c":
         try:
-            from edgefl.kernels import backend_c
+            from edgefl.kernels import _c
         except ImportError as error:
             if importlib.util.find_spec("edgefl.kernels._c") is None:
                 return "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
             return f"does not load: {error}"
-        stale = backend_c.stale()
-        if stale is not None and refuse_stale:
+        built = getattr(_c, "ABI", None)
+        if built == ABI:
+            return None
+        stale = f"stale: its ABI is {built}, this edgefl needs {ABI}; build it again (`make`, or pip install)"
+        if refuse_stale:
             raise ConfigError(f"kernel back end 'c' is {stale}")
         return stale
     if name == "numba":

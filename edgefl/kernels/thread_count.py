@@ -34,7 +34,7 @@ def set_threads(n: int | None) -> None:
         raise TypeError(f"threads must be an integer or None (got {n!r})")
     if n is not None and n < 1:
         raise ValueError(f"threads must be at least 1 (got {n})")
-    native = sys.modules.get("edgefl.kernels._c")
+    native = sys.modules.get("edgefl.kernels.backend_c")
     if native is not None:
         native.close_pool()
     _threads = n or 0

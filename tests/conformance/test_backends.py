@@ -1,0 +1,270 @@
+"""Every fast kernel against its numpy twin: the same bits over types, sizes, counts, views, instruction
+sets and threads. Which NaN a NaN is (sign, payload) is left open."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl import kernels
+
+TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
+SIZES = (0, 1, 7, 8, 9, 17, BLOCK - 1, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE, 5 * TILE + 13)
+DTYPES = ("float32", "float16", "bfloat16", "int8", "mixed")
+
+
+def _fast() -> list[tuple[str, str]]:
+    found = []
+    if kernels.backends()["c"] == "ok":
+        from edgefl.kernels import _c
+
+        found += [("c", isa) for isa in _c.isas()]
+    return [*found, ("numba", "")]
+
+
+@pytest.fixture(params=_fast(), ids="-".join)
+def fast(request: pytest.FixtureRequest) -> Iterator[str]:
+    backend, isa = request.param
+    if isa:
+        from edgefl.kernels import _c
+
+        before = _c.isa()
+        _c.set_isa(isa)
+        yield backend
+        _c.set_isa(before)
+    else:
+        yield backend
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    nan = np.isnan(a)
+    np.testing.assert_array_equal(nan, np.isnan(b))
+    unsigned = f"u{a.dtype.itemsize}"
+    np.testing.assert_array_equal(a[~nan].view(unsigned), b[~nan].view(unsigned))
+
+
+def _unaligned(array: np.ndarray, offset: int) -> np.ndarray:
+    """A copy that begins ``offset`` bytes after a 64-byte boundary."""
+    raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    view = raw[start : start + array.nbytes].view(array.dtype)
+    view[:] = array
+    return view
+
+
+def _update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
+    """An update and its scales; a wild one has random bits: denormals, infinities and NaNs among them."""
+    if dtype == "int8":
+        scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
+        return rng.integers(-128, 128, size, dtype=np.int8), scale
+    if dtype == "float32":
+        bits = rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
+        return bits if wild else rng.standard_normal(size, dtype=np.float32), None
+    bits16 = rng.integers(0, 1 << 16, size, dtype=np.uint16)
+    if not wild:
+        values = rng.standard_normal(size, dtype=np.float32)
+        bits16 = (values.view(np.uint32) >> 16).astype(np.uint16)
+        if dtype == "float16":
+            bits16 = values.astype(np.float16).view(np.uint16)
+    return bits16.view(np.float16) if dtype == "float16" else bits16, None
+
+
+def _case(dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng([size, count, wild])
+    each = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
+    pairs = [_update(next(each), size, rng, wild) for _ in range(count)]
+    base, _ = _update("float32", size, rng, wild)
+    return {
+        "base": _unaligned(base, offset),
+        "updates": [_unaligned(u, offset) for u, _ in pairs],
+        "weights": rng.standard_normal(count),
+        "scales": [s for _, s in pairs],
+    }
+
+
+def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    out = _unaligned(np.full(case["base"].size, np.nan, dtype=np.float32), offset)
+    norms = kernels.weighted_sum(
+        out, case["base"], case["updates"], case["weights"], backend, scales=case["scales"]
+    )
+    return out, norms
+
+
+def _check(fast: str, case: dict[str, Any], offset: int = 0) -> None:
+    expected, norms = _run("reference", case)
+    got, got_norms = _run(fast, case, offset)
+    _same_bits(expected, got)
+    _same_bits(norms, got_norms)
+    assert got_norms.dtype == np.float64
+    for update, scale, norm in zip(case["updates"], case["scales"], norms, strict=True):
+        _same_bits(np.array([norm]), np.array([kernels.sq_norm(update, fast, scale=scale)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_and_counts(fast: str, dtype: str, size: int) -> None:
+    for count in (0, 1, 2, 3, 4, 5, 6, 7, 13, 17):
+        _check(fast, _case(dtype, size, count))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wild", [False, True])
+def test_unaligned_views(fast: str, dtype: str, wild: bool) -> None:
+    for offset in (1, 2, 4, 8, 31, 63):
+        _check(fast, _case(dtype, TILE + 77, 5, wild=wild, offset=offset), offset=4 * offset % 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_denormals_infinities_and_nans(fast: str, dtype: str) -> None:
+    for size in (9, TILE + 9):
+        _check(fast, _case(dtype, size, 7, wild=True))
+
+
+def test_every_float16_and_bfloat16(fast: str) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    for update in (bits, bits.view(np.float16)):
+        case = {
+            "base": np.zeros(bits.size, np.float32),
+            "updates": [update],
+            "weights": [1.0],
+            "scales": [None],
+        }
+        _check(fast, case)
+
+
+def test_signed_zeros(fast: str) -> None:
+    negative = np.array([-0.0, 0.0], dtype=np.float32)
+    out = np.empty(2, dtype=np.float32)
+    kernels.weighted_sum(out, None, [negative], [1.0], fast)
+    assert np.signbit(out).tolist() == [False, False]
+    kernels.weighted_sum(out, negative, [negative], [1.0], fast)
+    assert np.signbit(out).tolist() == [True, False]
+    kernels.weighted_sum(out, negative, [], [], fast)
+    assert np.signbit(out).tolist() == [True, False]
+
+
+def test_no_base_is_a_base_of_zeros(fast: str) -> None:
+    case = _case("mixed", TILE + 5, 7)
+    out, zeros = np.empty(TILE + 5, np.float32), np.zeros(TILE + 5, np.float32)
+    norms = kernels.weighted_sum(out, None, case["updates"], case["weights"], fast, scales=case["scales"])
+    expected, expected_norms = _run(fast, case | {"base": zeros})
+    _same_bits(expected, out)
+    _same_bits(expected_norms, norms)
+
+
+def test_base_may_be_out(fast: str) -> None:
+    for size in (TILE + 3, 300_000):
+        case = _case("float32", size, 8)
+        expected, _ = _run("reference", case)
+        out = case["base"].copy()
+        kernels.weighted_sum(out, out, case["updates"], case["weights"], fast)
+        _same_bits(expected, out)
+
+
+def test_products_and_sums_are_not_fused(fast: str) -> None:
+    """(1 + 2^-12)² − (1 + 2^-11) is 2^-24 exactly, and 0 if the product is rounded first."""
+    x = np.full(64, 1 + 2**-12, dtype=np.float32)
+    base = np.full(64, -(1 + 2**-11), dtype=np.float32)
+    out = np.empty(64, dtype=np.float32)
+    kernels.weighted_sum(out, base, [x], [float(x[0])], fast)
+    assert not out.any()
+
+
+def test_order_of_updates_is_kept(fast: str) -> None:
+    big, small = np.full(9, 1e8, np.float32), np.ones(9, np.float32)
+    out = np.empty(9, dtype=np.float32)
+    kernels.weighted_sum(out, None, [big, small, big], [1.0, 1.0, -1.0], fast)
+    assert out.tolist() == [0.0] * 9
+    kernels.weighted_sum(out, None, [big, big, small], [1.0, -1.0, 1.0], fast)
+    assert out.tolist() == [1.0] * 9
+
+
+def test_threads_do_not_change_a_bit(fast: str) -> None:
+    case = _case("mixed", 40 * TILE + 11, 9)
+    try:
+        kernels.set_threads(1)
+        expected, norms = _run(fast, case)
+        total = kernels.checksum(expected, fast)
+        for threads in (2, 3, 8):
+            kernels.set_threads(threads)
+            got, got_norms = _run(fast, case)
+            _same_bits(expected, got)
+            _same_bits(norms, got_norms)
+            assert kernels.checksum(got, fast) == total
+            assert kernels.sq_norm(case["updates"][0], fast) == norms[0]
+    finally:
+        kernels.set_threads(None)
+
+
+def test_norms_are_those_of_plain_float64(fast: str) -> None:
+    case = _case("float32", 3 * TILE + 1, 5)
+    _, norms = _run(fast, case)
+    plain = [float(np.sum(np.square(u, dtype=np.float64))) for u in case["updates"]]
+    np.testing.assert_allclose(norms, plain, rtol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_sums(data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, 3 * TILE) | st.integers(0, 40))
+    case = _case(
+        data.draw(st.sampled_from(DTYPES)),
+        size,
+        data.draw(st.integers(0, 20)),
+        wild=data.draw(st.booleans()),
+        offset=data.draw(st.integers(0, 63)),
+    )
+    case["weights"] = data.draw(
+        st.lists(st.floats(width=32), min_size=len(case["updates"]), max_size=len(case["updates"]))
+    )
+    for backend in {name for name, _ in _fast()}:
+        _check(backend, case, offset=data.draw(st.integers(0, 63)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.binary(max_size=300), repeat=st.integers(1, 900), offset=st.integers(0, 7))
+def test_random_checksums(raw: bytes, repeat: int, offset: int) -> None:
+    data = _unaligned(np.frombuffer(raw * repeat, dtype=np.uint8), offset)
+    expected = kernels.checksum(data, "reference")
+    for backend in {name for name, _ in _fast()}:
+        assert kernels.checksum(data, backend) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 63, 64, 65, 4 * 65536, 4 * 65536 + 7, 3_000_001])
+def test_checksums(fast: str, size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    assert kernels.checksum(data, fast) == kernels.checksum(data, "reference")
+    assert kernels.checksum(data.tobytes(), fast) == kernels.checksum(data, "reference")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(["window", "cumulative", "exponential"]),
+    window=st.integers(1, 7),
+    decay=st.floats(0, 0.999),
+    batches=st.lists(
+        st.lists(st.tuples(st.integers(0, 4), st.floats(-1e6, 1e6)), max_size=12), min_size=1, max_size=8
+    ),
+)
+def test_random_averages(
+    mode: Any, window: int, decay: float, batches: list[list[tuple[int, float]]]
+) -> None:
+    names = ["reference", *sorted({name for name, _ in _fast()})]
+    averages = [kernels.MovingAverage(5, mode, window, decay, backend=name) for name in names]
+    one_by_one = kernels.MovingAverage(5, mode, window, decay)
+    for batch in batches:
+        ids, values = [i for i, _ in batch], [x for _, x in batch]
+        means = [average.observe(ids, values) for average in averages]
+        single = np.array([one_by_one.observe(i, x) for i, x in batch], dtype=np.float64)
+        for other in [*means[1:], single]:
+            _same_bits(means[0], other)
+    for average in [*averages[1:], one_by_one]:
+        for key, array in averages[0].arrays().items():
+            np.testing.assert_array_equal(array, average.arrays()[key])
+        _same_bits(averages[0].mean(range(5)), average.mean(range(5)))

@@ -1,0 +1,130 @@
+"""Which back end runs, and what happens where one is absent or older than its Python half."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgefl
+from edgefl import kernels
+from edgefl.errors import ConfigError
+
+ROOT = Path(edgefl.__file__).parent.parent
+
+
+def _run(code: str, backend: str | None = None) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "EDGEFL_BACKEND"} | {"PYTHONPATH": str(ROOT)}
+    if backend is not None:
+        env["EDGEFL_BACKEND"] = backend
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+
+
+_SUM = """
+import sys, numpy
+from edgefl import kernels
+out = numpy.empty(1, numpy.float32)
+kernels.weighted_sum(out, None, [numpy.ones(1, numpy.float32)], [2.0])
+print(kernels.backend(), out[0], "numba" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", ["c", "numba", "reference"])
+def test_the_environment_chooses(name: str) -> None:
+    if kernels.backends()[name] != "ok":
+        pytest.skip(kernels.backends()[name])
+    done = _run(_SUM, name)
+    assert done.stdout.split() == [name, "2.0", str(name == "numba")], done.stderr
+
+
+def test_an_absent_back_end_fails_loudly() -> None:
+    done = _run(_SUM, "cuda")
+    if kernels.backends()["cuda"] == "ok":
+        pytest.skip("CUDA is here")
+    assert done.returncode == 1
+    assert "ConfigError: kernel back end 'cuda' is not there: " in done.stderr
+    with pytest.raises(ConfigError, match=r"^kernel back end 'cuda' is not there: "):
+        kernels.backend("cuda")
+
+
+def test_an_unknown_back_end_is_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^kernel back end 'cc' not found; did you mean 'c'\? have: c, cuda, "
+    ):
+        kernels.backend("cc")
+    assert (
+        "ConfigError: kernel back end 'fast' not found; have: c, cuda, numba, reference"
+        in _run(_SUM, "fast").stderr
+    )
+
+
+def test_the_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_BACKEND", "cuda")
+    assert kernels.backend("reference") == "reference"
+
+
+def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_BACKEND", "reference")
+    assert kernels.backend() == "reference"
+    monkeypatch.setenv("EDGEFL_BACKEND", "")
+    assert kernels.backend() == next(n for n in ("c", "numba", "reference") if kernels.backends()[n] == "ok")
+
+
+def test_importing_starts_nothing_heavy() -> None:
+    code = """
+import sys, threading, edgefl.kernels
+print(threading.active_count(), sorted({"numba", "torch", "zmq"} & set(sys.modules)))
+"""
+    assert _run(code).stdout.split("\n")[0] == "1 []"
+
+
+_OTHER = """
+import sys, types
+sys.modules["edgefl.kernels._c"] = {module}
+from edgefl import kernels
+print(kernels.backends()["c"])
+try:
+    print(kernels.backend())
+except Exception as error:
+    print(type(error).__name__, error)
+print(kernels.backend("numba"))
+"""
+
+
+def test_a_stale_extension_is_refused() -> None:
+    """Never passed over in silence: without it everything would still run, only slower."""
+    code = _OTHER.format(module="types.SimpleNamespace(ABI=0)")
+    done = _run(code)
+    why = "stale: its ABI is 0, this edgefl needs 1; build it again (`make`, or pip install)"
+    assert done.stdout.splitlines() == [why, f"ConfigError kernel back end 'c' is {why}", "numba"], (
+        done.stderr
+    )
+    assert f"kernel back end 'c' is not there: {why}" in _run(code, "c").stdout
+
+
+def test_without_a_compiler_numba_runs() -> None:
+    done = _run(_OTHER.format(module="None"))
+    why = "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
+    assert done.stdout.splitlines() == [why, "numba", "numba"], done.stderr
+
+
+def test_the_extension_is_of_these_sources() -> None:
+    """Tests that ran on an older build would prove nothing."""
+    if kernels.backends()["c"] != "ok":
+        assert os.environ.get("EDGEFL_REQUIRE_C") != "1"
+        pytest.skip(kernels.backends()["c"])
+    from edgefl.kernels import _c
+
+    sources = ROOT / "kernels"
+    if not sources.is_dir():
+        pytest.skip("installed without its repository")
+    digest = hashlib.sha256()
+    for path in sorted([*sources.glob("*.c"), *sources.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    assert digest.hexdigest()[:16] == _c.SOURCES, "build it again: python setup.py build_ext --inplace"
+    assert (_c.TILE, _c.SCALE_BLOCK) == (kernels.TILE, kernels.SCALE_BLOCK)
