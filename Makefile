@@ -19,8 +19,9 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "edgefl: needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true)." \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "edgefl: needs Python 3.11 or newer; '$(PYTHON)' is" \
+	       "$$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
