@@ -1,0 +1,422 @@
+"""The parameter buffer: its layout, who may write what and when, and what happens when memory is not to be had."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.buffer import PAGE, ParameterBuffer, Shape, SlotState
+from edgefl.errors import RunError, SlotError
+
+SHAPE = Shape(size=5, ring=3, slots=4, vectors=2)
+
+shapes = st.builds(
+    Shape,
+    size=st.integers(1, 5000),
+    ring=st.integers(2, 6),
+    slots=st.integers(1, 80),
+    vectors=st.integers(0, 2),
+)
+
+
+@pytest.fixture
+def buffer() -> Iterator[ParameterBuffer]:
+    made = ParameterBuffer.create(SHAPE)
+    yield made
+    made.close()
+
+
+def extent(array: np.ndarray) -> tuple[int, int]:
+    start = array.__array_interface__["data"][0]
+    return start, start + array.nbytes
+
+
+def regions(buffer: ParameterBuffer) -> list[tuple[int, int]]:
+    """First and last byte of every part of the mapping, each once."""
+    shape = buffer.shape
+    vectors = [buffer.model(entry) for entry in range(shape.ring)]
+    vectors += [vector for entry in range(shape.ring) for vector in buffer.vectors(entry)]
+    vectors += [buffer.slot(slot) for slot in range(shape.slots)]
+    headers = [buffer._header, buffer._entries, buffer._slots]
+    return [extent(array) for array in (*headers, *vectors)]
+
+
+# ---- layout ------------------------------------------------------------------------------------
+
+
+@given(shapes)
+def test_no_two_parts_overlap_and_all_lie_inside(shape: Shape) -> None:
+    buffer = ParameterBuffer.create(shape)
+    try:
+        found = sorted(regions(buffer))
+        assert len(found) == 3 + shape.ring * (1 + shape.vectors) + shape.slots
+        for (_, end), (start, _) in zip(found, found[1:], strict=False):
+            assert end <= start
+        first = extent(buffer._header)[0]
+        assert found[0][0] == first
+        assert found[-1][1] <= first + shape.total_bytes
+        assert os.fstat(buffer.fd).st_size == shape.total_bytes
+    finally:
+        buffer.close()
+
+
+@given(shapes)
+def test_vectors_start_on_pages(shape: Shape) -> None:
+    assert shape.stride % PAGE == shape.data_offset % PAGE == shape.total_bytes % PAGE == 0
+    assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
+    buffer = ParameterBuffer.create(shape)
+    try:
+        first = extent(buffer._header)[0]
+        assert first % PAGE == 0
+        for entry in range(shape.ring):
+            for vector in (buffer.model(entry), *buffer.vectors(entry)):
+                assert (extent(vector)[0] - first) % PAGE == 0
+                assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
+        for slot in range(shape.slots):
+            assert (extent(buffer.slot(slot))[0] - first) % PAGE == 0
+    finally:
+        buffer.close()
+
+
+def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -> None:
+    assert buffer.latest == (-1, -1)
+    assert buffer.entry_version.tolist() == [-1] * SHAPE.ring
+    assert buffer.state.tolist() == [SlotState.FREE] * SHAPE.slots
+    assert not any(buffer.model(entry).any() for entry in range(SHAPE.ring))
+    assert not any(buffer.slot(slot).any() for slot in range(SHAPE.slots))
+
+
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}])
+def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(SlotError, match="buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, vectors ≥ 0"):
+        ParameterBuffer.create(Shape(**{"size": 1, "ring": 2, "slots": 1, **wrong}))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+# ---- attaching ---------------------------------------------------------------------------------
+
+
+def test_a_second_view_is_the_same_memory(buffer: ParameterBuffer) -> None:
+    other = ParameterBuffer.attach(os.dup(buffer.fd))
+    assert other.shape == SHAPE
+    other.slot(3)[:] = [1, 2, 3, 4, 5]
+    other.vectors(2)[1][:] = 9
+    other.publish(version=6, entry=1)
+    assert buffer.slot(3).tolist() == [1, 2, 3, 4, 5]
+    assert buffer.vectors(2)[1].tolist() == [9] * 5
+    assert buffer.latest == (6, 1)
+    other.close()
+
+
+def _descriptor_of(content: bytes) -> int:
+    fd = os.memfd_create("foreign")
+    os.write(fd, content)
+    return fd
+
+
+def _truncated() -> int:
+    whole = ParameterBuffer.create(SHAPE)
+    content = os.pread(whole.fd, SHAPE.total_bytes, 0)
+    whole.close()
+    return _descriptor_of(content[:-PAGE])
+
+
+def _with_header(field: str, value: int) -> Callable[[], int]:
+    def make() -> int:
+        made = ParameterBuffer.create(SHAPE)
+        made._header[field] = value
+        fd = os.dup(made.fd)
+        made.close()
+        return fd
+
+    return make
+
+
+REFUSED = {
+    "empty": lambda: _descriptor_of(b""),
+    "short": lambda: _descriptor_of(b"edgefl"),
+    "foreign": lambda: _descriptor_of(os.urandom(2 * PAGE)),
+    "zeros": lambda: _descriptor_of(bytes(2 * PAGE)),
+    "truncated": _truncated,
+    "other layout": _with_header("layout", 2),
+    "unfinished": _with_header("magic", 0),
+    "too many slots": _with_header("slots", 1 << 40),
+    "too large": _with_header("size", 1 << 40),
+    "negative size": _with_header("size", -1),
+    "negative ring": _with_header("ring", -1000),
+    "no slots": _with_header("slots", 0),
+    "negative vectors": _with_header("vectors", -3),
+    "a device": lambda: os.open(os.devnull, os.O_RDWR),
+    "read only": lambda: os.open(__file__, os.O_RDONLY),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_attaching_to_anything_else_is_refused(kind: str) -> None:
+    fd = REFUSED[kind]()
+    try:
+        with pytest.raises(SlotError, match=r"descriptor \d+ holds no parameter buffer|parameter buffer of"):
+            ParameterBuffer.attach(fd)
+        os.fstat(fd)  # the descriptor is still the caller's
+    finally:
+        os.close(fd)
+
+
+def test_attaching_to_a_closed_descriptor_is_refused() -> None:
+    fd = os.memfd_create("gone")
+    os.close(fd)
+    with pytest.raises(SlotError, match="holds no parameter buffer"):
+        ParameterBuffer.attach(fd)
+
+
+def _in_child(work: Callable[[], None]) -> int:
+    """Exit code of a forked child that did ``work``: 0, or 1 if it raised."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_and_its_parent_see_each_others_writes(buffer: ParameterBuffer) -> None:
+    buffer.model(0)[:] = [5, 4, 3, 2, 1]
+    buffer.publish(version=7, entry=0)
+    buffer.lease(2, task=11, client=3, base_version=7)
+
+    def child() -> None:
+        view = ParameterBuffer.attach(buffer.fd)
+        seen = np.empty(5, np.float32)
+        view.read_model(0, 7, seen)
+        view.slot(2)[:] = seen * 2
+        view.written(2, task=11, checksum=2**64 - 1)
+
+    assert _in_child(child) == 0
+    assert buffer.slot(2).tolist() == [10, 8, 6, 4, 2]
+    assert (buffer.state[2], int(buffer.checksum[2])) == (SlotState.WRITTEN, 2**64 - 1)
+
+
+def test_what_a_killed_process_wrote_stays(buffer: ParameterBuffer) -> None:
+    pid = os.fork()
+    if pid == 0:
+        buffer.model(1)[:] = 3
+        buffer.publish(version=1, entry=1)
+        os.kill(os.getpid(), 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+    assert buffer.latest == (1, 1)
+    assert buffer.model(1).tolist() == [3] * 5
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def test_a_published_model_is_read_back(buffer: ParameterBuffer) -> None:
+    buffer.model(2)[:] = np.arange(5)
+    buffer.publish(version=0, entry=2)
+    out = np.empty(5, np.float32)
+    buffer.read_model(2, 0, out)
+    assert out.tolist() == [0, 1, 2, 3, 4]
+    assert buffer.latest == (0, 2)
+
+
+def test_an_entry_with_another_version_is_refused(buffer: ParameterBuffer) -> None:
+    buffer.publish(version=4, entry=0)
+    out = np.empty(5, np.float32)
+    for entry, version in ((0, 3), (0, 5), (1, 4)):
+        with pytest.raises(SlotError, match=f"ring entry {entry} holds version"):
+            buffer.read_model(entry, version, out)
+    buffer.retire(0)
+    with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 4"):
+        buffer.read_model(0, 4, out)
+
+
+@pytest.mark.parametrize("during", ["retired", "replaced"])
+def test_an_entry_that_changes_during_the_copy_is_refused(
+    buffer: ParameterBuffer, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    buffer.publish(version=4, entry=0)
+    copy = np.copyto
+
+    def slow_copy(out: np.ndarray, model: np.ndarray) -> None:
+        copy(out, model)
+        buffer.retire(0)
+        if during == "replaced":
+            buffer.publish(version=9, entry=0)
+
+    monkeypatch.setattr(np, "copyto", slow_copy)
+    with pytest.raises(SlotError, match="ring entry 0 holds version 4, then -?[19] during the copy, not 4"):
+        buffer.read_model(0, 4, np.empty(5, np.float32))
+
+
+def test_a_reader_in_another_process_never_gets_a_torn_model(buffer: ParameterBuffer) -> None:
+    """The writer overwrites entries that are still being read; the reader must notice each time."""
+    shape = Shape(size=20_000, ring=2, slots=1)
+    shared = ParameterBuffer.create(shape)
+    shared.model(0)[:] = 0
+    shared.publish(version=0, entry=0)
+    last = 3000
+    pid = os.fork()
+    if pid == 0:
+        for version in range(1, last + 1):
+            entry = version % 2
+            shared.retire(entry)
+            shared.model(entry)[:] = version
+            shared.publish(version, entry)
+        os._exit(0)
+    out = np.empty(shape.size, np.float32)
+    whole = refused = 0
+    while True:
+        version, entry = shared.latest
+        try:
+            shared.read_model(entry, version, out)
+        except SlotError:
+            refused += 1
+        else:
+            assert out[0] == version
+            assert (out == out[0]).all()
+            whole += 1
+            if version == last:
+                break
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert whole >= 1
+    shared.close()
+
+
+# ---- slots -------------------------------------------------------------------------------------
+
+
+def test_a_slot_goes_from_free_to_leased_to_written_to_free(buffer: ParameterBuffer) -> None:
+    buffer.fetched[1] = 1
+    buffer.checksum[1] = 77
+    buffer.lease(1, task=8, client=2, base_version=5)
+    assert [int(x[1]) for x in (buffer.task, buffer.client, buffer.base_version)] == [8, 2, 5]
+    assert [int(x[1]) for x in (buffer.state, buffer.checksum, buffer.fetched)] == [SlotState.LEASED, 0, 0]
+    buffer.written(1, task=8, checksum=99)
+    assert (int(buffer.state[1]), int(buffer.checksum[1])) == (SlotState.WRITTEN, 99)
+    buffer.free(1)
+    assert (int(buffer.state[1]), int(buffer.task[1])) == (SlotState.FREE, -1)
+    buffer.lease(1, task=9, client=0, base_version=6)
+
+
+def test_only_free_slots_are_leased(buffer: ParameterBuffer) -> None:
+    buffer.lease(0, task=8, client=2, base_version=5)
+    with pytest.raises(SlotError, match="slot 0 is not free: it belongs to task 8"):
+        buffer.lease(0, task=9, client=3, base_version=5)
+    buffer.written(0, task=8, checksum=1)
+    with pytest.raises(SlotError, match="slot 0 is not free"):
+        buffer.lease(0, task=9, client=3, base_version=5)
+    assert (int(buffer.task[0]), int(buffer.client[0])) == (8, 2)
+
+
+def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: ParameterBuffer) -> None:
+    with pytest.raises(SlotError, match="slot 2 is not leased to task 0"):
+        buffer.written(2, task=0, checksum=1)  # never leased; its task reads 0 from fresh memory
+    buffer.lease(2, task=8, client=2, base_version=5)
+    with pytest.raises(SlotError, match="slot 2 is not leased to task 7"):
+        buffer.written(2, task=7, checksum=1)
+    buffer.written(2, task=8, checksum=1)
+    with pytest.raises(SlotError, match="slot 2 is not leased to task 8"):
+        buffer.written(2, task=8, checksum=2)
+    assert int(buffer.checksum[2]) == 1
+
+
+# ---- memory and descriptors --------------------------------------------------------------------
+
+FULL = """
+import os, resource, sys
+from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.errors import RunError
+if len(sys.argv) > 1:
+    del os.memfd_create
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+before = sorted(os.listdir("/proc/self/fd"))
+try:
+    ParameterBuffer.create(Shape(size=1 << 20, ring=3, slots=2))
+except RunError as error:
+    print(error)
+assert sorted(os.listdir("/proc/self/fd")) == before
+ParameterBuffer.create(Shape(size=1000, ring=3, slots=2)).close()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["without memfd"]])
+def test_memory_that_is_not_there_is_one_clear_line(tmp_path: os.PathLike[str], arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": os.fspath(tmp_path)},
+    )
+    assert done.stdout == (
+        "the parameter buffer needs 20 MiB of shared memory "
+        "(3 model versions and 2 update slots of 1048576 parameters): File too large\n"
+    )
+    assert done.stderr == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_more_memory_than_there_can_be_is_refused_too() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(RunError, match="the parameter buffer needs"):
+        ParameterBuffer.create(Shape(size=1 << 61, ring=2, slots=1))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_memfd_it_is_a_file_without_a_name(
+    tmp_path: os.PathLike[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
+    made = ParameterBuffer.create(SHAPE)
+    assert os.listdir(tmp_path) == []
+    assert os.fstat(made.fd).st_nlink == 0
+    made.slot(0)[:] = 4
+    assert ParameterBuffer.attach(os.dup(made.fd)).slot(0).tolist() == [4] * 5
+    made.close()
+
+
+def test_the_mapping_has_no_name_and_does_not_pass_through_exec(buffer: ParameterBuffer) -> None:
+    assert os.fstat(buffer.fd).st_nlink == 0
+    assert not os.get_inheritable(buffer.fd)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_is_left_once_every_view_is_gone() -> None:
+    made = ParameterBuffer.create(SHAPE)
+    fd = made.fd
+    other = ParameterBuffer.attach(os.dup(fd))
+    kept = made.slot(1)
+    made.close()
+    made.close()  # a second time does nothing, even if the number now belongs to another file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    kept[:] = 5
+    assert other.slot(1).tolist() == [5] * 5
+    other.close()
+    del made, other, kept
+    gc.collect()
+
+
+def test_a_mapping_counts_once_however_many_processes_view_it(buffer: ParameterBuffer) -> None:
+    pages = resource.getpagesize()
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    other = ParameterBuffer.attach(os.dup(buffer.fd))
+    other.slot(0)[:] = 1
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    assert mmap.PAGESIZE == pages
+    other.close()

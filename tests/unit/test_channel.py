@@ -1,0 +1,345 @@
+"""The pipe between two processes of a run: whole messages, descriptors, and the other end's death."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgefl import control
+from edgefl.channel import Channel, Closed, pair
+
+BOUND_S = 20.0
+"""How long something that must happen may take at most: a bound, not a delay."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel[Any], Channel[Any]]]:
+    a, b = pair()
+    left, right = Channel[Any](a, Any), Channel[Any](b, Any)
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[socket.socket, Channel[Any]]]:
+    """A bare socket that writes bytes as it likes, and the channel that reads them."""
+    a, b = pair()
+    channel = Channel[Any](b, Any)
+    yield a, channel
+    a.close()
+    channel.close()
+
+
+def framed(message: Any) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return struct.pack("<I", len(body)) + body
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(BOUND_S)
+    return not thread.is_alive()
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+
+def test_typed_messages_in_order() -> None:
+    a, b = pair()
+    left, right = Channel[Any](a, Any), Channel[control.ToServer](b, control.ToServer)
+    first = control.Departed("client", 3, 1, "signal 9")
+    left.send(first)
+    left.send(control.Interrupt("interrupted"))
+    assert right.receive() == first
+    assert right.receive() == control.Interrupt("interrupted")
+    left.close()
+    right.close()
+
+
+def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.socket, Channel[Any]]) -> None:
+    writer, channel = raw
+    messages = [0, "", "x" * 300, {"a": [1, 2.5, None]}, b"\x00" * 1000]
+    stream = b"".join(map(framed, messages))
+    draw = random.Random(1)
+    for _ in range(50):
+        got, at = [], 0
+        while at < len(stream):
+            step = draw.choice([1, 2, 3, 5, 50, 700])
+            writer.sendall(stream[at : at + step])
+            got += list(channel.receive_ready())
+            at += step
+        assert got == messages
+
+
+def test_a_part_of_a_message_is_no_message(raw: tuple[socket.socket, Channel[Any]]) -> None:
+    writer, channel = raw
+    data = framed("whole")
+    for byte in data[:-1]:
+        writer.sendall(bytes([byte]))
+        assert list(channel.receive_ready()) == []
+    writer.sendall(data[-1:])
+    assert list(channel.receive_ready()) == ["whole"]
+
+
+def test_receive_waits_for_the_rest(raw: tuple[socket.socket, Channel[Any]]) -> None:
+    writer, channel = raw
+    data = framed("whole" * 100)
+    writer.sendall(data[:7])
+    rest = in_thread(lambda: writer.sendall(data[7:]))
+    assert channel.receive() == "whole" * 100
+    assert ended(rest)
+
+
+def test_several_messages_of_one_read_come_one_by_one(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    for number in range(5):
+        left.send(number)
+    assert right.receive() == 0
+    assert right.receive() == 1
+    assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket before, still delivered
+    assert list(right.receive_ready()) == []
+
+
+def test_a_message_of_megabytes_passes_whole(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    sent = [random.Random(seed).randbytes(5 << 20) for seed in range(2)]
+
+    def send_both() -> None:
+        for body in sent:
+            left.send(body)
+
+    sender = in_thread(send_both)
+    assert [right.receive(), right.receive()] == sent
+    assert ended(sender)
+
+
+def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    body = random.Random(3).randbytes(3 << 20)
+    sender = in_thread(lambda: left.send(body))
+    got: list[Any] = []
+    while not got:
+        got += list(right.receive_ready())
+    assert got == [body]
+    assert ended(sender)
+
+
+def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
+    """A supervisor asks for a thousand clients in one go; the zygote answers each as it is made.
+
+    A socket holds only some 280 small messages, so neither end may wait in `send` with its own input unread.
+    """
+    requests, a_b = 3000, pair()
+    left, right = (Channel[Any](end, int) for end in a_b)
+
+    def ask() -> None:
+        for number in range(requests):
+            left.send(number)
+
+    def answer() -> None:
+        answered = 0
+        while answered < requests:
+            for number in right.receive_ready():
+                right.send(number)
+                answered += 1
+
+    asker, answerer = in_thread(ask), in_thread(answer)
+    try:
+        assert ended(asker), "both ends wait for the other to read"
+        assert [left.receive() for _ in range(requests)] == list(range(requests))
+        assert ended(answerer)
+    finally:
+        for end in a_b:
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_messages_read_while_sending_are_not_forgotten() -> None:
+    """What arrived during a `send` is handed out by the next `receive_ready`, without any new input."""
+    a_b = pair()
+    left, right = (Channel[Any](end, Any) for end in a_b)
+    for number in range(100):
+        right.send(number)
+    reader = in_thread(lambda: [right.receive() for _ in range(2)])
+    for _ in range(2):
+        left.send(bytes(4 << 20))
+    assert ended(reader)
+    assert list(left.receive_ready()) == list(range(100))
+    left.close()
+    right.close()
+
+
+# ---- descriptors -------------------------------------------------------------------------------
+
+
+def test_a_descriptor_travels_with_its_message(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    fd = os.memfd_create("passed")
+    os.write(fd, b"numbers")
+    left.send("before")
+    left.send("with it", fd=fd)
+    left.send("after")
+    assert [right.receive() for _ in range(3)] == ["before", "with it", "after"]
+    got = right.descriptor()
+    assert got != fd
+    assert os.pread(got, 100, 0) == b"numbers"
+    assert os.fstat(got).st_ino == os.fstat(fd).st_ino
+    os.close(got)
+    os.close(fd)
+
+
+def test_a_received_descriptor_does_not_pass_through_exec(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    fd = os.memfd_create("passed")
+    left.send("it", fd=fd)
+    right.receive()
+    got = right.descriptor()
+    assert not os.get_inheritable(got)
+    os.close(got)
+    os.close(fd)
+
+
+def test_descriptors_come_in_the_order_of_their_messages(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    names = [b"one", b"two", b"three"]
+    for name in names:
+        fd = os.memfd_create("passed")
+        os.write(fd, name)
+        left.send(name, fd=fd)
+        os.close(fd)  # a sent descriptor lives on its own
+    for name in names:
+        assert right.receive() == name
+        got = right.descriptor()
+        assert os.pread(got, 100, 0) == name
+        os.close(got)
+
+
+def test_a_descriptor_travels_with_a_message_of_megabytes(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    body = bytes(3 << 20)
+    fd = os.memfd_create("passed")
+    sender = in_thread(lambda: left.send(body, fd=fd))
+    assert right.receive() == body
+    assert ended(sender)
+    got = right.descriptor()
+    assert os.fstat(got).st_ino == os.fstat(fd).st_ino
+    os.close(got)
+    os.close(fd)
+
+
+# ---- the end -----------------------------------------------------------------------------------
+
+
+def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    right.send("never read")  # the kernel then reports a reset and not an end of the stream
+    left.send("last words")
+    left.close()
+    assert right.receive() == "last words"
+    with pytest.raises(Closed):
+        right.receive()
+    with pytest.raises(Closed):
+        right.receive()
+
+
+def test_receive_ready_gives_the_last_messages_and_then_says_closed(
+    ends: tuple[Channel[Any], Channel[Any]],
+) -> None:
+    left, right = ends
+    left.send(1)
+    left.send(2)
+    left.close()
+    got = []
+    with pytest.raises(Closed):
+        for _ in range(3):
+            got += [right.receive()]
+    assert got == [1, 2]
+    with pytest.raises(Closed):
+        list(right.receive_ready())
+
+
+def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[Any]]) -> None:
+    writer, channel = raw
+    writer.sendall(framed("whole")[:-2])
+    writer.close()
+    with pytest.raises(Closed):
+        channel.receive()
+
+
+def test_sending_to_nobody_says_closed(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    right.close()
+    with pytest.raises(Closed):
+        left.send("hello?")
+    fd = os.memfd_create("passed")
+    with pytest.raises(Closed):
+        left.send("hello?", fd=fd)
+    os.close(fd)
+
+
+def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+    left, right = ends
+    heard: list[str] = []
+
+    def send_more_than_fits() -> None:
+        try:
+            left.send(bytes(64 << 20))
+        except Closed:
+            heard.append("closed")
+
+    sender = in_thread(send_more_than_fits)
+    right._read(0)  # at least one part has been sent
+    right.close()
+    assert ended(sender)
+    assert heard == ["closed"]
+
+
+def test_both_ends_close_in_any_order_and_twice() -> None:
+    for first in (0, 1):
+        channels = [Channel[Any](end, Any) for end in pair()]
+        channels[first].close()
+        channels[1 - first].close()
+        for channel in channels:
+            channel.close()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_process_is_the_end_of_its_channel() -> None:
+    a, b = pair()
+    pid = os.fork()
+    if pid == 0:
+        a.close()
+        Channel[Any](b, Any).send("ready")
+        signal.pause()
+    b.close()
+    channel = Channel[Any](a, Any)
+    assert channel.receive() == "ready"
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Closed):
+        channel.receive()
+    os.waitpid(pid, 0)
+    channel.close()
+
+
+def test_an_inherited_end_is_a_channel() -> None:
+    a, b = pair()
+    left, right = Channel[Any](a, Any), Channel[Any].inherit(b.detach(), Any)
+    right.send({"pid": 1})
+    assert left.receive() == {"pid": 1}
+    left.close()
+    right.close()
