@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 from numpy.typing import NDArray
 
+from edgefl.emulation.fidelity import RESOLUTION_WALL_S
 from edgefl.record import Record
 from edgefl.report.measures import (
     applied_weight,
@@ -16,6 +18,7 @@ from edgefl.report.measures import (
     slow_group,
 )
 from edgefl.report.style import (
+    COLOURS,
     Canvas,
     Key,
     Picture,
@@ -39,7 +42,10 @@ def profile_roles(record: Record) -> dict[str, str]:
 
 
 def _profile_keys(record: Record) -> tuple[Key, ...]:
-    return tuple(Key(role, profile) for profile, role in profile_roles(record).items())
+    roles = list(profile_roles(record).items())
+    keys = [Key(role, profile) for profile, role in roles[:COLOURS]]
+    rest = len(roles) - COLOURS
+    return tuple([*keys, Key("muted", f"{rest} slower profiles")] if rest > 0 else keys)
 
 
 def accuracy(record: Record, over: str) -> Picture | None:
@@ -53,8 +59,10 @@ def accuracy(record: Record, over: str) -> Picture | None:
     lines = [("c1", "all classes", np.array([row.accuracy for row in rows]))]
     slow = slow_group(record)
     if slow.labels:
+        several = f"the {len(slow.profiles)} slowest profiles"
+        whose = " and ".join(slow.profiles) if len(slow.profiles) < 3 else several
         lines.append(
-            ("c2", f"classes only on {', '.join(slow.profiles)}",
+            ("c2", f"classes only on {whose}",
              np.array([label_accuracy(row, slow.labels) for row in rows]))
         )  # fmt: skip
     for role, name, y in reversed(lines):
@@ -258,17 +266,26 @@ def _window(record: Record) -> tuple[float, float]:
 
 
 def speed(record: Record) -> Picture | None:
-    """Achieved against declared training speed, by trip; the band is ±2%."""
-    trips = record.trips
+    """Achieved against declared training speed, by trip; the band is ±2%.
+
+    Where training is too short to be measured, the speed of whole trips.
+    """
+    trips, meta = record.trips, record.meta
+    least_s = RESOLUTION_WALL_S / meta.time_scale if meta.clock == "wall" and meta.time_scale > 0 else 0.0
+    part = "training"
     declared, achieved = trips["compute_declared_s"], trips["compute_s"]
-    known = np.flatnonzero((declared > 0) & (achieved > 0))
+    known = np.flatnonzero((declared > 0) & (declared >= least_s) & (achieved > 0))
+    if not known.size:
+        part = "the trip"
+        declared, achieved = trips["trip_declared_s"], trips["trip_achieved_s"]
+        known = np.flatnonzero((declared > 0) & (declared >= least_s) & (achieved > 0))
     if not known.size:
         return None
     if known.size > POINTS:
         known = known[np.linspace(0, known.size - 1, POINTS).astype(int)]
     error: NDArray[np.float64] = declared[known] / achieved[known] - 1.0
     flops = trips["flops"][known]
-    rated = bool((flops > 0).all())
+    rated = part == "training" and bool((flops > 0).all())
     x = flops / declared[known] / 1e9 if rated else declared[known]
     canvas = Canvas(left=46)
     axes = canvas.axes
@@ -285,10 +302,11 @@ def speed(record: Record) -> Picture | None:
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(-reach, reach)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_formatter(lambda *_: "")
     plain_axis(axes.xaxis)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:+.3g}%" if value else "0")
-    axes.set_xlabel("declared GFLOPS of training" if rated else "declared seconds of training")
+    axes.set_xlabel("declared GFLOPS of training" if rated else f"declared seconds of {part}")
     return Picture(
         canvas.svg("Achieved against declared speed"), (*_profile_keys(record), Key("band", "±2%"))
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.emulation.fidelity import RESOLUTION_WALL_S
 from edgefl.record import Record
 from edgefl.report import figures
 from edgefl.report.files import write_text
@@ -62,10 +63,10 @@ def report(record: Record) -> str:
                     figure("Staleness by profile",
                            "Bar: the middle half; line: 5% to 95%; dot: median; tick: mean.",
                            draw("stale", lambda: figures.staleness(record)), "No update was applied."),
-                    figure("Achieved against declared speed", "Each dot a trip's training; off by how much.",
+                    figure("Achieved against declared speed", "Each dot is a trip: how far off it was.",
                            draw("speed", lambda: figures.speed(record)), "No trip was timed."),
-                    card("Fidelity", "Relative error of achieved against declared time.", _fidelity(summary),
-                         wide=False),
+                    card("Fidelity", "Error of achieved against declared time. Not judged: parts shorter than "
+                         f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall.", _fidelity(summary), wide=False),
                     card("Integrity and incidents", "", _incidents(record, summary), wide=False),
                 ]
             ),
@@ -128,8 +129,14 @@ def many(count: int, thing: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with few digits; a dash if there is none."""
-    return "–" if value is None or not np.isfinite(value) else f"{value:,.{digits}g}"
+    """A figure with few digits; a dash if there is none.
+
+    >>> number(3072.4), number(0.08781), number(None)
+    ('3,072', '0.0878', '–')
+    """
+    if value is None or not np.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def _subtitle(record: Record, summary: dict[str, Any]) -> str:
@@ -250,9 +257,9 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
 
 def _provenance(record: Record, summary: dict[str, Any]) -> str:
     meta, done, moved = record.meta, summary["aggregation"], summary["bytes"]
-    load = (
-        f"{percent(meta.load, 0)} of {number(meta.capacity_gflops)} GFLOPS" if meta.load is not None else ""
-    )
+    load = percent(meta.load, 0) if meta.load is not None else ""
+    if load and meta.capacity_gflops is not None:
+        load += f" of {number(meta.capacity_gflops)} GFLOPS"
     return facts(
         [
             ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),

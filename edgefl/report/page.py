@@ -58,14 +58,15 @@ th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--line); white-sp
 td.text { white-space: normal; overflow-wrap: anywhere; min-width: 12em; }
 tr:last-child td { border-bottom: 0; } th:last-child, td:last-child { padding-right: 0; }
 .n { text-align: right; }
-pre { margin: 0; overflow-x: auto; font-size: 12.5px; line-height: 1.55; font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+pre { margin: 10px 0 0; overflow-x: auto; font-size: 12.5px; line-height: 1.55; font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .hash { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 12.5px; overflow-wrap: anywhere; }
 dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 5px 18px; margin: 10px 0 0; font-size: 13.5px; }
 dt { color: var(--muted); } dd { margin: 0; overflow-wrap: anywhere; }
 footer { margin-top: 40px; font-size: 12.5px; color: var(--muted); }
 @media (max-width: 760px) {
   main { padding: 22px 14px 40px; } h1 { font-size: 25px; } .grid { grid-template-columns: minmax(0, 1fr); }
-  .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); } .card { padding: 14px; } .scroll { margin: 0 -14px; padding: 0 14px; }
+  .picture svg text { font-size: 11px !important; } .wide .picture svg text { font-size: 9px !important; }
+  .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); } .cards .card:last-child:nth-child(odd) { grid-column: 1 / -1; } .card { padding: 14px; } .scroll { margin: 0 -14px; padding: 0 14px; }
 }
 @media print { body { background: none; } .card { break-inside: avoid; } }
 """.strip()  # noqa: E501

@@ -63,12 +63,13 @@ def series(k: int) -> str:
 
 
 def shorten(text: str, length: int = 20) -> str:
-    """The text, or its start with an ellipsis.
+    """The text, or its start and end: names of one family differ at the end.
 
-    >>> shorten("a-very-long-profile-name", 10)
-    'a-very-lo…'
+    >>> shorten("a-very-long-profile-name-7", 12)
+    'a-very…ame-7'
     """
-    return text if len(text) <= length else text[: length - 1] + "…"
+    tail = (length - 1) // 2
+    return text if len(text) <= length else f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 class Canvas:
