@@ -31,7 +31,7 @@ def evaluate(
     batch: int = 1000,
     loss: Loss = cross_entropy,
 ) -> EvalResult:
-    """Test the model on all of ``x``, in evaluation mode, ``batch`` examples at a time.
+    """Test the model on the first ``len(y)`` of ``x``, in evaluation mode, ``batch`` examples at a time.
 
     Raises ValueError if there are no examples or a label is not in [0, classes).
 
@@ -54,7 +54,7 @@ def evaluate(
         with torch.no_grad():
             for first in range(0, len(y), batch):
                 labels = y[first : first + batch]
-                logits = module(torch.from_numpy(x[first : first + batch]))
+                logits = module(torch.from_numpy(x[first : first + len(labels)]))
                 total += loss(logits, torch.from_numpy(labels)).item() * len(labels)
                 guesses[first : first + batch] = logits.argmax(1).numpy()
     finally:

@@ -27,25 +27,28 @@ flops_per_example(flat.module, data.input_shape)
 trainer, start = Trainer(flat), flat.array.copy()
 rule = LocalRule(steps=3, batch_size=16, momentum=0.9)
 
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # one call, so that two children's lines do not mix
+
 def trip():
     flat.load(start)
     result = trainer.run(data.train_x, data.train_y, rule, stream(0, "batches", 1, 2))
     test = evaluate(flat, data.test_x, data.test_y, data.classes)
     return f"{hashlib.sha256(flat.array.tobytes()).hexdigest()} {result} {test.loss} {test.correct.tolist()}"
 
-print(trip(), flush=True)
+say(trip())
 children = []
 for _ in range(2):
     pid = os.fork()
     if pid == 0:
-        print(trip(), flush=True)
+        say(trip())
         os._exit(0)
     children.append(pid)
 for pid in children:
     assert os.waitpid(pid, 0)[1] == 0
-print(trip(), flush=True)
-print("compiler", "torch._dynamo" in sys.modules, "sklearn", "sklearn" in sys.modules)
-print("threads", len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1)
+say(trip())
+say(f"compiler {'torch._dynamo' in sys.modules} sklearn {'sklearn' in sys.modules}")
+say(f"threads {len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 1}")
 """
 
 
