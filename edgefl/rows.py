@@ -173,6 +173,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     edgefl: str = ""
     """Version of edgefl that made the record."""
     created_unix_s: float | None = None
+    base: str = ""
+    """Folder in which the user's own modules are looked for."""
     status: str = "created"
     """created, running, done, interrupted or failed."""
     stop_reason: str = ""

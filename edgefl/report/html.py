@@ -65,8 +65,8 @@ def report(record: Record) -> str:
                            draw("stale", lambda: figures.staleness(record)), "No update was applied."),
                     figure("Achieved against declared speed", "Each dot is a trip: how far off it was.",
                            draw("speed", lambda: figures.speed(record)), "No trip was timed."),
-                    card("Fidelity", "Error of achieved against declared time. Not judged: parts shorter than "
-                         f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall.", _fidelity(summary), wide=False),
+                    card("Fidelity", "Error of achieved against declared time. Parts below "
+                         f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged.", _fidelity(summary), wide=False),
                     card("Integrity and incidents", "", _incidents(record, summary), wide=False),
                 ]
             ),
