@@ -66,7 +66,8 @@ def report(record: Record) -> str:
                     figure("Achieved against declared speed", "Each dot is a trip: how far off it was.",
                            draw("speed", lambda: figures.speed(record)), "No trip was timed."),
                     card("Fidelity", "Error of achieved against declared time. Parts below "
-                         f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged.", _fidelity(summary), wide=False),
+                         f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged.",
+                         _fidelity(summary), wide=False),
                     card("Integrity and incidents", "", _incidents(record, summary), wide=False),
                 ]
             ),
