@@ -171,7 +171,11 @@ class Trainer:
         """The update of the weights for this rule: only the terms that it has."""
         weights, grad = self._flat.weights, self._flat.grad
         if not (rule.momentum or rule.weight_decay or rule.prox_mu):
-            return lambda rate: void(weights.add_(grad, alpha=-rate))
+
+            def plain(rate: float) -> None:
+                weights.add_(grad, alpha=-rate)
+
+            return plain
         if rule.prox_mu:
             if self._start is None or self._scratch is None:
                 self._start, self._scratch = torch.empty_like(weights), torch.empty_like(weights)
@@ -195,7 +199,3 @@ class Trainer:
                 weights.add_(grad, alpha=-rate)
 
         return step
-
-
-def void(_: object) -> None:
-    """Drop a value: what an in-place operation returns is not wanted."""
