@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -72,9 +72,8 @@ class Course:
         self, clients: Sequence[control.ClientInfo], prepared: control.Prepared, scale: TimeScale
     ) -> None:
         """The workload and the time scale are known."""
-        for info in clients:
-            profile = printable(info.profile)
-            self.clients[profile] = self.clients.get(profile, 0) + 1
+        counts = Counter(info.profile for info in clients)
+        self.clients = {printable(profile): count for profile, count in counts.items()}
         self.prepared, self.scale = prepared, scale
         self.note = "starting the clients"
 
@@ -165,6 +164,8 @@ class Course:
         """How the run ended, in a word or two."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
+        if not self.running:
+            return "ended before the start"
         # After the start, what is going on besides training is that somebody wants it to end.
         return self.note.partition(":")[0] or "done"
 

@@ -70,7 +70,7 @@ class Quiet:
 
 
 class Lines:
-    """Plain lines: one or two at the start, one every five seconds, one at the end.
+    """Plain lines: three at the start, one every five seconds, one at the end.
 
     A stream that is gone (a closed pipe) ends the lines, not the run.
 
@@ -78,7 +78,7 @@ class Lines:
     >>> with Lines(Experiment(fleet=Fleet(devices={"pi-4": 2})), sys.stdout) as view:
     ...     view.say("loading data and model")
     edgefl: loading data and model
-    edgefl: experiment: loading data and model, no client was trained
+    edgefl: ended before the start: no client was trained
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Lines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        start = f"{self._course.name}: {self._course.outcome(error)}, "
+        start = f"{self._course.outcome(error)}: "
         room = MOST_COLUMNS - len(f"edgefl: {start}")
         end = figures(self._course, room) if self._course.running else "no client was trained"
         self._print(start + end)
@@ -238,20 +238,19 @@ def figures(course: Course, width: int) -> str:
     """The figures in one line of at most ``width`` columns; what there is no room for is left out."""
     progress = course.progress
     assert progress is not None
-    goals, per_s = course.goals, rate(course.trips_per_s)
+    goals, error = course.goals, percent(progress.fidelity_median)
     parts = [
         f"{int(100 * goals[0].share)}%" if goals else "",
-        duration(course.wall_s),
+        f"wall {duration(course.wall_s)}",
         f"version {progress.version}",
-        f"trips {progress.trips}" + (f" ({per_s})" if per_s else ""),
+        f"trips {progress.trips}",
         "" if progress.accuracy is None else f"accuracy {progress.accuracy:.4f}",
-        "" if course.valid is None else f"error {percent(progress.fidelity_median)} VALID",
+        "" if course.valid is None else f"error {error} {'VALID' if course.valid else 'INVALID'}",
         f"dropped {progress.dropped}" if progress.dropped else "",
+        rate(course.trips_per_s),
         f"staleness {progress.staleness_mean:.3g}",
         "" if progress.loss is None else f"loss {progress.loss:.3f}",
     ]
-    if course.valid is False:
-        parts[5] = f"error {percent(progress.fidelity_median)} INVALID"
     line = ""
     for part in filter(None, parts):
         longer = f"{line}, {part}" if line else part

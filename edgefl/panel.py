@@ -260,7 +260,7 @@ def chart(values: Sequence[float], width: int) -> tuple[str, str]:
     taken to be 0.1 apart at least.
 
     >>> chart([0.0, 0.25, 0.5, 0.75, 1.0], 5)
-    ('   ▄█', '▁▅███')
+    ('  ▁▄█', '▁▅███')
     """
     width = min(width, len(values))
     if width <= 0:
