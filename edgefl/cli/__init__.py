@@ -102,15 +102,22 @@ def _misused(error: Any) -> int:
 
 
 def _flush() -> None:
+    if sys.stdout is None:  # started with it closed
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _unread()
+    except OSError:
+        _unread()
+        raise
 
 
 def _unread() -> int:
-    """Nobody reads our output any more, as after ``| head``: Python's last flush must not complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Nothing can be written any more, as after ``| head``: Python's last flush must not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
     return 1
 
 

@@ -12,11 +12,17 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
 
 
+BENCHES = Path(__file__).parents[1] / "bench"
+
+
 def add(app: typer.Typer) -> None:
+    """Each function here whose measurement is in ``edgefl/bench`` is a command."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    group.command()(aggregate)
-    group.command()(ingest)
-    group.command()(spawn)
+    for command in (aggregate, ingest, spawn):
+        if (BENCHES / f"{command.__name__}.py").is_file():
+            group.command()(command)
+    if not group.registered_commands:
+        return
     app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
 
 

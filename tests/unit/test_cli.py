@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.cli import main
+from edgefl.cli import bench, main
 from edgefl.errors import ConfigError, RunError
 
 EXPERIMENT = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\nversions = 3\n"
@@ -263,7 +263,10 @@ def test_resume_compare_and_report_call_what_they_should(
     assert capsys.readouterr().out == "a/report.html\n"
 
 
-@pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])
+BENCHES = [path.stem for path in bench.BENCHES.glob("*.py") if path.stem in ("aggregate", "ingest", "spawn")]
+
+
+@pytest.mark.parametrize("what", BENCHES)
 def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     calls = Calls()
     stand_in(monkeypatch, f"edgefl.bench.{what}", run=calls)

@@ -54,6 +54,22 @@ def test_a_pipe_that_nobody_reads_is_silent(arguments: list[str]) -> None:
     assert done.returncode == 1
 
 
+def test_output_that_cannot_be_written_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*EDGEFL, "profiles", "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("edgefl: [Errno 28] No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_closed_output_is_no_fault() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
     """The stand-in for a supervisor says that it runs, then waits; the signal comes from outside."""
     (tmp_path / "e.toml").write_text("[fleet]\ndevices = { pi-4 = 1 }\n[stop]\nversions = 1\n")
