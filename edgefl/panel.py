@@ -127,7 +127,7 @@ class Panel:
             share = goal.share
             text = f"{math.floor(100 * share)}%  {_towards(goal.name, goal.reached, goal.target)}"
             if (left_s := course.left_s) is not None and not self.state:
-                text += f", {duration(left_s)} left"
+                text += f", {f'{left_s:.0f} s' if left_s < 59.5 else duration(left_s)} left"
         text = set_cell_size(text, min(len(text), inner - 12))
         style = BAD if self.failed else GOOD if self.state == "done" else ACCENT
         return [*_bar(share, inner - len(text) - 2, style), Segment(f"  {text}")]
