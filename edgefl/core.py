@@ -112,6 +112,16 @@ class Core(Ledger):
             self._settle(actions, stepped=type(event) is Summed)
         return actions
 
+    def pending(self) -> list[Action]:
+        """What was asked for and not answered yet, except tasks: the ``Sum`` and every ``Wake``.
+
+        For a server that comes back: after a replay these are to be carried out again.
+        """
+        if self.stopped is not None:
+            return []
+        wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
+        return wakes if self._sum is None else [*wakes, self._sum[0]]
+
     # ---- events: each answers whether anything changed -----------------------------------------
 
     def _joined(self, event: Joined, actions: list[Action]) -> bool:
@@ -188,7 +198,10 @@ class Core(Ledger):
         return True
 
     def _ticked(self, event: Ticked, actions: list[Action]) -> bool:
-        self._wakes = {at_s for at_s in self._wakes if at_s > self.now_s}
+        ahead = {at_s for at_s in self._wakes if at_s > self.now_s}
+        if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # a timer that was early
+            actions.append(Wake(min(ahead)))
+        self._wakes = ahead
         return True
 
     def _measured(self, event: Evaluated, actions: list[Action]) -> bool:

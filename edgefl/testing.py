@@ -227,8 +227,8 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     """Assert what must hold of every strategy, on a fleet in which clients leave, come back and send NaN.
 
     It must reach ``versions`` without standing still, use only what is held, release each task at most once,
-    never give a client two tasks, hold no more than `Strategy.max_held` says, and do exactly the same when
-    the same events are replayed. Returns the run.
+    never give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held` say, and
+    do exactly the same when the same events are replayed. Returns the run.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape
@@ -268,6 +268,6 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     again = core()
     for event, actions in run.history:
         assert again.handle(event) == actions, f"replaying {event} gave other actions"
-        slots = strategy.max_held(clients) + clients
-        assert len(again.held) + again.training <= slots, f"more than max_held: {len(again.held)} updates"
+        assert again.training <= strategy.max_training(clients), f"{again.training} train: above max_training"
+        assert len(again.held) <= strategy.max_held(clients), f"{len(again.held)} are held: above max_held"
     return run

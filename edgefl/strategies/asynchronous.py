@@ -29,6 +29,9 @@ class Asynchronous(Strategy):
                 f"strategy.concurrency must be at most the fleet's {clients} clients, got {self.concurrency}"
             )
 
+    def max_training(self, clients: int) -> int:
+        return self.concurrency or clients
+
     def assign(self, state: Any, view: View) -> Sequence[int]:
         ready: Sequence[int] = view.idle
         if not ready:

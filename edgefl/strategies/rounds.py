@@ -66,6 +66,10 @@ class Rounds(Strategy):
     def max_held(self, clients: int) -> int:
         return self.size(clients)
 
+    def max_training(self, clients: int) -> int:
+        """A round's members, and as many again that are still giving up a task of the round before."""
+        return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
+
     def begin(self, devices: Sequence[Device]) -> Round:
         return Round()
 
@@ -88,10 +92,11 @@ class Rounds(Strategy):
             taken = state.running | state.done | set(state.drawn)
             free = sorted((idle | set(view.running)) - taken)
             state.drawn += [free[int(index)] for index in view.rng.permutation(len(free))[:missing]]
-        start = [client for client in state.drawn if client in idle]
+        room = self.max_training(clients) - view.training
+        start = [client for client in state.drawn if client in idle][:room]
         if start:
             state.running.update(start)
-            state.drawn = [client for client in state.drawn if client not in idle]
+            state.drawn = [client for client in state.drawn if client not in state.running]
         return start
 
     def arrive(self, state: Round, update: Update, view: View) -> Sequence[Update]:

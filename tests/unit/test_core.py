@@ -23,6 +23,7 @@ from edgefl.events import (
     Summed,
     Ticked,
     Train,
+    Wake,
 )
 from edgefl.strategies import Strategy
 from edgefl.strategies.fedbuff import FedBuff
@@ -181,6 +182,19 @@ def test_nothing_is_started_or_summed_while_a_sum_is_outstanding() -> None:
         Sum(2, (2, 3), (0.5, 0.5)),
     ]
     assert [action.client for action in only(core.handle(Summed(2, 1.0)), Train)] == [1, 2, 3, 4]
+
+
+def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
+    core = started(emulated_s=10.0)
+    assert core.pending() == [Wake(10.0)]
+    core.handle(arrived(0, 0))
+    (order,) = core.handle(arrived(1, 1))
+    assert core.pending() == [Wake(10.0), order]
+    core.handle(Left(0, 1.0, "interrupted"))
+    core.handle(Summed(1, 1.0))
+    assert core.pending() == [Wake(10.0)]
+    core.handle(Ticked(10.0))
+    assert core.pending() == []
 
 
 @pytest.mark.parametrize("event", [Summed(1, 0.0), Summed(1, 0.0, bad=(0,))])

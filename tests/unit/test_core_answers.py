@@ -136,4 +136,7 @@ def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(what: str, wakes: li
     core = Core(Scripted(what=what), fleet(2), 0, experiment.Stop())
     assert only(core.handle(Joined(0, 0.0)), Wake) == wakes
     assert only(core.handle(Joined(1, 0.0)), Wake) == []
+    assert core.handle(Ticked(6.9)) == wakes  # a timer that was early is set again
+    assert core.pending() == wakes
     assert core.handle(Ticked(7.0)) == []
+    assert core.pending() == []

@@ -92,7 +92,7 @@ def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() ->
     ]
     other = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0))
     other.handle(Joined(0, 0.0))
-    assert other.handle(Ticked(9.9)) == []
+    assert other.handle(Ticked(9.9)) == [Wake(10.0)]  # the timer was early
     assert other.handle(Ticked(10.0)) == [Stop("emulated_s")]
 
 

@@ -204,3 +204,18 @@ def test_a_round_that_lacks_clients_fills_up_when_they_come() -> None:
     core = core_of(FedAvg(cohort=3, gather_s=0.0), devices=fleet(3))
     events: list[Event] = [Joined(0, 0.0), Ticked(1.0), Joined(1, 2.0), Joined(2, 3.0)]
     assert [[train.client for train in trains(core.handle(event))] for event in events] == [[0], [], [1], [2]]
+
+
+def test_stragglers_that_take_their_time_to_give_up_keep_the_next_rounds_within_bounds() -> None:
+    strategy = FedAvg(cohort=1, over_selection=2.0)
+    core, begun = joined(strategy, 10)
+    assert strategy.max_training(10) == 4
+    for version in (1, 2, 3):
+        core.handle(arrive(begun[0]))
+        begun = trains(core.handle(Summed(version, 1.0)))
+        assert core.training <= 4
+    assert len(begun) == 1  # three stragglers are left: one member starts, the other waits for one of them
+    waiting = next(client for client in core.running if core.trained_from(client) == 0)
+    task = core.task_of(waiting)
+    assert task is not None
+    assert [train.version for train in trains(core.handle(Failed(waiting, task, 2.0, "cancelled")))] == [3]

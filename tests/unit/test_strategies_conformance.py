@@ -102,7 +102,7 @@ class Divider(FedBuff):
     [
         (Sleeper(), RunError, "the run stands still at version 0"),
         (Drawer(buffer_size=3), AssertionError, "replaying .* gave other actions"),
-        (Hoarder(buffer_size=3), AssertionError, "more than max_held"),
+        (Hoarder(buffer_size=3), AssertionError, "are held: above max_held"),
         (Divider(buffer_size=3), RunError, "strategy Divider.step raised ZeroDivisionError"),
     ],
 )
