@@ -1,0 +1,1 @@
+"""Measurements, each beside its limit in the same run: ``edgefl bench``."""
