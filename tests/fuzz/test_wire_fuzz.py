@@ -1,0 +1,187 @@
+"""No bytes make the codec raise anything but `WireError`, or accept figures that the record cannot hold.
+
+A seeded generator of its own makes the cases (each test: so many, the same everywhere); set
+``EDGEFL_FUZZ_CASES`` to try more.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgefl import wire
+from edgefl.errors import WireError
+
+CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
+"""In all; shared out among the ways of making them."""
+
+SPENT = wire.Spent(1.0, 1.5)
+SEEDS = [
+    wire.encode(message)
+    for message in (
+        wire.Ready(3, 1, 4711, "client"),
+        wire.Ready(0, 0, 1, "evaluator"),
+        wire.Beat(3, 1),
+        wire.Chunk(40, 2, 1024),
+        wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, SPENT, SPENT, SPENT, SPENT, 0.5, 0.5, 20.0),
+        wire.Gone(3, 1, 40, "cancelled"),
+        wire.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
+        wire.Task(3, 40, 4, 7, 1, 2),
+        wire.Cancel(40),
+        wire.Assess(7, 1),
+        wire.Bye(),
+    )
+]
+EDGES: list[Any] = [
+    0, 1, -1, 127, 128, 255, 256, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0,
+    1e308, 5e-324, math.nan, math.inf, -math.inf, None, True, False, "", "client", "\x00", "ü" * 9, b"",
+    b"\xff" * 9, (), ((),), {}, {"a": ()},
+]  # fmt: skip
+TAGS = [1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 21, 0, 7, -1]
+
+
+def noise(draw: random.Random) -> bytes:
+    return draw.randbytes(draw.randrange(80))
+
+
+def noise_behind_a_beginning(draw: random.Random) -> bytes:
+    """An array with a known tag and then anything: gets past the first checks."""
+    count = draw.randrange(20)
+    begin = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+    return begin + msgspec.msgpack.encode(draw.choice(TAGS)) + noise(draw)
+
+
+def truncation(draw: random.Random) -> bytes:
+    seed = draw.choice(SEEDS)
+    return seed[draw.randrange(len(seed)) :] if draw.random() < 0.3 else seed[: draw.randrange(len(seed))]
+
+
+def mutation(draw: random.Random) -> bytes:
+    data = bytearray(draw.choice(SEEDS))
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data))
+        match draw.randrange(4):
+            case 0:
+                data[at] ^= 1 << draw.randrange(8)
+            case 1:
+                data[at] = draw.randrange(256)
+            case 2:
+                data[at:at] = noise(draw)[:9]
+            case 3 if len(data) > 1:
+                del data[at : at + draw.randint(1, min(8, len(data) - 1))]
+            case _:
+                data += data[: at + 1]
+    return bytes(data)
+
+
+def splice(draw: random.Random) -> bytes:
+    a, b = draw.choice(SEEDS), draw.choice(SEEDS)
+    return a[: draw.randrange(len(a) + 1)] + b[draw.randrange(len(b) + 1) :]
+
+
+def value(draw: random.Random, depth: int = 0) -> Any:
+    if depth < 4 and draw.random() < 0.3:
+        items = [value(draw, depth + 1) for _ in range(draw.randrange(5))]
+        return items if draw.random() < 0.7 else {str(place): item for place, item in enumerate(items)}
+    return draw.choice(EDGES) if draw.random() < 0.8 else draw.randbytes(5)
+
+
+def wrong_fields(draw: random.Random) -> bytes:
+    """A well-formed array: a message with some fields replaced, dropped or added."""
+    fields = msgspec.msgpack.decode(draw.choice(SEEDS))
+    for _ in range(draw.randint(1, 3)):
+        place = draw.randrange(len(fields))
+        if isinstance(fields[place], list) and draw.random() < 0.5 and fields[place]:
+            fields[place][draw.randrange(len(fields[place]))] = draw.choice(EDGES)
+        else:
+            fields[place] = value(draw)
+    if draw.random() < 0.1:
+        fields.append(value(draw))
+    if draw.random() < 0.1:
+        fields.pop()
+    return msgspec.msgpack.encode(fields)
+
+
+def nesting(draw: random.Random) -> bytes:
+    opener = draw.choice([b"\x91", b"\x81", b"\xdc\0\1", b"\xdd\0\0\0\1", b"\xde\0\1\1", b"\x92\x04"])
+    start = draw.choice([b"", b"\x95\x05", b"\x96\x06\x01\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00"])
+    return (start + opener * draw.randint(1, 20_000))[: wire.MAX_HEADER_BYTES + draw.randrange(2)]
+
+
+def huge_claims(draw: random.Random) -> bytes:
+    """Lengths far beyond the bytes that follow."""
+    seed = draw.choice(SEEDS)
+    kind = draw.choice([b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
+    claim = kind + draw.choice([2**32 - 1, 2**31, 2**24]).to_bytes(4, "big")
+    at = draw.randrange(len(seed) + 1)
+    return seed[:at] + claim + noise(draw)
+
+
+WAYS: dict[Callable[[random.Random], bytes], float] = {
+    noise: 0.15,
+    noise_behind_a_beginning: 0.2,
+    truncation: 0.1,
+    mutation: 0.25,
+    splice: 0.07,
+    wrong_fields: 0.2,
+    nesting: 0.005,
+    huge_claims: 0.025,
+}
+
+
+def check(header: bytes) -> bool:
+    """Whether either side takes it for a message; if so, it is one in full."""
+    taken = False
+    for decode in (wire.decode_from_client, wire.decode_from_server):
+        try:
+            message = decode(header)
+        except WireError as error:
+            assert "\n" not in str(error)
+            continue
+        taken = True
+        assert type(message).__module__ == "edgefl.wire"
+        assert decode(wire.encode(message)) == message or "nan" in repr(message)
+        if isinstance(message, wire.Done):
+            assert 0 <= message.examples <= wire.MAX_COUNT
+            assert 0 <= message.steps <= wire.MAX_COUNT
+            assert 0 <= message.checksum < 2**64
+            for figure in numbers(message):
+                assert figure >= 0.0
+                assert math.isfinite(figure)
+        if isinstance(message, wire.Assessed):
+            assert len(message.correct) == len(message.total)
+    return taken
+
+
+def numbers(done: wire.Done) -> Iterator[float]:
+    yield from (done.flops, done.lateness_s, done.cpu_s, done.peak_mib)
+    for spent in (done.trip, done.down, done.compute, done.up):
+        yield from (spent.declared_s, spent.achieved_s)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_the_codec_raises_nothing_but_wire_errors(way: Callable[[random.Random], bytes]) -> None:
+    draw = random.Random(way.__name__)
+    cases = max(1, round(CASES * WAYS[way]))
+    taken = 0
+    for _ in range(cases):
+        header = way(draw)
+        try:
+            taken += check(header)
+        except BaseException as error:
+            shown = f"{header[:200].hex()} ({len(header)} bytes)"
+            raise AssertionError(f"{type(error).__name__} on {shown}") from error
+    assert taken < cases  # a generator that makes only good messages would test nothing
+
+
+def test_the_generators_get_deep_enough_to_make_real_messages() -> None:
+    """Some mutations are still messages, else all were refused at the first byte."""
+    draw = random.Random(7)
+    for way in (mutation, wrong_fields):
+        assert sum(check(way(draw)) for _ in range(5000)) > 0

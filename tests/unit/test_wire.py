@@ -1,0 +1,250 @@
+"""The protocol's messages: each one there and back, and every byte string that is none of them refused."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl import wire
+from edgefl.errors import WireError
+from edgefl.wire import decode_from_client, decode_from_server, encode
+
+DONE = wire.Done(
+    client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
+    checksum=2**64 - 1, flops=1e9, trip=wire.Spent(3.0, 3.5), down=wire.Spent(1.0, 1.25),
+    compute=wire.Spent(1.5, 1.5), up=wire.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125, peak_mib=20.0,
+)  # fmt: skip
+FROM_CLIENT: list[wire.FromClient] = [
+    wire.Ready(3, 1, 4711, "client"),
+    wire.Beat(3, 1),
+    wire.Chunk(40, 2, 1024),
+    DONE,
+    wire.Gone(3, 1, 40, "cancelled"),
+    wire.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
+]
+FROM_SERVER: list[wire.FromServer] = [
+    wire.Task(3, 40, 4, 7, 1, 2),
+    wire.Cancel(40),
+    wire.Assess(7, 1),
+    wire.Bye(),
+]
+ALL = [*FROM_CLIENT, *FROM_SERVER]
+
+counts = st.integers(0, 2**63 - 1)
+few = st.integers(0, wire.MAX_COUNT)
+times = st.floats(0, 1e300)
+spent = st.builds(wire.Spent, times, times)
+class_counts = st.lists(st.tuples(few, few).map(sorted), max_size=20)
+clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
+    st.builds(wire.Ready, counts, counts, counts, st.sampled_from(["client", "worker", "evaluator"])),
+    st.builds(wire.Beat, counts, counts),
+    st.builds(wire.Chunk, counts, counts, counts),
+    st.builds(wire.Gone, counts, counts, counts, st.text()),
+    class_counts.flatmap(
+        lambda pairs: st.builds(
+            wire.Assessed, counts, times, *(st.just([pair[i] for pair in pairs]) for i in (0, 1)), times
+        )
+    ),
+    st.builds(
+        wire.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
+        examples=few, steps=few, loss=st.floats(-1e300, 1e300), checksum=st.integers(0, 2**64 - 1),
+        flops=times, trip=spent, down=spent, compute=spent, up=spent, lateness_s=times, cpu_s=times,
+        peak_mib=times,
+    ),
+)  # fmt: skip
+
+
+# ---- there and back ----------------------------------------------------------------------------
+
+
+@given(clients_words)
+def test_what_a_client_says_is_what_the_server_hears(message: wire.FromClient) -> None:
+    assert decode_from_client(encode(message)) == message
+    assert decode_from_client(memoryview(encode(message))) == message
+
+
+@given(counts, counts, counts)
+def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> None:
+    for message in (wire.Task(a, b, c, a, b, c), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
+        assert decode_from_server(encode(message)) == message
+
+
+def test_every_message_of_the_protocol_is_in_these_tests() -> None:
+    kinds = {
+        kind
+        for kind in vars(wire).values()
+        if isinstance(kind, type) and issubclass(kind, wire._Message) and kind is not wire._Message
+    }
+    assert {type(message) for message in ALL} | {wire.Spent} == kinds
+    tags = [kind.__struct_config__.tag for kind in kinds]
+    assert len(set(tags)) == len(tags)
+
+
+def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
+    done = decode_from_client(encode(msgspec.structs.replace(DONE, loss=math.nan)))
+    assert isinstance(done, wire.Done)
+    assert math.isnan(done.loss)
+
+
+def test_headers_are_small() -> None:
+    assert all(len(encode(message)) < 200 for message in ALL)
+
+
+# ---- refused -----------------------------------------------------------------------------------
+
+
+def refused(decode: Callable[[bytes], Any], header: bytes) -> str:
+    with pytest.raises(WireError) as caught:
+        decode(header)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("message", FROM_SERVER, ids=lambda message: type(message).__name__)
+def test_a_client_cannot_say_what_only_the_server_says(message: wire.FromServer) -> None:
+    refused(decode_from_client, encode(message))
+
+
+@pytest.mark.parametrize("message", FROM_CLIENT, ids=lambda message: type(message).__name__)
+def test_the_server_cannot_say_what_only_a_client_says(message: wire.FromClient) -> None:
+    refused(decode_from_server, encode(message))
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_every_truncation_and_every_trailing_byte_is_refused(message: Any) -> None:
+    whole = encode(message)
+    for decode in (decode_from_client, decode_from_server):
+        for end in range(len(whole)):
+            refused(decode, whole[:end])
+        for extra in (b"\x00", b"\xc1", whole):
+            refused(decode, whole + extra)
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_a_field_too_few_or_too_many_is_refused(message: Any) -> None:
+    decode = decode_from_client if message in FROM_CLIENT else decode_from_server
+    fields = msgspec.msgpack.decode(encode(message))
+    assert decode(msgspec.msgpack.encode(fields)) == message
+    refused(decode, msgspec.msgpack.encode([*fields, 0]))
+    for count in range(len(fields)):
+        refused(decode, msgspec.msgpack.encode(fields[:count]))
+
+
+OTHER: list[Any] = [None, True, "7", b"7", [], [7], {}, {"a": 1}, -1, 2**64 - 1, 1e400, -0.5, math.nan]
+
+
+@pytest.mark.parametrize("message", FROM_CLIENT, ids=lambda message: type(message).__name__)
+def test_a_field_of_another_type_is_refused(message: Any) -> None:
+    fields = msgspec.msgpack.decode(encode(message))
+    for place, field in enumerate(fields):
+        for value in OTHER:
+            if isinstance(value, bool) or type(value) is not type(field):
+                changed = [*fields[:place], value, *fields[place + 1 :]]
+                if not (type(field) is float and type(value) is int):  # a whole number is a number too
+                    refused(decode_from_client, msgspec.msgpack.encode(changed))
+
+
+def test_a_map_of_the_same_fields_is_no_message() -> None:
+    refused(decode_from_client, msgspec.msgpack.encode({"type": 2, "peer": 3, "epoch": 1}))
+    refused(decode_from_client, msgspec.msgpack.encode({0: 2, 1: 3, 2: 1}))
+
+
+@pytest.mark.parametrize("tag", [0, 7, 21, -1, 2**64 - 1, "2", 2.0, None])
+def test_unknown_kinds_are_refused(tag: Any) -> None:
+    refused(decode_from_client, msgspec.msgpack.encode([tag, 3, 1]))
+    refused(decode_from_server, msgspec.msgpack.encode([tag, 3, 1]))
+
+
+NOT_MESSAGES = {
+    "nothing": b"",
+    "nil": b"\xc0",
+    "never used": b"\xc1",
+    "number": b"\x05",
+    "text": b"\xa5hello",
+    "bad utf-8": msgspec.msgpack.encode([5, 3, 1, 40]).replace(b"\x94", b"\x95") + b"\xa2\xff\xfe",
+    "extension": b"\xc7\x04\x01abcd",
+    "timestamp": b"\xd6\xff\x00\x00\x00\x00",
+    "nested arrays": b"\x91" * wire.MAX_HEADER_BYTES,
+    "nested maps": b"\x81" * wire.MAX_HEADER_BYTES,
+    "nested in a field": b"\x95\x05" + b"\x91" * 60_000,
+    "nested in counts": b"\x96\x06\x01\xcb" + struct.pack(">d", 0.5) + b"\x91" * 60_000,
+    "an array of 2³² items": b"\xdd\xff\xff\xff\xff\x02",
+    "a field of 2³² items": b"\x96\x06\x01\xcb" + struct.pack(">d", 0.5) + b"\xdd\xff\xff\xff\xff",
+    "a text of 2³² bytes": b"\x95\x05\x03\x01\x28\xdb\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("header", NOT_MESSAGES.values(), ids=NOT_MESSAGES)
+def test_bytes_that_are_no_message_are_refused(header: bytes) -> None:
+    refused(decode_from_client, header)
+    refused(decode_from_server, header)
+
+
+def test_a_header_has_a_largest_size() -> None:
+    longest = encode(wire.Gone(0, 0, 0, "x" * (wire.MAX_HEADER_BYTES - 7)))
+    assert len(longest) == wire.MAX_HEADER_BYTES + 1
+    text = refused(decode_from_client, longest)
+    assert text == "a header of 65537 bytes, at most 65536 are allowed"
+    fits = encode(wire.Gone(0, 0, 0, "x" * (wire.MAX_HEADER_BYTES - 8)))
+    assert isinstance(decode_from_client(fits), wire.Gone)
+
+
+FIGURES = ["flops", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute", "up"]
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-9])
+def test_times_and_costs_are_finite_and_not_negative(figure: str, value: float) -> None:
+    if isinstance(getattr(DONE, figure), wire.Spent):
+        wrong: list[Any] = [wire.Spent(value, 1.0), wire.Spent(1.0, value)]
+    else:
+        wrong = [value]
+    for field in wrong:
+        text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{figure: field})))
+        assert text == "update of task 40 declares times or costs that are negative or not finite"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_loss_is_a_number_or_nan(value: float) -> None:
+    refused(decode_from_client, encode(msgspec.structs.replace(DONE, loss=value)))
+
+
+@pytest.mark.parametrize("field", ["examples", "steps"])
+@pytest.mark.parametrize("value", [-1, wire.MAX_COUNT + 1, 2**63, 2**64 - 1])
+def test_counts_are_what_the_record_can_hold(field: str, value: int) -> None:
+    text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{field: value})))
+    assert "task 40" in text
+    assert str(value) in text
+
+
+def test_a_checksum_is_not_negative() -> None:
+    refused(decode_from_client, encode(msgspec.structs.replace(DONE, checksum=-1)))
+
+
+@pytest.mark.parametrize(
+    ("correct", "total"), [([1], []), ([], [1]), ([2], [1]), ([-1], [1]), ([0], [2**63]), ([1, 1], [1, 0])]
+)
+def test_an_assessment_has_counts_that_can_be(correct: list[int], total: list[int]) -> None:
+    refused(decode_from_client, encode(wire.Assessed(7, 0.5, correct, total, 0.1)))
+
+
+# ---- payloads ----------------------------------------------------------------------------------
+
+
+def test_a_payload_is_the_one_frame_after_the_header() -> None:
+    assert wire.payload([b"header", b"numbers"]) == b"numbers"
+    assert wire.payload([b"header", memoryview(b"")]) == b""
+
+
+@pytest.mark.parametrize("frames", [[], [b"header"], [b"header", b"one", b"two"], [b""] * 100])
+def test_none_or_several_payload_frames_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError, match=f"a message of {len(frames)} frames where header and payload"):
+        wire.payload(frames)
