@@ -1,0 +1,315 @@
+"""Checkpoints: the same numbers back, never half a file, and an older one where the newest is damaged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from edgefl import checkpoint, kernels
+from edgefl.checkpoint import KEEP, Checkpoint, Layout, latest, write
+from edgefl.errors import ConfigError
+
+LAYOUT: Layout = [("fc.weight", [2, 3], 0), ("fc.bias", [2], 6), ("scale", [], 8)]
+MODEL = np.arange(9, dtype=np.float32) - 4.5
+
+
+def made(seq: int = 12, **changes: object) -> Checkpoint:
+    start = Checkpoint(
+        version=3,
+        journal_seq=seq,
+        emulated_s=1.1,
+        wall_s=0.30000000000000004,
+        model=MODEL,
+        vectors=[MODEL * 2, MODEL * 3],
+        held={5: MODEL - 1, 41: MODEL / 3},
+    )
+    return replace(start, **changes)
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    for name in ("version", "journal_seq", "emulated_s", "wall_s"):
+        assert getattr(one, name) == getattr(other, name)
+    assert one.model.tobytes() == other.model.tobytes()
+    assert [v.tobytes() for v in one.vectors] == [v.tobytes() for v in other.vectors]
+    assert {task: u.tobytes() for task, u in one.held.items()} == {
+        task: u.tobytes() for task, u in other.held.items()
+    }
+    assert {v.dtype for v in (one.model, *one.vectors, *one.held.values())} == {np.dtype(np.float32)}
+
+
+# ---- there and back ----------------------------------------------------------------------------
+
+
+def test_every_number_comes_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "checkpoints", made(), LAYOUT)
+    assert path.name == "journal-0000000012.safetensors"
+    assert_same(latest(tmp_path / "checkpoints"), made())
+
+
+@given(
+    times=st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)),
+    vectors=st.integers(0, 12),
+    tasks=st.sets(st.integers(0, 2**62), max_size=12),
+    values=st.lists(st.floats(width=32), min_size=1, max_size=30),
+)
+def test_any_numbers_come_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    times: tuple[float, float],
+    vectors: int,
+    tasks: set[int],
+    values: list[float],
+) -> None:
+    model = np.array(values, dtype=np.float32)
+    given_one = Checkpoint(
+        0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, model * 2)
+    )
+    folder = tmp_path_factory.mktemp("any")
+    with np.errstate(all="ignore"):
+        write(folder, given_one, [])
+    assert_same(latest(folder), given_one)
+
+
+def test_what_is_read_does_not_hang_on_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, made(), LAYOUT)
+    got = latest(tmp_path)
+    path.unlink()
+    got.model[:] += 1
+    assert got.model.tolist() == (MODEL + 1).tolist()
+
+
+def test_views_of_shared_memory_are_written_too(tmp_path: Path) -> None:
+    whole = np.zeros(100, np.float32)
+    whole[10:19] = MODEL
+    write(tmp_path, made(model=whole[10:19], vectors=[], held={}), LAYOUT)
+    assert latest(tmp_path).model.tolist() == MODEL.tolist()
+
+
+# ---- which one ---------------------------------------------------------------------------------
+
+
+def test_the_newest_is_read_and_only_the_last_ones_are_kept(tmp_path: Path) -> None:
+    for seq in (3, 20, 100, 12345):
+        write(tmp_path, made(seq, version=seq), LAYOUT)
+    assert latest(tmp_path).version == 12345
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"journal-{seq:010d}.safetensors" for seq in (3, 20, 100, 12345)[-KEEP:]
+    ]
+
+
+def test_the_same_instant_twice_is_one_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, made(5, wall_s=1.0), LAYOUT)
+    write(tmp_path, made(5, wall_s=2.0), LAYOUT)
+    assert [path.name for path in tmp_path.iterdir()] == ["journal-0000000005.safetensors"]
+    assert latest(tmp_path).wall_s == 2.0
+
+
+def _flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "cut in the header": lambda path: os.truncate(path, 50),
+    "cut in the length": lambda path: os.truncate(path, 3),
+    "empty": lambda path: os.truncate(path, 0),
+    "rubbish": lambda path: path.write_bytes(os.urandom(500)),
+    "text": lambda path: path.write_text("not numbers"),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+    "a huge header": lambda path: path.write_bytes((2**63 - 1).to_bytes(8, "little") + path.read_bytes()[8:]),
+    "a broken header": lambda path: _flip(path, 20),
+    "a flipped bit in the model": lambda path: _flip(path, path.stat().st_size - 2),
+    "foreign": lambda path: save_file({"model": MODEL}, path),
+    "of another format": lambda path: save_file({"model": MODEL}, path, {"format": "edgefl-0"}),
+    "without a version": lambda path: save_file({"model": MODEL}, path, {"format": checkpoint.FORMAT}),
+    "without a model": lambda path: save_file({"x": MODEL}, path, _metadata()),
+    "with words for numbers": lambda path: save_file({"model": MODEL}, path, {**_metadata(), "version": "x"}),
+    "with an unnumbered vector": lambda path: save_file({"model": MODEL, "vector.x": MODEL}, path, _sealed()),
+    "with an unnumbered update": lambda path: save_file({"held.": MODEL, "model": MODEL}, path, _sealed()),
+    "without a checksum": lambda path: save_file({"model": MODEL}, path, _metadata()),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "gone": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+
+
+def _metadata() -> dict[str, str]:
+    return {"format": checkpoint.FORMAT, "version": "3", "journal_seq": "9", "emulated_s": "1", "wall_s": "1"}
+
+
+def _sealed() -> dict[str, str]:
+    one = f"{kernels.checksum(MODEL):016x}"
+    return {**_metadata(), "checksum": f"{one} {one}"}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_the_newest_is_damaged_the_one_before_is_read(tmp_path: Path, damage: str) -> None:
+    write(tmp_path, made(7), LAYOUT)
+    newest = write(tmp_path, made(8, version=4), LAYOUT)
+    assert latest(tmp_path).version == 4
+    DAMAGES[damage](newest)
+    assert_same(latest(tmp_path), made(7))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_all_are_damaged_each_is_named_in_one_line(tmp_path: Path, damage: str) -> None:
+    for seq in (7, 8):
+        DAMAGES[damage](write(tmp_path, made(seq), LAYOUT))
+    with pytest.raises(ConfigError) as caught:
+        latest(tmp_path)
+    text = str(caught.value)
+    assert text.startswith(f"{tmp_path} holds no checkpoint to resume from; journal-0000000008.safetensors: ")
+    assert "; journal-0000000007.safetensors: " in text
+    assert "\n" not in text
+
+
+def test_a_cut_anywhere_is_noticed(tmp_path: Path) -> None:
+    path = write(tmp_path, made(), LAYOUT)
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ConfigError):
+            latest(tmp_path)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_no_checkpoint_is_the_users_error(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path / "checkpoints"
+    if there:
+        folder.mkdir()
+        (folder / "final.safetensors").write_bytes(b"")
+        (folder / "journal-0000000003.partial").write_bytes(b"")
+    with pytest.raises(ConfigError) as caught:
+        latest(folder)
+    assert str(caught.value) == f"{folder} holds no checkpoint to resume from"
+
+
+# ---- the final model ---------------------------------------------------------------------------
+
+
+def test_the_final_file_is_the_model_by_tensor_name(tmp_path: Path) -> None:
+    write(tmp_path, made(), LAYOUT, final=True)
+    named = load_file(tmp_path / "final.safetensors")
+    assert set(named) == {"fc.weight", "fc.bias", "scale"}
+    assert named["fc.weight"].tolist() == MODEL[:6].reshape(2, 3).tolist()
+    assert named["fc.bias"].tolist() == MODEL[6:8].tolist()
+    assert named["scale"].shape == ()
+    assert float(named["scale"]) == MODEL[8]
+    assert_same(latest(tmp_path), made())
+
+
+# ---- writing that fails ------------------------------------------------------------------------
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from edgefl.checkpoint import Checkpoint, write
+folder, final = Path(sys.argv[1]), sys.argv[2] == "final"
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+model = np.ones(1 << 15, np.float32)
+try:
+    write(folder, Checkpoint(2, 20, 1.0, 1.0, model, [], {}), [("w", [1 << 15], 0)], final=final)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 100_000])
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_path: Path, limit: int) -> None:
+    write(tmp_path, made(7), LAYOUT, final=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), "final", str(limit)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert (done.stdout, done.stderr) == ("File too large\n", "")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert_same(latest(tmp_path), made(7))
+
+
+def test_a_rename_that_fails_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, made(7), LAYOUT)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        write(tmp_path, made(8), LAYOUT)
+    assert [path.name for path in tmp_path.iterdir()] == ["journal-0000000007.safetensors"]
+
+
+def test_file_and_folder_are_flushed_before_anything_older_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seq in (1, 2):
+        write(tmp_path, made(seq), LAYOUT)
+    order: list[str] = []
+    sync, rename, unlink = os.fsync, os.replace, Path.unlink
+
+    def note_sync(fd: int) -> None:
+        order.append("sync " + Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        sync(fd)
+
+    def note_rename(old: Path, new: Path) -> None:
+        order.append(f"rename to {new.name}")
+        rename(old, new)
+
+    def note_unlink(path: Path, missing_ok: bool = False) -> None:
+        order.append(f"remove {path.name}")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    monkeypatch.setattr(Path, "unlink", note_unlink)
+    write(tmp_path, made(3), LAYOUT)
+    assert order == [
+        "sync journal-0000000003.partial",
+        "rename to journal-0000000003.safetensors",
+        f"sync {tmp_path.name}",
+        "remove journal-0000000001.safetensors",
+    ]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from edgefl import checkpoint, kernels
+count, real = [0], os.fsync
+def fsync(fd):
+    count[0] += 1
+    if count[0] == int(sys.argv[2]):
+        os.kill(os.getpid(), 9)
+    real(fd)
+os.fsync = fsync
+model = np.full(9, 8, np.float32)
+checkpoint.write(Path(sys.argv[1]), checkpoint.Checkpoint(8, 8, 1.0, 1.0, model, [], {}), [])
+"""
+
+
+@pytest.mark.parametrize(("kill_at", "version"), [(1, 3), (2, 8)])
+def test_a_kill_at_any_flush_leaves_a_whole_checkpoint(tmp_path: Path, kill_at: int, version: int) -> None:
+    write(tmp_path, made(7), LAYOUT)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(kill_at)], check=False)
+    assert done.returncode == -9
+    assert latest(tmp_path).version == version
+    write(tmp_path, made(9, version=9), LAYOUT)
+    assert latest(tmp_path).version == 9
+    assert not list(tmp_path.glob("*.partial")), "what a killed writer left goes with the next checkpoint"

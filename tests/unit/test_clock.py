@@ -1,0 +1,166 @@
+"""Emulated time on a wall clock, and alarms, on a clock that the test sets."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.clock import Alarms, WallClock
+
+
+class Hand:
+    """A monotonic clock that goes when it is told to."""
+
+    def __init__(self, at: float = 1000.0) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+
+# ---- emulated time -----------------------------------------------------------------------------
+
+
+def test_time_stands_until_it_is_started() -> None:
+    hand = Hand()
+    clock = WallClock(2.0, emulated_s=7.0, wall_s=3.0, monotonic=hand)
+    hand.at += 100
+    assert (clock.now_s(), clock.wall_s()) == (7.0, 3.0)
+    clock.start()
+    assert (clock.now_s(), clock.wall_s()) == (7.0, 3.0)
+    hand.at += 4
+    assert (clock.now_s(), clock.wall_s()) == (9.0, 7.0)
+
+
+@given(
+    scale=st.floats(1e-3, 1e3),
+    before=st.floats(0, 1e6),
+    steps=st.lists(st.floats(0, 1e4), max_size=20),
+)
+def test_emulated_seconds_are_wall_seconds_over_the_scale_and_never_go_back(
+    scale: float, before: float, steps: list[float]
+) -> None:
+    hand = Hand()
+    clock = WallClock(scale, emulated_s=before, wall_s=before * scale, monotonic=hand)
+    clock.start()
+    last = clock.now_s()
+    for step in steps:
+        hand.at += step
+        assert clock.now_s() >= last
+        last = clock.now_s()
+    elapsed = hand.at - 1000.0
+    assert clock.now_s() == pytest.approx(before + elapsed / scale)
+    assert clock.wall_s() == pytest.approx(before * scale + elapsed)
+
+
+def test_an_interruption_is_left_out() -> None:
+    hand = Hand()
+    first = WallClock(3.0, monotonic=hand)
+    first.start()
+    hand.at += 6
+    saved = first.now_s(), first.wall_s()
+    hand.at += 1e6
+    second = WallClock(3.0, emulated_s=saved[0], wall_s=saved[1], monotonic=hand)
+    second.start()
+    hand.at += 3
+    assert (second.now_s(), second.wall_s()) == (3.0, 9.0)
+
+
+# ---- alarms ------------------------------------------------------------------------------------
+
+
+class Bell:
+    """Alarms on a hand-set clock, and a list of what rang."""
+
+    def __init__(self) -> None:
+        self.hand = Hand(0.0)
+        self.alarms = Alarms(self.hand)
+        self.rang: list[str] = []
+
+    def after(self, seconds: float, name: str) -> None:
+        self.alarms.after(seconds, lambda: self.rang.append(name))
+
+    def at(self, instant: float) -> list[str]:
+        """What rings when the alarms are looked at then."""
+        self.hand.at = instant
+        self.rang.clear()
+        self.alarms.run_due()
+        return self.rang
+
+
+def test_alarms_ring_once_in_the_order_of_their_instants() -> None:
+    bell = Bell()
+    for seconds, name in ((3.0, "c"), (1.0, "a"), (2.0, "b"), (9.0, "d")):
+        bell.after(seconds, name)
+    assert bell.at(0.999) == []
+    assert bell.at(3.0) == ["a", "b", "c"]
+    assert bell.at(3.0) == []
+    assert bell.at(100.0) == ["d"]
+
+
+def test_alarms_of_one_instant_ring_in_the_order_in_which_they_were_set() -> None:
+    bell = Bell()
+    names = [f"alarm {number}" for number in range(50)]
+    for name in names:
+        bell.after(1.0, name)
+    assert bell.at(1.0) == names
+
+
+def test_a_callback_may_set_alarms() -> None:
+    bell = Bell()
+
+    def first() -> None:
+        bell.rang.append("first")
+        bell.after(0.0, "at once")
+        bell.after(1.0, "later")
+
+    bell.alarms.after(1.0, first)
+    assert bell.at(1.0) == ["first", "at once"]
+    assert bell.at(2.0) == ["later"]
+
+
+def test_every_rings_again_and_again_but_does_not_catch_up() -> None:
+    bell = Bell()
+    bell.alarms.every(2.0, lambda: bell.rang.append("tick"))
+    assert bell.at(1.9) == []
+    assert bell.at(2.0) == ["tick"]
+    assert bell.at(3.9) == []
+    assert bell.at(100.0) == ["tick"]  # the loop was busy: one, not 48
+    assert bell.at(101.9) == []
+    assert bell.at(102.0) == ["tick"]
+
+
+def test_an_alarm_that_raises_is_not_rung_twice_and_stops_no_other() -> None:
+    bell = Bell()
+    bell.alarms.after(1.0, lambda: bell.rang.append(str(1 // 0)))
+    bell.after(1.0, "other")
+    bell.hand.at = 1.0
+    with pytest.raises(ZeroDivisionError):
+        bell.alarms.run_due()
+    assert bell.at(1.0) == ["other"]
+
+
+@given(st.floats(0, 10))
+def test_a_wait_never_ends_before_the_alarm_and_at_most_a_millisecond_late(seconds: float) -> None:
+    bell = Bell()
+    bell.after(seconds, "it")
+    wait_s = bell.alarms.wait_ms(most=60_000) / 1000
+    assert seconds <= wait_s <= seconds + 0.001 + 1e-9
+    assert bell.at(wait_s) == ["it"]
+
+
+def test_a_wait_is_at_most_what_the_caller_allows_and_never_negative() -> None:
+    bell = Bell()
+    assert bell.alarms.wait_ms(500) == 500
+    bell.after(0.2, "it")
+    assert bell.alarms.wait_ms(500) == 201
+    assert bell.alarms.wait_ms(1) == 1
+    bell.hand.at = 50.0
+    assert bell.alarms.wait_ms(500) == 0
+    bell.at(50.0)
+    assert bell.alarms.wait_ms(500) == 500
+    bell.after(math.inf, "never")
+    assert bell.alarms.wait_ms(500) == 500
