@@ -71,7 +71,9 @@ def run(experiment: Experiment, out: str | Path | None = None, *, quiet: bool = 
     """
     from edgefl import supervisor
 
-    return supervisor.run(experiment, Path(out) if out is not None else new_run_folder(experiment.name), quiet)
+    return supervisor.run(
+        experiment, Path(out) if out is not None else new_run_folder(experiment.name), quiet
+    )
 
 
 def new_run_folder(name: str) -> Path:

@@ -77,7 +77,9 @@ class Aggregator:
         if version != latest:
             raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
         if not self._free:
-            raise SlotError(f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken")
+            raise SlotError(
+                f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken"
+            )
         slot = self._free.pop()
         self.buffer.lease(slot, task=task, client=client, base_version=version)
         self._unread[slot] = entry
@@ -139,9 +141,7 @@ class Aggregator:
         if altered:
             return SumResult(bad=altered, altered=altered, checksums=seen)
         norms = self._make(action, [buffer.slot(slot) for slot in slots], entry)
-        bad = tuple(
-            task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm)
-        )
+        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
         if bad:
             return SumResult(bad=bad, checksums=seen)
         buffer.publish(action.version, entry)
@@ -163,9 +163,7 @@ class Aggregator:
             if shrink == 0.0:
                 return list(kernels.weighted_sum(out, model, updates, weights, backend=self.backend))
             weights.insert(0, 1.0 + optimizer.lr * shrink)
-            return list(
-                kernels.weighted_sum(out, None, [model, *updates], weights, backend=self.backend)[1:]
-            )
+            return list(kernels.weighted_sum(out, None, [model, *updates], weights, backend=self.backend)[1:])
         vectors = [model, *updates] if shrink else updates
         if shrink:
             weights.insert(0, shrink)

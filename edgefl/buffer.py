@@ -74,6 +74,10 @@ class Shape:
     vectors: int = 0
 
     @property
+    def possible(self) -> bool:
+        return self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
+
+    @property
     def stride(self) -> int:
         """Bytes from one vector to the next, a whole number of pages."""
         return -(-self.size * 4 // PAGE) * PAGE
@@ -112,8 +116,7 @@ class ParameterBuffer:
         self._slots = whole[ring_end:slots_end].view(_SLOT)
         # One view a vector, made once: slicing costs more than the header writes of a whole trip.
         self._vectors = [
-            self._vector_at(whole, index)
-            for index in range(shape.ring * (1 + shape.vectors) + shape.slots)
+            self._vector_at(whole, index) for index in range(shape.ring * (1 + shape.vectors) + shape.slots)
         ]
         self._first_slot = shape.ring * (1 + shape.vectors)
         self.state = self._slots["state"]
@@ -133,20 +136,20 @@ class ParameterBuffer:
     @classmethod
     def create(cls, shape: Shape) -> ParameterBuffer:
         """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
-        if shape.size < 1 or shape.ring < 2 or shape.slots < 1 or shape.vectors < 0:
+        if not shape.possible:
             raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, vectors ≥ 0; got {shape}")
         fd = _anonymous_file()
         try:
             # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later.
             os.posix_fallocate(fd, 0, shape.total_bytes)
             memory = mmap.mmap(fd, shape.total_bytes)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             os.close(fd)
             mib = shape.total_bytes / 2**20
             raise RunError(
                 f"the parameter buffer needs {mib:.0f} MiB of shared memory "
                 f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters): "
-                f"{error.strerror}"
+                f"{getattr(error, 'strerror', 'more than this system can address')}"
             ) from error
         buffer = cls(fd, memory, shape)
         header = buffer._header
@@ -173,8 +176,8 @@ class ParameterBuffer:
             slots=int(header["slots"]),
             vectors=int(header["vectors"]),
         )
-        if len(memory) < shape.total_bytes:
-            raise SlotError(f"parameter buffer is {len(memory)} bytes, its header says {shape.total_bytes}")
+        if not shape.possible or len(memory) < shape.total_bytes:
+            raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
         return cls(fd, memory, shape)
 
     def close(self) -> None:
@@ -214,7 +217,9 @@ class ParameterBuffer:
         before = int(self.entry_version[entry])
         np.copyto(out, self.model(entry))
         if before != version or int(self.entry_version[entry]) != version:
-            raise SlotError(f"ring entry {entry} holds version {before}, not {version}")
+            now = int(self.entry_version[entry])
+            held = f"version {now}" if now == before else f"version {before}, then {now} during the copy"
+            raise SlotError(f"ring entry {entry} holds {held}, not {version}")
 
     # ---- slots ---------------------------------------------------------------------------------
 

@@ -7,8 +7,11 @@ other process's death, which is why every process of a run holds one: nobody wai
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import socket
 import struct
+from array import array
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +20,8 @@ import msgspec
 R = TypeVar("R")
 
 _LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+_MOST_DESCRIPTORS = 4
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -53,15 +58,22 @@ class Channel(Generic[R]):
         return self._socket.fileno()
 
     def send(self, message: Any, *, fd: int | None = None) -> None:
-        """Send a message, and with it a descriptor. `Closed` if nobody is there to read it."""
+        """Send a message, and with it a descriptor. `Closed` if nobody is there to read it.
+
+        Waits while the other end is behind, and takes in what it says meanwhile: two ends that both have more
+        to say than a socket holds (some 280 small messages) would else wait for each other for good.
+        """
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
-        try:
-            if fd is not None:
-                data = data[socket.send_fds(self._socket, [data], [fd]) :]
-            self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise Closed from error
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+        while data:
+            try:
+                data = data[self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT) :]
+                rights = []
+            except BlockingIOError:
+                self._listen_until_writable()
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise Closed from error
 
     def receive(self) -> R:
         """The next message, waiting for it. `Closed` at the end of the stream."""
@@ -83,6 +95,11 @@ class Channel(Generic[R]):
         if closed:
             raise Closed
 
+    @property
+    def waiting(self) -> bool:
+        """A message has been read from the socket and not been handed out: do not wait for the socket."""
+        return len(self._pending) >= _LENGTH.size and len(self._pending) >= self._end()
+
     def descriptor(self) -> int:
         """The descriptor that came with the message received last."""
         return self._descriptors.pop(0)
@@ -91,22 +108,36 @@ class Channel(Generic[R]):
         with contextlib.suppress(OSError):
             self._socket.close()
 
+    def _listen_until_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN | select.POLLOUT)
+        if any(event & ~select.POLLOUT for _, event in poller.poll()):
+            with contextlib.suppress(BlockingIOError):
+                self._read(socket.MSG_DONTWAIT)
+
     def _read(self, flags: int) -> None:
+        # Not socket.recv_fds: it drops its flags.
+        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 4, flags)
+            data, rights, _, _ = self._socket.recvmsg(_READ_BYTES, room, flags)
         except ConnectionResetError as error:
             raise Closed from error
         if not data:
             raise Closed
-        self._descriptors += descriptors
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                for fd in array("i", content):
+                    os.set_inheritable(fd, False)
+                    self._descriptors.append(fd)
         self._pending += data
 
+    def _end(self) -> int:
+        return _LENGTH.size + int(_LENGTH.unpack_from(self._pending)[0])
+
     def _take(self) -> bytes | None:
-        if len(self._pending) < _LENGTH.size:
+        if not self.waiting:
             return None
-        end = _LENGTH.size + int(_LENGTH.unpack_from(self._pending)[0])
-        if len(self._pending) < end:
-            return None
+        end = self._end()
         message = bytes(self._pending[_LENGTH.size : end])
         del self._pending[:end]
         return message

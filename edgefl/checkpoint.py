@@ -1,8 +1,8 @@
 """Checkpoints: the model, the server optimiser's state and the updates waiting in the buffer, in safetensors.
 
-A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core gives
-the state that belongs to these numbers, so a checkpoint holds nothing but numbers. It is written beside its
-place, flushed to the disk with its folder, and then renamed.
+A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core
+gives the state that belongs to these numbers, so a checkpoint holds nothing but numbers, with a checksum. It
+is written beside its place, flushed to the disk, renamed, and the folder flushed too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from edgefl import kernels
 from edgefl.buffer import Floats
 from edgefl.errors import ConfigError
 
@@ -53,14 +54,15 @@ def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool =
     tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
     tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
     path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
-    _replace(path, save(tensors, metadata))
+    _replace(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
     if final:
         named = {
-            name: np.ascontiguousarray(checkpoint.model[offset : offset + _count(shape)].reshape(shape))
+            name: checkpoint.model[offset : offset + _count(shape)].reshape(shape)
             for name, shape, offset in layout
         }
         _replace(folder / "final.safetensors", save(named, metadata))
-    for old in sorted(folder.glob("journal-*.safetensors"))[:-KEEP]:
+    # What a killed writer left half-written goes too.
+    for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob("*.partial")):
         old.unlink()
     return path
 
@@ -84,6 +86,8 @@ def _read(path: Path) -> Checkpoint:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"format {metadata.get('format')!r}, not {FORMAT!r}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if metadata["checksum"] != _checksum(tensors):
+        raise ValueError("its numbers are not those that were written")
     vectors = sorted((name for name in tensors if name.startswith("vector.")), key=_number)
     return Checkpoint(
         version=int(metadata["version"]),
@@ -94,6 +98,11 @@ def _read(path: Path) -> Checkpoint:
         vectors=[tensors[name] for name in vectors],
         held={_number(name): tensors[name] for name in tensors if name.startswith("held.")},
     )
+
+
+def _checksum(tensors: dict[str, Floats]) -> str:
+    """Of all numbers: the file format has none of its own."""
+    return " ".join(f"{kernels.checksum(tensors[name]):016x}" for name in sorted(tensors))
 
 
 def _number(name: str) -> int:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 import os
 import resource
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import zmq
 
-from edgefl import control, kernels, wire
+from edgefl import control, failpoints, kernels, wire
 from edgefl.buffer import Floats, ParameterBuffer
-from edgefl.emulation.link import Link, move
+from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
 from edgefl.emulation.pacing import Pacer, Spent, set_timer_slack
 from edgefl.errors import SlotError, WireError
-from edgefl.seeds import stream
 from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
@@ -151,11 +151,8 @@ class Client:
         # The phone's own copy of the version it trains from: the base of its delta.
         self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         self._update: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        self._peak_mib: Callable[[], float] = _rss_peak_mib
         limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
-        if limit_mib is not None and experiment.fleet.memory_limit:
-            self._memory = limit_memory(limit_mib)
-            self._peak_mib = lambda: self._memory.peak_mib
+        self._memory = limit_memory(limit_mib) if limit_mib and experiment.fleet.memory_limit else None
 
     def run(self) -> None:
         """Answer tasks until the server says goodbye."""
@@ -179,11 +176,22 @@ class Client:
     def _answer(self, task: wire.Task, frames: Sequence[bytes], received_ns: int) -> None:
         self._line.task = task.task
         try:
-            self._line.say(self._trip(task, frames, received_ns))
+            done = self._trip(task, frames, received_ns)
+            if self._memory is not None and self._memory.over():
+                raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
+            self._line.say(done)
         except Cancelled:
             self._give_back(task, "cancelled")
+        except (MemoryError, Leave):
+            raise
         except (SlotError, WireError) as error:
             self._give_back(task, str(error))
+        except (
+            Exception
+        ) as error:  # a user's model may raise anything; the task is what it costs, not the run
+            if "can't allocate memory" in str(error):  # how torch says MemoryError
+                raise MemoryError(str(error)) from error
+            self._give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
         finally:
             self._line.task = None
 
@@ -205,7 +213,9 @@ class Client:
             self._send_update(task, 0, base.size)
         else:
             pacer.begin(received_ns)
-            down = move(pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]))
+            down = move(
+                pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4])
+            )
             phase = plan.compute(pacer)
 
             def done(flops: float) -> None:
@@ -214,8 +224,11 @@ class Client:
 
             result = workload.train(task.client, task.trip, done)
             compute = phase.end()
+            self._fail(task)
             up = move(pacer, plan.up, lambda a, b: self._send_update(task, a // 4, b // 4))
         checksum = kernels.checksum(self._update)
+        if failpoints.hit("alter", task.client, task.trip):
+            self._transport.put(task, 0, -self._update[:1])
         if self._workload.experiment.server.transport == "shm":
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         phases = (down, compute, up)
@@ -224,8 +237,8 @@ class Client:
             epoch=self._spec.epoch,
             task=task.task,
             slot=task.slot,
-            trained_version=task.version,
-            examples=result.examples,
+            trained_version=task.version - failpoints.hit("stale", task.client, task.trip),
+            examples=workload.examples(task.client),
             steps=result.steps,
             loss=result.loss if math.isfinite(result.loss) else math.nan,
             checksum=checksum,
@@ -238,6 +251,29 @@ class Client:
             cpu_s=time.thread_time() - cpu_started,
             peak_mib=self._peak_mib(),
         )
+
+    def _peak_mib(self) -> float:
+        if self._memory is not None:
+            return self._memory.peak_mib
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def _fail(self, task: wire.Task) -> None:
+        """Fail in the way that a test asked for, after the training and before the upload."""
+        place = (task.client, task.trip)
+        if failpoints.hit("die", *place):
+            self._send_update(task, 0, self._base.size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if failpoints.hit("hang", *place):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if failpoints.hit("rubbish", *place):
+            self._line.send([b"\xc1rubbish", b"more of it"])
+        if failpoints.hit("nan", *place):
+            self._workload.flat.array[0] = np.nan
+        if failpoints.hit("memory", *place):
+            limit_mib = self._workload.device(task.client).app_limit_mib or 0.0
+            self._hoard = [np.ones(1 << 20) for _ in range(int(2 * limit_mib / 8))]
+        if failpoints.hit("leave", *place):
+            raise SlotError("left by a failpoint")
 
     def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
         """Parameters ``start`` to ``stop`` of the update: Δ = y − w, or y itself where the strategy wants it."""
@@ -259,7 +295,3 @@ def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, l
         Evaluator(spec, workload, buffer, lifeline).run()
     else:
         Client(spec, workload, buffer, lifeline).run()
-
-
-def _rss_peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -71,7 +71,8 @@ class Alarms:
         """Milliseconds until the next alarm, rounded up, at most ``most``."""
         if not self._heap:
             return most
-        return max(0, min(most, int((self._heap[0][0] - self._monotonic()) * 1000) + 1))
+        left_ms = (self._heap[0][0] - self._monotonic()) * 1000
+        return most if left_ms >= most else max(0, int(left_ms) + 1)
 
     def run_due(self) -> None:
         """Run every alarm whose instant has come."""

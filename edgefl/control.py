@@ -6,11 +6,16 @@ experiment. Only the supervisor talks to both.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from edgefl.experiment import Experiment
 
-CLIENT, WORKER, EVALUATOR = "client", "worker", "evaluator"
+Role = Literal["client", "worker", "evaluator"]
+CLIENT: Role = "client"
+WORKER: Role = "worker"
+EVALUATOR: Role = "evaluator"
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
@@ -49,7 +54,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
     """Fork one process."""
 
-    role: str
+    role: Role
     peer: int
     epoch: int
     endpoint: str
@@ -59,7 +64,7 @@ class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
     """End a process that does not end itself."""
 
-    role: str
+    role: Role
     peer: int
     epoch: int
 
@@ -97,14 +102,14 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    role: str
+    role: Role
     peer: int
     epoch: int
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    role: str
+    role: Role
     peer: int
     epoch: int
     pid: int
@@ -143,7 +148,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
 class Departed(msgspec.Struct, frozen=True, tag="departed"):
     """A process is gone: it can write nowhere any more."""
 
-    role: str
+    role: Role
     peer: int
     epoch: int
     reason: str
@@ -168,6 +173,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """The live view's figures, a few times a second."""
 
     emulated_s: float
+    wall_s: float
     version: int
     trips: int
     idle: int
@@ -180,6 +186,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     fidelity_median: float | None
     fidelity_p95: float | None
     dropped: int
+    incidents: int
+    """Clients that died, hung or sent rubbish."""
     by_profile: dict[str, list[int]]
     """Profile → [idle, training, absent, trips]."""
     phase: str
@@ -188,7 +196,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Replace(msgspec.Struct, frozen=True, tag="replace"):
     """Start this peer again, as a process of a new epoch."""
 
-    role: str
+    role: Role
     peer: int
     epoch: int
 
@@ -196,7 +204,7 @@ class Replace(msgspec.Struct, frozen=True, tag="replace"):
 class Expel(msgspec.Struct, frozen=True, tag="expel"):
     """This peer hangs or sends rubbish: end its process."""
 
-    role: str
+    role: Role
     peer: int
     epoch: int
 

@@ -106,12 +106,8 @@ class Course:
 
     @property
     def wall_s(self) -> float:
-        """Wall seconds of the run, interruptions left out: emulated time is wall time over the scale."""
-        if not self.running or self.progress is None:
-            return 0.0
-        if self.experiment.clock.kind == "wall" and self.scale is not None:
-            return self.progress.emulated_s * self.scale.value
-        return self._latest_s - self._first_s
+        """Wall seconds of the run, interruptions left out."""
+        return self.progress.wall_s if self.running and self.progress is not None else 0.0
 
     @property
     def trips_per_s(self) -> float | None:

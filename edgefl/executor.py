@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from edgefl.events import (
     Wake,
 )
 from edgefl.rows import EvaluationRow, TripRow, VersionRow
+from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
 
 
@@ -53,8 +54,11 @@ class Executor:
     outbox: Outbox
     now_s: Callable[[], float]
     wall_s: Callable[[], float]
+    watch: Stopwatch
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
+    restored: frozenset[int] = frozenset()
+    """Updates of before an interruption: their trips are on record already."""
     _sent: dict[int, TripRow] = field(default_factory=dict)
     _arrived: dict[int, TripRow] = field(default_factory=dict)
     _assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -63,6 +67,10 @@ class Executor:
     def handle(self, event: Event) -> None:
         """Journal an event, ask the core, and do what it says."""
         self._carry_out(deque(self._decide(event)))
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Do what the core had asked for before an interruption."""
+        self._carry_out(deque(actions))
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
@@ -122,9 +130,9 @@ class Executor:
         )
         self.handle(Evaluated(answer.version, now_s, accuracy))
 
-    def record_held(self) -> None:
-        """Put rows of updates that still wait in the buffer on record, before a checkpoint."""
-        for row in self._arrived.values():
+    def record_open(self, *, running: bool) -> None:
+        """Put trips whose update is held on record, and at the very end those that are still ``running``."""
+        for row in (*self._arrived.values(), *(self._sent.values() if running else ())):
             self.store.trip(row)
 
     # ---- carrying out --------------------------------------------------------------------------
@@ -140,8 +148,11 @@ class Executor:
         }
 
     def _decide(self, event: Event) -> list[Action]:
+        before = self.watch.to("decide")
         self.store.journal(event)
-        return self.core.handle(event)
+        actions = self.core.handle(event)
+        self.watch.to(before)
+        return actions
 
     def _carry_out(self, actions: deque[Action]) -> None:
         while actions:
@@ -165,12 +176,16 @@ class Executor:
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
+        before = self.watch.to("sum")
         result = self.aggregator.sum(action, entry)
+        self.watch.to(before)
         now_s = self.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             row = self._arrived.pop(task, None)
             if row is not None:
                 self.store.trip(row._replace(checksum_seen=seen))
+            elif task in self.restored:
+                self.store.checksum_seen(task, seen)
         for task in result.bad:
             kind = "checksum" if task in result.altered else "non-finite"
             self.store.incident(now_s, self.aggregator.leases[task].client, kind, f"update of task {task}")
@@ -178,9 +193,10 @@ class Executor:
             self.store.applied(action.version, action.tasks, action.weights)
             weight_sum = math.fsum(action.weights)
             self.store.version(
-                VersionRow(action.version, now_s, self.wall_s(), len(action.tasks), weight_sum, result.seconds)
+                VersionRow(
+                    action.version, now_s, self.wall_s(), len(action.tasks), weight_sum, result.seconds
+                )
             )
-            self.store.cost("sum", result.seconds)
         return self._decide(Summed(action.version, now_s, result.bad))
 
     def _release(self, action: Release) -> None:
@@ -193,4 +209,3 @@ class Executor:
     def _evaluate(self, action: Evaluate) -> None:
         self._assessing[action.version] = (self.now_s(), self.core.trips)
         self.outbox.assess(action.version, self.aggregator.buffer.latest[1])
-

@@ -247,6 +247,7 @@ def figures(course: Course, width: int) -> str:
         "" if progress.accuracy is None else f"accuracy {progress.accuracy:.4f}",
         "" if course.valid is None else f"error {error} {'VALID' if course.valid else 'INVALID'}",
         f"dropped {progress.dropped}" if progress.dropped else "",
+        f"failed clients {progress.incidents}" if progress.incidents else "",
         rate(course.trips_per_s),
         f"staleness {progress.staleness_mean:.3g}",
         "" if progress.loss is None else f"loss {progress.loss:.3f}",

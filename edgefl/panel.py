@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
+from edgefl import control
 from edgefl.course import Course, duration, percent, printable, rate
 
 MOST_LINES = 20
@@ -141,7 +142,7 @@ class Panel:
             [*_label("trips", 10), Segment(f"{progress.trips:,}", BOLD), Segment(f"  {per_s}", DIM)],
             [*_label("emulated", 10), Segment(duration(progress.emulated_s))],
             [*_label("wall", 10), Segment(duration(course.wall_s))],
-            [*_label("dropped", 10), Segment(f"{progress.dropped:,}", WARN if progress.dropped else PLAIN)],
+            [*_label("dropped", 10), *_troubles(progress)],
         ]
         column = max(22, inner * 3 // 8)
         upper, lower = chart(course.accuracies, inner - column - 23)
@@ -299,3 +300,12 @@ def _figure(value: float | None) -> str:
 
 def _fit(line: Line, width: int) -> Line:
     return Segment.adjust_line_length(line, width)
+
+
+def _troubles(progress: control.Progress) -> Line:
+    """Updates that were dropped, and clients that failed."""
+    dropped = Segment(f"{progress.dropped:,}", WARN if progress.dropped else PLAIN)
+    if not progress.incidents:
+        return [dropped]
+    failed = f", {progress.incidents:,} client{'s' if progress.incidents > 1 else ''} failed"
+    return [dropped, Segment(failed, WARN)]

@@ -17,7 +17,7 @@ STARTUP_S = 120.0
 class Peer:
     """One process that should be there, under its present epoch."""
 
-    role: str
+    role: control.Role
     number: int
     epoch: int
     heard: float
@@ -39,8 +39,11 @@ class Peers:
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
-    def expect(self, role: str, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
+    def expect(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
         """A process was (or will be) started for this peer."""
+        before = self._by_name.get((role, number))
+        if before is not None:
+            del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
         return peer
@@ -52,10 +55,10 @@ class Peers:
             peer.heard = self._monotonic()
         return peer
 
-    def get(self, role: str, number: int) -> Peer | None:
+    def get(self, role: control.Role, number: int) -> Peer | None:
         return self._by_name.get((role, number))
 
-    def remove(self, role: str, number: int, epoch: int) -> Peer | None:
+    def remove(self, role: control.Role, number: int, epoch: int) -> Peer | None:
         """A process ended; returns its peer if it was the present one."""
         peer = self._by_name.get((role, number))
         if peer is None or peer.epoch != epoch:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 
 import numpy as np
 
 from edgefl import control, kernels, wire
 from edgefl.aggregator import Totals
+from edgefl.clock import WallClock
 from edgefl.core import Core
+from edgefl.emulation.fidelity import RESOLUTION_WALL_S
 from edgefl.peers import CLIENTS, Peers
 from edgefl.rows import Aggregation
 
 RECENT_TRIPS = 500
+MOST_COSTS = 1_000_000
 
 
 class Gauge:
@@ -21,7 +25,9 @@ class Gauge:
     def __init__(self, plan: control.Serve) -> None:
         self._profiles = [info.profile for info in plan.clients]
         self._trips: Counter[str] = Counter()
-        self._errors: deque[float] = deque(maxlen=RECENT_TRIPS)
+        self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
+        self._costs_ns = array("q")
+        self._resolution_s = RESOLUTION_WALL_S / plan.time_scale
         self._accuracy: float | None = None
         self._loss: float | None = None
         self.strangers = 0
@@ -31,8 +37,20 @@ class Gauge:
     def trip(self, done: wire.Done) -> None:
         """A trip ended."""
         self._trips[self._profiles[done.client]] += 1
-        if done.trip.declared_s > 0:
-            self._errors.append(abs(done.trip.achieved_s / done.trip.declared_s - 1.0))
+        for spent in (done.compute, done.trip):  # as the summary's headline does
+            if spent.declared_s >= self._resolution_s:
+                self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
+
+    def cost(self, ns: int) -> None:
+        """What one update cost the server, from its receipt to the next task, without the sum."""
+        if len(self._costs_ns) < MOST_COSTS:
+            self._costs_ns.append(ns)
+
+    def trip_us(self, record_s: float, trips: int) -> float | None:
+        """Median cost of a trip, with its share of the time that the record took, in µs."""
+        if not self._costs_ns or not trips:
+            return None
+        return float(np.median(self._costs_ns)) / 1e3 + record_s / trips * 1e6
 
     def assessed(self, answer: wire.Assessed) -> None:
         """A version was measured."""
@@ -40,7 +58,7 @@ class Gauge:
         self._accuracy = sum(answer.correct) / total if total else None
         self._loss = answer.loss
 
-    def progress(self, core: Core, now_s: float, peers: Peers, started: bool) -> control.Progress:
+    def progress(self, core: Core, clock: WallClock, peers: Peers, started: bool) -> control.Progress:
         """The figures of this instant."""
         idle, running = set(core.idle), set(core.running)
         by_profile: dict[str, list[int]] = {}
@@ -52,7 +70,8 @@ class Gauge:
         connected = sum(peer.ready for peer in peers.of(*CLIENTS))
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
         return control.Progress(
-            emulated_s=now_s,
+            emulated_s=clock.now_s(),
+            wall_s=clock.wall_s(),
             version=core.version,
             trips=core.trips,
             idle=len(idle),
@@ -65,6 +84,7 @@ class Gauge:
             fidelity_median=None if median is None else float(median),
             fidelity_p95=None if p95 is None else float(p95),
             dropped=core.dropped,
+            incidents=sum(self.incidents.values()),
             by_profile=by_profile,
             phase="running" if started else "starting",
         )

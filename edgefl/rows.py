@@ -197,6 +197,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
+    server_trip_us: float | None = None
+    """Median wall time that one trip costs the server, in µs, without the sum."""
     memory: Memory = Memory()
     capacity_gflops: float | None = None
     """Calibrated capacity of this host for the fleet's training."""

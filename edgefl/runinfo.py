@@ -79,13 +79,26 @@ def conclude(folder: Path, memory: Memory, steal: float | None) -> None:
     summary.write_summary(folder)
     trace.write_trace(folder)
     html.write_report(folder)
+    _close_fonts()
+
+
+def _close_fonts() -> None:
+    """matplotlib keeps the files of the fonts it used open for good; a run leaves no descriptor behind."""
+    from matplotlib import font_manager
+
+    for name in ("_get_font", "get_font"):
+        clear = getattr(getattr(font_manager, name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def require_resumable(folder: Path) -> Path:
     """The folder in which the run's own modules are looked for. `ConfigError` if the run is over."""
     record = Record(folder)
     if record.meta.status == "done":
-        raise ConfigError(f"{folder}: this run is over ({record.meta.stop_reason}); there is nothing to resume")
+        raise ConfigError(
+            f"{folder}: this run is over ({record.meta.stop_reason}); there is nothing to resume"
+        )
     return Path(record.meta.base or ".")
 
 

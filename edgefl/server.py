@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from edgefl import checkpoint, control, runinfo, wire
+from edgefl import continuity, control, runinfo, wire
 from edgefl.aggregator import Aggregator
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.channel import Channel, Closed
@@ -28,10 +28,11 @@ from edgefl.executor import Executor
 from edgefl.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, Peer, Peers
 from edgefl.processes import become_child
 from edgefl.progress import Gauge
-from edgefl.rows import Aggregation
+from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Device
+from edgefl.strategies.optimizer import start
 from edgefl.transport import server_end
 
 MESSAGES_AT_ONCE = 256
@@ -59,14 +60,25 @@ class Server:
             strategy, devices, experiment.seed, experiment.stop, experiment.evaluation.every_versions
         )
         self._aggregator = Aggregator(buffer, strategy.optimizer())
-        emulated_s, wall_s = self._resume() if plan.resume else (0.0, 0.0)
-        self._clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+        self._clock = WallClock(plan.time_scale)
+        if plan.resume:
+            last = continuity.restore(self._folder, self._core, self._aggregator, self._store)
+            self._clock = WallClock(plan.time_scale, emulated_s=last.emulated_s, wall_s=last.wall_s)
+        self._watch = Stopwatch("start")
         self._executor = Executor(
-            self._core, self._aggregator, self._store, self, self._clock.now_s, self._clock.wall_s
+            self._core,
+            self._aggregator,
+            self._store,
+            self,
+            self._clock.now_s,
+            self._clock.wall_s,
+            self._watch,
+            restored=frozenset(self._aggregator.leases),
         )
         if plan.resume:
             self._disown()
         else:
+            start(strategy.optimizer(), buffer.vectors(buffer.latest[1]))
             runinfo.describe(self._store, plan, strategy)
         self._store.set_meta(status="running")
         self._store.commit()
@@ -109,7 +121,9 @@ class Server:
             poller.register(self._channel.fileno(), zmq.POLLIN)
             while not self._over:
                 most = 1 if self._executor.deferred is not None else 1000
+                self._watch.to("wait")
                 ready = dict(poller.poll(self._alarms.wait_ms(most)))
+                self._watch.to("receive")
                 if self._socket in ready:
                     self._drain()
                 if self._channel.fileno() in ready:
@@ -138,6 +152,7 @@ class Server:
             return
         self._started = True
         self._clock.start()
+        self._executor.carry_out(self._core.pending())
         for peer in self._peers.of(*CLIENTS):
             self._executor.handle(Joined(peer.number, self._clock.now_s()))
         wall_s = self._experiment.stop.wall_s
@@ -145,10 +160,15 @@ class Server:
             self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
 
     def _set_alarms(self) -> None:
-        self._alarms.every(COMMIT_S, self._store.commit)
+        self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
         self._alarms.every(max(0.1, self._experiment.server.heartbeat_s / 4), self._find_silent)
         self._alarms.every(self._experiment.checkpoint.every_s, self._checkpoint)
+
+    def _commit(self) -> None:
+        before = self._watch.to("record")
+        self._store.commit()
+        self._watch.to(before)
 
     def _halt(self, reason: str) -> None:
         if self._stopped is None:
@@ -158,19 +178,21 @@ class Server:
 
     def _drain(self) -> None:
         for _ in range(MESSAGES_AT_ONCE):
-            began = time.perf_counter()
+            self._watch.to("receive")
+            began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             peer = self._peers.heard(frames[0])
-            self._store.cost("receive", time.perf_counter() - began)
             if peer is None or peer.expelled:
                 self._gauge.strangers += peer is None
                 continue
             try:
                 message = wire.decode_from_client(frames[1] if len(frames) > 1 else b"")
                 self._handlers[type(message)](peer, message, frames[2:])
+                if type(message) is wire.Done:
+                    self._gauge.cost(time.perf_counter_ns() + self._watch.ns.get("sum", 0) - began_ns)
             except WireError as error:
                 self._expel(peer, "malformed", str(error))
 
@@ -194,9 +216,13 @@ class Server:
 
     def _on_done(self, peer: Peer, done: wire.Done, _: list[bytes]) -> None:
         lease = self._aggregator.leases.get(done.task)
-        if lease is None or done.client != peer.number or lease.client != peer.number or lease.slot != done.slot:
+        if (
+            lease is None
+            or done.client != peer.number
+            or lease.client != peer.number
+            or lease.slot != done.slot
+        ):
             raise WireError(f"an update of task {done.task}, which is not the sender's")
-        began = time.perf_counter()
         peer.deaths_in_a_row = 0
         if done.trained_version != lease.version:
             now_s = self._clock.now_s()
@@ -210,7 +236,6 @@ class Server:
             raise WireError(f"an update of task {done.task} whose slot is not written")
         self._gauge.trip(done)
         self._executor.arrived(done, lease, self._clock.now_s())
-        self._store.cost("trip", time.perf_counter() - began)
 
     def _on_gone(self, peer: Peer, gone: wire.Gone, _: list[bytes]) -> None:
         lease = self._aggregator.leases.get(gone.task)
@@ -231,12 +256,12 @@ class Server:
     # ---- the executor's outbox -----------------------------------------------------------------
 
     def train(self, task: wire.Task) -> None:
-        began = time.perf_counter()
+        before = self._watch.to("send")
         peer = self._peers.get(control.CLIENT, task.client)
         frames = self._transport.model_frames(task.entry)
         if peer is not None and self._send(peer, task, frames) and frames:
             self._aggregator.fetched(task.slot)
-        self._store.cost("send", time.perf_counter() - began)
+        self._watch.to(before)
 
     def cancel(self, client: int, task: int) -> None:
         peer = self._peers.get(control.CLIENT, client)
@@ -268,11 +293,11 @@ class Server:
             version, entry = self._assess_queue[0]
             self._send(peer, wire.Assess(version, entry))
 
-    def _send(self, peer: Peer, message: wire.FromServer, payload: list[bytes | memoryview] | None = None) -> bool:
+    def _send(
+        self, peer: Peer, message: wire.FromServer, payload: list[bytes | memoryview] | None = None
+    ) -> bool:
         try:
-            self._socket.send_multipart(
-                [peer.identity, wire.encode(message), *(payload or ())], zmq.NOBLOCK
-            )
+            self._socket.send_multipart([peer.identity, wire.encode(message), *(payload or ())], zmq.NOBLOCK)
         except zmq.Again:
             self._expel(peer, "hang", "does not take its messages")
         except zmq.ZMQError as error:
@@ -350,70 +375,37 @@ class Server:
                 raise EdgeflError(f"the server cannot do {type(message).__name__} now")
 
     def _report(self) -> None:
-        self._channel.send(self._gauge.progress(self._core, self._clock.now_s(), self._peers, self._started))
+        before = self._watch.to("report")
+        self._channel.send(self._gauge.progress(self._core, self._clock, self._peers, self._started))
+        self._watch.to(before)
 
-    # ---- checkpoints, end and resumption -------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------
 
-    def _checkpoint(self, final: bool = False) -> None:
-        self._executor.record_held()
-        self._store.commit()
-        _, entry = self._buffer.latest
-        held = {u.task: self._buffer.slot(self._aggregator.leases[u.task].slot) for u in self._core.held}
-        checkpoint.write(
-            self._folder / "checkpoints",
-            checkpoint.Checkpoint(
-                version=self._core.version,
-                journal_seq=self._store.seq,
-                emulated_s=self._clock.now_s(),
-                wall_s=self._clock.wall_s(),
-                model=self._buffer.model(entry),
-                vectors=self._buffer.vectors(entry),
-                held=held,
-            ),
-            self._plan.prepared.layout,
-            final=final,
-        )
+    def _checkpoint(self, *, final: bool = False) -> None:
+        before = self._watch.to("checkpoint")
+        continuity.save(self._folder, self._executor, self._clock, self._plan.prepared.layout, final=final)
+        self._watch.to(before)
 
     def _conclude(self) -> None:
-        wall_s, now_s = self._clock.wall_s(), self._clock.now_s()
-        totals = self._aggregator.totals
-        model = self._buffer.model(self._buffer.latest[1])
-        self._store.set_meta(
-            status="interrupted" if self._interrupted and self._core.stopped is None else "done",
-            stop_reason=self._stopped or "",
-            wall_s=wall_s,
-            emulated_s=now_s,
-            model_sha256=hashlib.sha256(model).hexdigest(),
-            aggregation=self._gauge.aggregation(totals, self._aggregator.backend),
-        )
+        interrupted = self._interrupted and self._core.stopped is None
         self._checkpoint(final=True)
         for peer in self._peers.of(*CLIENTS, control.EVALUATOR):
             self._send(peer, wire.Bye())
+        model = self._buffer.model(self._buffer.latest[1])
+        self._store.set_meta(
+            status="interrupted" if interrupted else "done",
+            stop_reason=self._stopped or "",
+            wall_s=self._clock.wall_s(),
+            emulated_s=self._clock.now_s(),
+            model_sha256=hashlib.sha256(model.data).hexdigest(),
+            aggregation=self._gauge.aggregation(self._aggregator.totals, self._aggregator.backend),
+            server_trip_us=self._gauge.trip_us(self._watch.seconds("record"), self._core.trips),
+        )
+        for stage, ns in self._watch.ns.items():
+            self._store.cost(stage, ns / 1e9, self._watch.calls[stage])
         self._store.sync()
         self._report()
-        interrupted = self._interrupted and self._core.stopped is None
         self._channel.send(control.Finished(self._stopped or "", interrupted))
-
-    def _resume(self) -> tuple[float, float]:
-        """Rewind record and core to the last checkpoint; returns its emulated and wall seconds."""
-        last = checkpoint.latest(self._folder / "checkpoints")
-        self._store.truncate(last.journal_seq)
-        for _, event in self._store.replay():
-            self._core.handle(event)
-        if self._core.version != last.version or last.model.size != self._buffer.shape.size:
-            raise ConfigError(f"the checkpoint in {self._folder} does not belong to its record")
-        self._buffer.model(0)[:] = last.model
-        for vector, saved in zip(self._buffer.vectors(0), last.vectors, strict=True):
-            vector[:] = saved
-        self._buffer.publish(last.version, 0)
-        for update in self._core.held:
-            self._aggregator.restore(
-                task=update.task,
-                client=update.client,
-                version=update.base_version,
-                update=last.held[update.task],
-            )
-        return last.emulated_s, last.wall_s
 
     def _disown(self) -> None:
         """The processes of before are gone: their tasks are lost."""

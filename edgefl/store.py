@@ -58,6 +58,11 @@ __all__ = [
     "VersionRow",
 ]
 
+WAIT_MS = 10_000
+"""How long a commit waits for another writer."""
+FOLD_MS = 100
+"""How long the log's folding waits for a reader; nothing depends on it."""
+
 
 def _insert(table: str, extra: str = "") -> str:
     columns = list(TABLES[table]._fields) + extra.split()  # type: ignore[attr-defined]
@@ -65,7 +70,13 @@ def _insert(table: str, extra: str = "") -> str:
     return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})"
 
 
-_INSERT_TRIP = _insert("trips", "seq")
+_FINISHED = ("task", "applied_version", "weight", "fate", "reason")
+"""Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
+# A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
+_INSERT_TRIP = _insert("trips", "seq").replace("OR REPLACE ", "") + (
+    " ON CONFLICT (task) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in TripRow._fields if name not in _FINISHED)
+)
 _INSERT_VERSION = _insert("versions", "seq")
 _INSERT_EVALUATION = _insert("evaluations")
 _INSERT_INCIDENT = _insert("incidents")
@@ -111,7 +122,7 @@ class Store:
         self.path = Path(folder) / FILE_NAME
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         try:
-            self._db = sqlite3.connect(self.path, timeout=10.0, isolation_level=None)
+            self._db = sqlite3.connect(self.path, timeout=WAIT_MS / 1000, isolation_level=None)
         except sqlite3.Error as error:
             raise ConfigError(f"run record {self.path} cannot be opened: {error}") from None
         try:
@@ -296,6 +307,16 @@ class Store:
             self._costs.clear()
         with suppress(sqlite3.OperationalError):  # a reader may hold the tail of the log back: later then
             self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+
+    def _fold(self, *pragmas: str) -> None:
+        """Bring the log into the file; a reader may hold its tail back, and then it is left for later."""
+        self._db.execute(f"PRAGMA busy_timeout = {FOLD_MS}")
+        try:
+            with suppress(sqlite3.OperationalError):
+                for pragma in pragmas:
+                    self._db.execute(pragma).fetchone()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
 
     def truncate(self, after_seq: int) -> None:
         """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.

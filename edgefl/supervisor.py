@@ -221,7 +221,7 @@ class _Supervisor:
         for info in self._clients:
             self._spawn(control.CLIENT, info.client, 0)
 
-    def _spawn(self, role: str, peer: int, epoch: int) -> None:
+    def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
         assert self._scale is not None
         self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._scale.value))
 
@@ -291,4 +291,3 @@ class _Supervisor:
             self._buffer.close()
         for fd in self._wakeup:
             os.close(fd)
-

@@ -28,6 +28,8 @@ import msgspec
 from edgefl.errors import WireError
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_COUNT = 10**12
+"""Most examples, steps or right answers that a message may declare."""
 
 T = TypeVar("T")
 
@@ -146,6 +148,8 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     message = _decode(_from_client, header)
     if isinstance(message, Done):
         _check_done(message)
+    elif isinstance(message, Assessed):
+        _check_assessed(message)
     return message
 
 
@@ -164,16 +168,29 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> 
 
 
 def _check_done(done: Done) -> None:
-    """Figures that would poison the record: negative counts, times that are not numbers."""
-    if done.examples < 0 or done.steps < 0 or not 0 <= done.checksum < 2**64:
-        raise WireError(f"update of task {done.task} declares impossible counts")
-    times = (
+    """Figures that would poison the record, or that it cannot hold: it is a database of 64-bit numbers."""
+    if not (0 <= done.examples <= MAX_COUNT and 0 <= done.steps <= MAX_COUNT):
+        raise WireError(
+            f"update of task {done.task} declares {done.examples} examples and {done.steps} steps, "
+            f"from 0 to {MAX_COUNT} are allowed"
+        )
+    if not 0 <= done.checksum < 2**64:
+        raise WireError(f"update of task {done.task} declares checksum {done.checksum}")
+    figures = (
         done.flops, done.lateness_s, done.trip.declared_s, done.trip.achieved_s, done.cpu_s, done.peak_mib,
         done.down.declared_s, done.down.achieved_s, done.compute.declared_s,
         done.compute.achieved_s, done.up.declared_s, done.up.achieved_s,
     )  # fmt: skip
-    if not all(map(math.isfinite, times)):
-        raise WireError(f"update of task {done.task} declares times that are not finite")
+    if not all(0.0 <= figure < math.inf for figure in figures) or math.isinf(done.loss):
+        raise WireError(f"update of task {done.task} declares times or costs that are negative or not finite")
+
+
+def _check_assessed(answer: Assessed) -> None:
+    pairs = zip(answer.correct, answer.total, strict=False)
+    if len(answer.correct) != len(answer.total) or not all(
+        0 <= correct <= total <= MAX_COUNT for correct, total in pairs
+    ):
+        raise WireError(f"the assessment of version {answer.version} has impossible counts")
 
 
 def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:

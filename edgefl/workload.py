@@ -41,23 +41,27 @@ class Workload:
         self._clients = clients
         strategy = resolve(experiment.strategy, [base])
         self.upload = strategy.upload
-        self.data = load_data(experiment.data, seed)
+        self.data = load_data(experiment.data, seed, [base])
         self._rows = partition(
             experiment.data, self.data.train_y, [info.profile for info in clients], self.data.classes, seed
         )
         module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
-        self.flops_per_example = flops_per_example(module, self.data.input_shape)
+        dtype = self.data.train_x[:1].dtype
+        self.flops_per_example = flops_per_example(module, self.data.input_shape, dtype)
         self.flat = FlatModel(module)
         self._trainer = Trainer(self.flat)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
-        most = experiment.evaluation.max_examples
-        self._test_x, self._test_y = self.data.test_x[:most], self.data.test_y[:most]
+        self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
     # ---- what a client asks --------------------------------------------------------------------
 
     def device(self, client: int) -> Device:
         """The device that this client emulates."""
         return device_of(self.experiment.seed, client, self._clients[client].profile)
+
+    def examples(self, client: int) -> int:
+        """How many examples this client holds: FedAvg's n_k."""
+        return len(self._rows[client])
 
     def plan(self, client: int, trip: int) -> TripPlan:
         """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
@@ -78,7 +82,7 @@ class Workload:
 
     def evaluate(self) -> EvalResult:
         """Test the model in `flat`."""
-        return evaluate(self.flat, self._test_x, self._test_y, self.data.classes)
+        return evaluate(self.flat, self.data.test_x, self._test_y, self.data.classes)
 
     # ---- what the supervisor asks --------------------------------------------------------------
 

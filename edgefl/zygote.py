@@ -26,7 +26,7 @@ from edgefl.workload import Workload
 OUT_OF_MEMORY_EXIT = 77
 BROKEN_EXIT = 70
 
-Key = tuple[str, int, int]
+Key = tuple[control.Role, int, int]
 
 
 class Zygote:

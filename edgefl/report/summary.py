@@ -85,6 +85,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
             "up": int(trips["up_bytes"][trips["up_bytes"] > 0].sum()),
         },
         "memory": _memory(record),
+        "server_trip_us": rounded(meta.server_trip_us) if meta.server_trip_us is not None else None,
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},
     }
     summary.update(extra or {})

@@ -25,7 +25,9 @@ class WireServer:
     def accept(self, chunk: Chunk, body: Frame) -> None:
         buffer = self._buffer
         if not 0 <= chunk.slot < buffer.shape.slots or buffer.task[chunk.slot] != chunk.task:
-            raise WireError(f"a part of an update for slot {chunk.slot}, which task {chunk.task} does not hold")
+            raise WireError(
+                f"a part of an update for slot {chunk.slot}, which task {chunk.task} does not hold"
+            )
         if buffer.state[chunk.slot] != SlotState.LEASED:
             raise WireError(f"a part of an update for slot {chunk.slot}, which is already complete")
         count, odd = divmod(len(body), 4)

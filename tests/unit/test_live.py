@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -95,6 +96,7 @@ def progress(
     idle, training, absent, trips = (sum(row[i] for row in by_profile.values()) for i in range(4))
     return control.Progress(
         emulated_s=emulated_s,
+        wall_s=emulated_s,
         version=version,
         trips=trips,
         idle=idle,
@@ -107,6 +109,7 @@ def progress(
         fidelity_median=fidelity[0] if fidelity else None,
         fidelity_p95=fidelity[1] if fidelity else None,
         dropped=dropped,
+        incidents=0,
         by_profile=by_profile,
         phase=phase,
     )
@@ -179,7 +182,7 @@ def test_wall_time_is_emulated_time_stretched() -> None:
     trial = experiment(stop=Stop(wall_s=120))
     course = Course(trial, Ticks())
     course.describe(clients_of(trial), prepared(), choose_time_scale([Demand(1.0, 1.0)], cores=4, scale=3.0))
-    course.update(progress(trial, emulated_s=20.0))
+    course.update(msgspec.structs.replace(progress(trial, emulated_s=20.0), wall_s=60.0))
     text = "\n".join(drawn(course))
     assert "wall 1 min 00 s of 2 min 00 s" in text
     assert "emulated  20.0 s" in text

@@ -1,0 +1,58 @@
+"""Stopping and carrying on: a checkpoint of the run's state, and the state from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl import checkpoint
+from edgefl.aggregator import Aggregator
+from edgefl.checkpoint import Checkpoint, Layout
+from edgefl.clock import WallClock
+from edgefl.core import Core
+from edgefl.errors import ConfigError
+from edgefl.executor import Executor
+from edgefl.store import Store
+
+FOLDER = "checkpoints"
+
+
+def save(folder: Path, executor: Executor, clock: WallClock, layout: Layout, *, final: bool = False) -> None:
+    """Write a checkpoint of this instant: record first, so that the journal reaches as far as the numbers."""
+    executor.record_open(running=final)
+    store, core, aggregator = executor.store, executor.core, executor.aggregator
+    store.commit()
+    buffer = aggregator.buffer
+    entry = buffer.latest[1]
+    checkpoint.write(
+        folder / FOLDER,
+        Checkpoint(
+            version=core.version,
+            journal_seq=store.seq,
+            emulated_s=clock.now_s(),
+            wall_s=clock.wall_s(),
+            model=buffer.model(entry),
+            vectors=buffer.vectors(entry),
+            held={held.task: buffer.slot(aggregator.leases[held.task].slot) for held in core.held},
+        ),
+        layout,
+        final=final,
+    )
+
+
+def restore(folder: Path, core: Core, aggregator: Aggregator, store: Store) -> Checkpoint:
+    """Rewind the record to the last checkpoint, replay it through a fresh ``core``, and refill the buffer."""
+    last = checkpoint.latest(folder / FOLDER)
+    store.truncate(last.journal_seq)
+    for _, event in store.replay():
+        core.handle(event)
+    buffer = aggregator.buffer
+    if core.version != last.version or last.model.size != buffer.shape.size:
+        raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
+    buffer.model(0)[:] = last.model
+    for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):
+        vector[:] = saved
+    buffer.publish(last.version, 0)
+    for held in core.held:
+        update = last.held[held.task]
+        aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)
+    return last

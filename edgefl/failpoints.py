@@ -1,0 +1,51 @@
+"""Named places where a test can make a client fail, as real ones do, in a real run.
+
+``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` makes client 3 die during its first trip and client 1 send NaN on its
+third. Off unless the variable is set, and read once, so that a run does not pay for them.
+
+| name      | the client                                                              |
+|-----------|-------------------------------------------------------------------------|
+| `die`     | is killed when its training is done, with its update half uploaded      |
+| `hang`    | stops for good, as a frozen device does                                 |
+| `rubbish` | sends bytes that are no message                                         |
+| `nan`     | sends an update with a NaN in it                                        |
+| `alter`   | changes its update after it said what its checksum is                   |
+| `stale`   | says that it trained another version than it was given                  |
+| `memory`  | allocates more than its device has                                      |
+| `leave`   | gives the task back                                                     |
+"""
+
+from __future__ import annotations
+
+import os
+
+from edgefl.errors import ConfigError
+
+NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave")
+
+
+def parse(text: str) -> frozenset[tuple[str, int, int]]:
+    """The failpoints in ``text``: name, client, trip.
+
+    >>> sorted(parse("die:3:0,nan:1:2"))
+    [('die', 3, 0), ('nan', 1, 2)]
+    """
+    points = set()
+    for part in filter(None, text.split(",")):
+        name, _, place = part.partition(":")
+        client, _, trip = place.partition(":")
+        if name not in NAMES or not client.isdigit() or not trip.isdigit():
+            allowed = ", ".join(NAMES)
+            raise ConfigError(
+                f"EDGEFL_FAILPOINTS: {part!r}; allowed: NAME:CLIENT:TRIP with NAME of {allowed}"
+            )
+        points.add((name, int(client), int(trip)))
+    return frozenset(points)
+
+
+_points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
+
+
+def hit(name: str, client: int, trip: int) -> bool:
+    """Whether this client is to fail in this way on this trip."""
+    return bool(_points) and (name, client, trip) in _points

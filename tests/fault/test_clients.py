@@ -1,0 +1,89 @@
+"""Clients that fail in every way there is, in real runs: counted, replaced, and nobody else is hurt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgefl import Fleet, Stop
+from edgefl.record import Record
+from tests.process.runs import Command, experiment, summary
+
+DEATHS = {"die": "death", "hang": "hang", "rubbish": "malformed", "memory": "oom"}
+
+
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+@pytest.mark.parametrize("failure", DEATHS)
+def test_a_client_that_fails_is_replaced(failure: str, transport: str, tmp_path: Path) -> None:
+    if failure == "memory" and not sys.platform.startswith("linux"):
+        pytest.skip("memory limits are enforced by RLIMIT_DATA, which only Linux has")
+    folder = tmp_path / "run"
+    # A cohort of everyone: the run can only end if the lost client comes back and delivers.
+    wanted = experiment(strategy={"name": "fedavg", "cohort": 6}, stop=Stop(versions=4))
+    environment = {"EDGEFL_FAILPOINTS": f"{failure}:2:1"}
+    code, _, err = Command.run(wanted, folder, environment=environment).finish()
+    assert code == 0, err
+    record = Record(folder)
+    incidents = [(row.client, row.kind) for row in record.incidents]
+    assert (2, DEATHS[failure]) in incidents
+    assert {client for client, _ in incidents} == {2}
+    figures = summary(folder)
+    assert figures["versions"] == 4
+    assert figures["trips"]["lost"] == 1
+    assert figures["trips"]["applied"] == 24
+    assert figures["integrity"]["checksum_mismatches"] == 0
+
+
+def test_a_dropped_device_stays_away(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", on_death="drop")
+    wanted = experiment(fleet=fleet, stop=Stop(versions=8))
+    code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "die:2:0"}).finish()
+    assert code == 0, err
+    trips = Record(folder).trips
+    assert (trips["client"] == 2).sum() == 1
+    assert summary(folder)["trips"]["lost"] == 1
+
+
+def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fleet = Fleet(devices={"pixel-4": 2}, network="fios", on_death="drop")
+    wanted = experiment(fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2})
+    environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
+    code, _, err = Command.run(wanted, folder, environment=environment).finish()
+    assert code == 1
+    assert "no client is training" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+@pytest.mark.parametrize(("failure", "kind"), [("nan", "non-finite"), ("alter", "checksum")])
+def test_a_bad_update_never_reaches_the_model(
+    failure: str, kind: str, transport: str, tmp_path: Path
+) -> None:
+    from edgefl import Server
+
+    folder = tmp_path / "run"
+    wanted = experiment(server=Server(transport=transport))
+    code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}).finish()
+    assert code == 0, err
+    figures, record = summary(folder), Record(folder)
+    assert figures["dropped_updates"] == 1
+    assert [(row.client, row.kind) for row in record.incidents] == [(1, kind)]
+    assert figures["versions"] == 12
+    assert all(row.loss < 10 for row in record.evaluations)
+
+
+@pytest.mark.parametrize(("failure", "kind"), [("stale", "version"), ("leave", "failed")])
+def test_a_task_that_fails_is_given_again(failure: str, kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, _, err = Command.run(
+        experiment(), folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}
+    ).finish()
+    assert code == 0, err
+    record = Record(folder)
+    assert [(row.client, row.kind) for row in record.incidents] == [(1, kind)]
+    assert summary(folder)["trips"]["lost"] == 1
+    assert summary(folder)["versions"] == 12

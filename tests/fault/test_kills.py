@@ -1,0 +1,70 @@
+"""kill -9 of each process of a run: one clear line, nothing left, and the run can be resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgefl import Checkpoint, Experiment, Stop
+from tests.process.runs import Command, experiment, summary, versions_of, wait_for_versions
+
+
+def long_run() -> Experiment:
+    return experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=0.2))
+
+
+@pytest.mark.parametrize("victim", ["edgefl-server", "edgefl-zygote"])
+def test_a_killed_process_ends_the_run_with_one_line(victim: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(long_run(), folder)
+    wait_for_versions(folder, 3, command)
+    command.child(victim).kill()
+    code, _, err = command.finish()
+    assert code == 1
+    assert f"edgefl resume {folder}" in err
+    assert "Traceback" not in err
+    check_resumes(folder)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["supervisor", "group"])
+def test_a_killed_supervisor_leaves_nothing(whole_group: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(long_run(), folder)
+    wait_for_versions(folder, 3, command)
+    family = command.family()
+    assert len(family) >= 9  # zygote, server, evaluator, six clients
+    if whole_group:
+        command.kill_group()
+    else:
+        command.process.kill()
+    command.finish()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    check_resumes(folder)
+
+
+def test_two_interrupts_end_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(long_run(), folder)
+    wait_for_versions(folder, 3, command)
+    command.interrupt()
+    command.interrupt()
+    code, _, err = command.finish()
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def check_resumes(folder: Path) -> None:
+    """The run goes on from its last checkpoint, and every update counts once."""
+    more = versions_of(folder) + 5
+    again = Command("resume", str(folder))
+    wait_for_versions(folder, more, again)
+    again.interrupt()
+    code, _, err = again.finish()
+    assert code == 130, err
+    figures = summary(folder)
+    assert figures["versions"] >= more
+    assert figures["trips"]["applied"] == 3 * figures["versions"]
+    assert figures["integrity"]["checksum_mismatches"] == 0

@@ -1,0 +1,112 @@
+"""Small real runs for the process tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgefl import (
+    Clock,
+    ConfigError,
+    Data,
+    Evaluation,
+    Experiment,
+    Fleet,
+    Model,
+    Server,
+    Stop,
+    Training,
+    config,
+)
+from edgefl.record import Record
+
+MINUTE_S = 60.0
+
+
+def experiment(**changes: Any) -> Experiment:
+    """Six fast phones on a fast network, a tiny model, a dozen versions."""
+    given: dict[str, Any] = {
+        "fleet": Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios"),
+        "data": Data(name="digits"),
+        "model": Model(args={"hidden": [16]}),
+        "training": Training(steps=3),
+        "strategy": {"name": "fedbuff", "buffer_size": 3},
+        "clock": Clock(kind="wall"),
+        "server": Server(heartbeat_s=2.0),
+        "evaluation": Evaluation(every_versions=5),
+        "stop": Stop(versions=12),
+    }
+    return Experiment(**{**given, **changes})
+
+
+class Command:
+    """``edgefl`` as a user starts it: a process in a group of its own."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgefl", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    @classmethod
+    def run(cls, wanted: Experiment, folder: Path, *, environment: dict[str, str] | None = None) -> Command:
+        file = folder.parent / f"{folder.name}.toml"
+        file.write_text(config.dump(wanted))
+        return cls("run", str(file), "--out", str(folder), environment=environment)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for the end: exit code, stdout, stderr."""
+        out, err = self.process.communicate(timeout=MINUTE_S)
+        return self.process.returncode, out, err
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the terminal tells the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill_group(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, name: str) -> psutil.Process:
+        """The process of the run with this name, such as ``edgefl-server``."""
+        return next(process for process in self.family() if process.name().startswith(name))
+
+
+def wait_for_versions(folder: Path, versions: int, command: Command) -> None:
+    """Until the record on disk has so many versions. The record is the event: it is polled, with a bound."""
+    for _ in range(int(MINUTE_S / 0.05)):
+        if versions_of(folder) >= versions:
+            return
+        try:
+            command.process.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"the run ended before version {versions}: {command.finish()}")
+    raise AssertionError(f"no version {versions} within {MINUTE_S:g} s")
+
+
+def versions_of(folder: Path) -> int:
+    """Versions on record; none while there is no record that can be read."""
+    try:
+        with Record(folder) as record:
+            return len(record.versions["version"])
+    except ConfigError:
+        return 0
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
