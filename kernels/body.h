@@ -110,53 +110,6 @@ EF_DTYPE(EF_I8)
 #undef EF_COUNTS
 #undef EF_COUNT
 
-EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
-                               int64_t n, double *norms, int stream)
-{
-    typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *);
-    static const group of_dtype[] = {EF(group_EF_F32), EF(group_EF_F16), EF(group_EF_BF16), EF(group_EF_I8)};
-    float scratch[EF_TILE] __attribute__((aligned(64)));
-    const float *src = base ? base + at : NULL;
-    if (!src) {
-        memset(scratch, 0, (size_t)n * 4);
-        src = scratch;
-    }
-    if (!count) memmove(out + at, src, (size_t)n * 4);
-    for (int64_t j = 0; j < count;) {
-        int64_t same = j, size;
-        while (same < count && u[same].dtype == u[j].dtype) same++;
-        /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
-        size = (same - j + EF_GROUP - 1) / EF_GROUP;
-        size = (same - j + size - 1) / size;
-        const int last = j + size == count;
-        float *dst = last ? out + at : scratch;
-        of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j);
-        src = dst;
-        j += size;
-    }
-}
-
-EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n)
-{
-    const int dtype = u->dtype;
-    const char *p = (const char *)u->data + at * ef_size(dtype);
-    EF(N) norm = EF(nzero)();
-#define EF_NORM(name)                                                                                        \
-    for (int64_t i = 0; i < n; i += EF_W) {                                                                  \
-        EF(V) x = n - i < EF_W ? EF(load_part)(name, p, i, n - i) : EF(load)(name, p, i);                    \
-        if (name == EF_I8) x = EF(vmul)(EF(vset)(u->scales[(at + i) / EF_SCALE_BLOCK]), x);                  \
-        norm = EF(nadd)(norm, x);                                                                            \
-    }
-    switch (dtype) {
-    case EF_F16: EF_NORM(EF_F16) break;
-    case EF_BF16: EF_NORM(EF_BF16) break;
-    case EF_I8: EF_NORM(EF_I8) break;
-    default: EF_NORM(EF_F32)
-    }
-#undef EF_NORM
-    return EF(fold)(norm);
-}
-
 /* Even and odd 32-bit words of every 64-bit lane; `later` sums the running sums, so that the position
  * weights need no multiplication: sum_j j*w_j = rounds*sum - later. */
 EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2])
@@ -186,6 +139,57 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
     }
     s[0] += s1;
     s[1] += s2;
+}
+
+EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
+                               int64_t n, double *norms, uint64_t *sums, int stream)
+{
+    typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *);
+    static const group of_dtype[] = {EF(group_EF_F32), EF(group_EF_F16), EF(group_EF_BF16), EF(group_EF_I8)};
+    float scratch[EF_TILE] __attribute__((aligned(64)));
+    const float *src = base ? base + at : NULL;
+    if (!src) {
+        memset(scratch, 0, (size_t)n * 4);
+        src = scratch;
+    }
+    if (!count) memmove(out + at, src, (size_t)n * 4);
+    for (int64_t j = 0; j < count;) {
+        int64_t same = j, size;
+        while (same < count && u[same].dtype == u[j].dtype) same++;
+        /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
+        size = (same - j + EF_GROUP - 1) / EF_GROUP;
+        size = (same - j + size - 1) / size;
+        const int last = j + size == count;
+        float *dst = last ? out + at : scratch;
+        of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j);
+        /* While this group's part is still in the cache. */
+        for (int64_t g = j; sums && g < j + size; g++)
+            EF(words)((const unsigned char *)u[g].data + at * ef_size(u[g].dtype), n * ef_size(u[g].dtype) / 4,
+                      sums + 2 * g);
+        src = dst;
+        j += size;
+    }
+}
+
+EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n)
+{
+    const int dtype = u->dtype;
+    const char *p = (const char *)u->data + at * ef_size(dtype);
+    EF(N) norm = EF(nzero)();
+#define EF_NORM(name)                                                                                        \
+    for (int64_t i = 0; i < n; i += EF_W) {                                                                  \
+        EF(V) x = n - i < EF_W ? EF(load_part)(name, p, i, n - i) : EF(load)(name, p, i);                    \
+        if (name == EF_I8) x = EF(vmul)(EF(vset)(u->scales[(at + i) / EF_SCALE_BLOCK]), x);                  \
+        norm = EF(nadd)(norm, x);                                                                            \
+    }
+    switch (dtype) {
+    case EF_F16: EF_NORM(EF_F16) break;
+    case EF_BF16: EF_NORM(EF_BF16) break;
+    case EF_I8: EF_NORM(EF_I8) break;
+    default: EF_NORM(EF_F32)
+    }
+#undef EF_NORM
+    return EF(fold)(norm);
 }
 
 /* Nothing but reading: the bandwidth limit that the others are measured against. Four streams at once,

@@ -97,6 +97,22 @@ static inline void fp_leave(fp_state s)
 #endif
 }
 
+/* The checksum from the sums of all whole words: the last bytes, the length, and one value of the two sums.
+ *
+ * Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and A/2 is
+ * odd, so neither is a swap of two words less than 2^31 apart. The rest is a bijection. */
+static uint64_t folded(const uint64_t s[2], const unsigned char *p, int64_t bytes)
+{
+    const int64_t words = bytes / 4;
+    uint32_t last = 0;
+    if (bytes % 4) memcpy(&last, p + 4 * words, (size_t)(bytes % 4));
+    uint64_t h = s[0] + last + 0x9e3779b97f4a7c16u * (s[1] + (uint64_t)(words + 1) * last);
+    h += 0xd1b54a32d192ed03u * ((uint64_t)bytes + 1);
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+    return h ^ h >> 31;
+}
+
 /* ---- weighted sum ---- */
 
 typedef struct {
@@ -106,6 +122,7 @@ typedef struct {
     const ef_update *u;
     int64_t count, n;
     double *partial; /* tiles x count */
+    uint64_t *sums;  /* tiles x count x 2, or NULL */
     int stream;
 } sum_job;
 
@@ -115,7 +132,9 @@ static void sum_grain(void *context, int64_t grain)
     const fp_state fp = fp_enter();
     for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
         const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
-        job->isa->tile(job->out, job->base, job->u, job->count, at, n, job->partial + t * job->count, job->stream);
+        double *norms = job->partial + t * job->count;
+        uint64_t *sums = job->sums ? job->sums + t * job->count * 2 : NULL;
+        job->isa->tile(job->out, job->base, job->u, job->count, at, n, norms, sums, job->stream);
     }
     fp_leave(fp);
 #if defined(__x86_64__)
@@ -127,21 +146,36 @@ static void sum_grain(void *context, int64_t grain)
 #define STREAM_BYTES (1 << 20)
 
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
-                    double *norms, int threads)
+                    double *norms, uint64_t *checksums, int threads)
 {
     const int64_t tiles = (n + EF_TILE - 1) / EF_TILE, grains = (tiles + EF_GRAIN - 1) / EF_GRAIN;
-    double few[512];
-    sum_job job = {ef_isa_now(), out, base, u, count, n, few, 0};
+    double few[128];
+    uint64_t few_sums[256];
+    sum_job job = {ef_isa_now(), out, base, u, count, n, few, checksums ? few_sums : NULL, 0};
+    void *many = NULL;
     if (tiles * count > (int64_t)(sizeof few / sizeof *few)) {
-        job.partial = malloc((size_t)(tiles * count) * sizeof(double));
-        if (!job.partial) return -1;
+        many = malloc((size_t)(tiles * count) * (sizeof *job.partial + 2 * sizeof *job.sums));
+        if (!many) return -1;
+        job.partial = many;
+        if (checksums) job.sums = (uint64_t *)(job.partial + tiles * count);
     }
+    if (checksums) memset(job.sums, 0, (size_t)(tiles * count) * 2 * sizeof *job.sums);
     job.stream = n * 4 >= STREAM_BYTES && (uintptr_t)out % 64 == 0 && out != base;
     ef_pool_run(sum_grain, &job, grains, threads);
-    for (int64_t j = 0; j < count; j++) norms[j] = 0;
-    for (int64_t t = 0; t < tiles; t++)
-        for (int64_t j = 0; j < count; j++) norms[j] += job.partial[t * count + j];
-    if (job.partial != few) free(job.partial);
+    for (int64_t j = 0; j < count; j++) {
+        const int64_t bytes = n * ef_size(u[j].dtype), tile_words = EF_TILE / 4 * ef_size(u[j].dtype);
+        uint64_t s[2] = {0, 0};
+        norms[j] = 0;
+        for (int64_t t = 0; t < tiles; t++) {
+            norms[j] += job.partial[t * count + j];
+            if (!checksums) continue;
+            const uint64_t *part = job.sums + 2 * (t * count + j);
+            s[0] += part[0];
+            s[1] += part[1] + (uint64_t)(t * tile_words) * part[0];
+        }
+        if (checksums) checksums[j] = folded(s, u[j].data, bytes);
+    }
+    free(many);
     return 0;
 }
 
@@ -206,18 +240,7 @@ uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads)
 {
     checksum_job job = {ef_isa_now(), p, bytes / 4, {0, 0}};
     ef_pool_run(checksum_piece, &job, (job.words + PIECE_WORDS - 1) / PIECE_WORDS, threads);
-    if (bytes % 4) {
-        uint32_t w = 0;
-        memcpy(&w, p + 4 * job.words, (size_t)(bytes % 4));
-        job.s[0] += w;
-        job.s[1] += (uint64_t)(job.words + 1) * w;
-    }
-    /* Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and
-     * A/2 is odd, so neither is a swap of two words less than 2^31 apart. The rest is a bijection. */
-    uint64_t h = job.s[0] + 0x9e3779b97f4a7c16u * job.s[1] + 0xd1b54a32d192ed03u * ((uint64_t)bytes + 1);
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-    return h ^ h >> 31;
+    return folded(job.s, p, bytes);
 }
 
 /* ---- the limits: read, copy ---- */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 1
+#define EF_ABI 2
 
 #define EF_TILE 16384      /* elements whose running sum stays in the L2 cache; the norms' block */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
@@ -27,9 +27,10 @@ typedef struct {
 /* One instruction set's functions. Offsets and counts are in elements (checksum: 32-bit words). */
 typedef struct {
     const char *name;
-    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i]; norms[j] = the block's squared norm. */
+    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i]; norms[j] = the block's squared norm; unless sums is
+     * NULL, sums[2j], sums[2j + 1] += the block's words' two sums (see below). */
     void (*tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
-                 double *norms, int stream);
+                 double *norms, uint64_t *sums, int stream);
     double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
     /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i, both modulo 2^64, i counted from 0. */
     void (*words)(const unsigned char *p, int64_t n, uint64_t s[2]);
@@ -40,8 +41,9 @@ typedef struct {
 extern const ef_isa *ef_isa_now(void);
 int ef_isa_set(const char *name); /* 0: not there */
 const char *ef_isa_name(int i);   /* i-th usable one, fastest first; NULL after the last */
+/* checksums may be NULL. -1: no memory. */
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
-                    double *norms, int threads); /* -1: no memory */
+                    double *norms, uint64_t *checksums, int threads);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);

@@ -2,45 +2,11 @@
  *
  * Functions that take arrays answer None when an argument is not what they need, without saying which:
  * edgefl/kernels/arguments.py is the one place that checks by name and words the errors. */
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <string.h>
-
-#include "edgefl_kernels.h"
+#include "binding.h"
 
 #ifndef EF_SOURCES
 #define EF_SOURCES "unknown"
 #endif
-
-#define GIL_BYTES (1 << 18)    /* work smaller than this is over before another thread could start */
-#define THREAD_BYTES (1 << 20) /* least work for a thread, against some 10 us to wake it */
-
-static int share(int64_t bytes, long threads)
-{
-    const int64_t useful = bytes / THREAD_BYTES;
-    return threads < 1 || useful < 1 ? 1 : useful < threads ? (int)useful : (int)threads;
-}
-
-/* A flat C-contiguous buffer; on failure no error is left set and view->obj is NULL. */
-static int flat(PyObject *o, Py_buffer *view, int writable)
-{
-    const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(o, view, flags)) {
-        PyErr_Clear();
-        memset(view, 0, sizeof *view);
-        return 0;
-    }
-    return view->ndim == 1;
-}
-
-/* Arrays off their natural alignment are given as "=f", and so are some other native ones. */
-static int is_format(const Py_buffer *view, char code, Py_ssize_t itemsize)
-{
-    const char *format = view->format ? view->format : "B";
-    if (*format == '=' || *format == '<' || *format == '@') format++;
-    return format[0] == code && !format[1] && view->itemsize == itemsize;
-}
 
 static int dtype_of(const Py_buffer *view)
 {
@@ -49,18 +15,6 @@ static int dtype_of(const Py_buffer *view)
     if (is_format(view, 'H', 2)) return EF_BF16;
     if (is_format(view, 'b', 1)) return EF_I8;
     return -1;
-}
-
-static int overlap(const Py_buffer *a, const Py_buffer *b)
-{
-    const char *p = a->buf, *q = b->buf;
-    return a->len && b->len && p < q + b->len && q < p + a->len;
-}
-
-static void release(Py_buffer *views, Py_ssize_t count)
-{
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (views[i].obj) PyBuffer_Release(&views[i]);
 }
 
 /* A tuple (new reference) of any iterable, or NULL with no error set. */
@@ -97,9 +51,9 @@ static int update_of(PyObject *o, PyObject *scale, int64_t n, ef_update *u, Py_b
 }
 
 #define SMALL 16
-enum { OUT, BASE, NORMS, FIRST };
+enum { OUT, BASE, NORMS, SUMS, FIRST };
 
-/* weighted_sum(out, base, updates, weights, scales, norms, threads) -> True, or None: see above */
+/* weighted_sum(out, base, updates, weights, scales, norms, checksums, threads) -> True, or None: see above */
 static PyObject *weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer few_views[FIRST + 2 * SMALL] = {{0}}, *views = few_views;
@@ -110,8 +64,8 @@ static PyObject *weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t 
     int ok = 0, failed = 0;
     long threads;
     (void)self;
-    if (nargs != 7) return PyErr_Format(PyExc_TypeError, "weighted_sum takes 7 arguments (got %zd)", nargs);
-    threads = PyLong_AsLong(args[6]);
+    if (nargs != 8) return PyErr_Format(PyExc_TypeError, "weighted_sum takes 8 arguments (got %zd)", nargs);
+    threads = PyLong_AsLong(args[7]);
     if (threads == -1 && PyErr_Occurred()) return NULL;
     if (!(updates = items_of(args[2])) || !(weights = items_of(args[3]))) goto done;
     count = PyTuple_Size(updates);
@@ -129,6 +83,10 @@ static PyObject *weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (!flat(args[0], &views[OUT], 1) || !is_format(&views[OUT], 'f', 4)) goto done;
     if (!flat(args[5], &views[NORMS], 1) || !is_format(&views[NORMS], 'd', 8)) goto done;
     if (views[NORMS].len != count * 8) goto done;
+    if (args[6] != Py_None) {
+        if (!flat(args[6], &views[SUMS], 1) || !is_uint64(&views[SUMS])) goto done;
+        if (views[SUMS].len != count * 8) goto done;
+    }
     n = views[OUT].len / 4;
     if (args[1] != Py_None) {
         if (!flat(args[1], &views[BASE], 0) || !is_format(&views[BASE], 'f', 4)) goto done;
@@ -148,11 +106,12 @@ static PyObject *weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t 
     }
     ok = 1;
     if (bytes < GIL_BYTES) {
-        failed = ef_weighted_sum(views[OUT].buf, views[BASE].buf, u, count, n, views[NORMS].buf, 1);
+        failed = ef_weighted_sum(views[OUT].buf, views[BASE].buf, u, count, n, views[NORMS].buf,
+                                 views[SUMS].buf, 1);
     } else {
         Py_BEGIN_ALLOW_THREADS
         failed = ef_weighted_sum(views[OUT].buf, views[BASE].buf, u, count, n, views[NORMS].buf,
-                                 share(bytes, threads));
+                                 views[SUMS].buf, share(bytes, threads));
         Py_END_ALLOW_THREADS
     }
     if (failed) PyErr_NoMemory();
@@ -218,8 +177,6 @@ static PyObject *checksum(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);
 }
 
-static int is_int64(const Py_buffer *view) { return is_format(view, 'l', 8) || is_format(view, 'q', 8); }
-
 /* observe(mode, width, decay, count, state, ids, values, means) -> True, or None; with ids an int and values
  * a float: the mean. All ids and values are checked before the first is applied. */
 static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
@@ -265,114 +222,19 @@ done:
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-/* ---- for benchmarks and tests ---- */
-
-/* read(buffers, threads): read every byte of buffers of one length; returns their exclusive or. */
-static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    Py_buffer views[64] = {{0}};
-    const unsigned char *p[64];
-    PyObject *buffers;
-    Py_ssize_t count;
-    uint64_t x = 0;
-    int ok = 1;
-    (void)self;
-    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "read takes 2 arguments (got %zd)", nargs);
-    const long threads = PyLong_AsLong(args[1]);
-    if ((threads == -1 && PyErr_Occurred()) || !(buffers = PySequence_Tuple(args[0]))) return NULL;
-    count = PyTuple_Size(buffers);
-    ok = count <= 64;
-    for (Py_ssize_t i = 0; ok && i < count; i++) {
-        ok = flat(PyTuple_GetItem(buffers, i), &views[i], 0) && views[i].len == views[0].len;
-        p[i] = views[i].buf;
-    }
-    if (ok) {
-        Py_BEGIN_ALLOW_THREADS
-        x = ef_read(p, count, views[0].len, share(views[0].len * count, threads));
-        Py_END_ALLOW_THREADS
-    }
-    release(views, 64);
-    Py_DECREF(buffers);
-    if (!ok) return PyErr_Format(PyExc_ValueError, "read needs at most 64 flat buffers of one length");
-    return PyLong_FromUnsignedLongLong(x);
-}
-
-/* copy(to, from, threads) */
-static PyObject *copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    Py_buffer views[2] = {{0}};
-    int ok;
-    (void)self;
-    if (nargs != 3) return PyErr_Format(PyExc_TypeError, "copy takes 3 arguments (got %zd)", nargs);
-    const long threads = PyLong_AsLong(args[2]);
-    if (threads == -1 && PyErr_Occurred()) return NULL;
-    ok = flat(args[0], &views[0], 1) && flat(args[1], &views[1], 0);
-    ok = ok && views[0].len == views[1].len && !overlap(&views[0], &views[1]);
-    if (ok) {
-        Py_BEGIN_ALLOW_THREADS
-        ef_copy(views[0].buf, views[1].buf, views[0].len, share(2 * views[0].len, threads));
-        Py_END_ALLOW_THREADS
-    }
-    release(views, 2);
-    return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "copy needs two flat buffers of one length");
-}
-
-static PyObject *isas(PyObject *self, PyObject *unused)
-{
-    PyObject *names = PyList_New(0);
-    (void)self, (void)unused;
-    for (int i = 0; names && ef_isa_name(i); i++) {
-        PyObject *name = PyUnicode_FromString(ef_isa_name(i));
-        if (!name || PyList_Append(names, name)) Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
-    return names;
-}
-
-static PyObject *isa(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return PyUnicode_FromString(ef_isa_now()->name);
-}
-
-static PyObject *set_isa(PyObject *self, PyObject *name)
-{
-    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
-    (void)self;
-    if (!text) return NULL;
-    if (!ef_isa_set(text))
-        return PyErr_Format(PyExc_ValueError, "instruction set '%s' is not there on this machine", text);
-    return Py_NewRef(Py_None);
-}
-
-static PyObject *pool_size(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return PyLong_FromLong(ef_pool_size());
-}
-
-static PyObject *close_pool(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    ef_pool_close();
-    Py_END_ALLOW_THREADS
-    return Py_NewRef(Py_None);
-}
-
 #define FAST(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL
 static PyMethodDef methods[] = {
-    {"weighted_sum", FAST(weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, threads)"},
+    {"weighted_sum", FAST(weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, checksums, threads)"},
     {"sq_norm", FAST(sq_norm), "sq_norm(update, scale, threads)"},
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
-    {"read", FAST(read_all), "read(buffers, threads)"},
-    {"copy", FAST(copy), "copy(to, from, threads)"},
-    {"isas", isas, METH_NOARGS, "Usable instruction sets, fastest first."},
-    {"isa", isa, METH_NOARGS, "The instruction set in use."},
-    {"set_isa", set_isa, METH_O, "Use this instruction set."},
-    {"pool_size", pool_size, METH_NOARGS, "How many threads of its own the pool has now."},
-    {"close_pool", close_pool, METH_NOARGS, "End and join the pool's threads."},
+    {"read", FAST(ef_py_read), "read(buffers, threads)"},
+    {"copy", FAST(ef_py_copy), "copy(to, from, threads)"},
+    {"isas", ef_py_isas, METH_NOARGS, "Usable instruction sets, fastest first."},
+    {"isa", ef_py_isa, METH_NOARGS, "The instruction set in use."},
+    {"set_isa", ef_py_set_isa, METH_O, "Use this instruction set."},
+    {"pool_size", ef_py_pool_size, METH_NOARGS, "How many threads of its own the pool has now."},
+    {"close_pool", ef_py_close_pool, METH_NOARGS, "End and join the pool's threads."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Update
+from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, Update
 from edgefl.kernels.selection import backend, backends, select
 from edgefl.kernels.staleness import MovingAverage
 from edgefl.kernels.thread_count import set_threads, threads
@@ -45,6 +45,7 @@ def weighted_sum(
     backend: str | None = None,
     *,
     scales: Sequence[Floats | None] | None = None,
+    checksums: Checksums | None = None,
 ) -> Doubles:
     """Write base + Σ_k weights[k] · updates[k] to ``out`` and return the updates' squared L2 norms.
 
@@ -55,6 +56,8 @@ def weighted_sum(
     not overlap, and no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
     float16, bfloat16 (as uint16) or int8; an int8 update counts scales[k][i // 256] · q[i], rounded to
     float32, with float32 scales. Types may differ from update to update. Weights are rounded to float32.
+
+    ``checksums`` (uint64[K]) is filled with each update's `checksum`, in the same pass over memory.
 
     Returns float64[K], the same bits for any number of threads. A norm that is not finite marks a bad
     update (an inf or NaN, or one in its scales).
@@ -69,7 +72,7 @@ def weighted_sum(
     >>> out.tolist()
     [4.5, 3.0]
     """
-    return select(backend).weighted_sum(out, base, updates, weights, scales, threads())
+    return select(backend).weighted_sum(out, base, updates, weights, scales, checksums, threads())
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:

@@ -20,6 +20,7 @@ def weighted_sum(
     weights: object,
     scales: object | None,
     norms: NDArray[Any],
+    checksums: object | None,
     threads: int,
     /,
 ) -> Literal[True] | None: ...

@@ -18,6 +18,7 @@ SCALE_BLOCK = 256
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
 Ids: TypeAlias = NDArray[np.int64]
+Checksums: TypeAlias = NDArray[np.uint64]
 Update: TypeAlias = NDArray[Any]
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.int8))
@@ -32,6 +33,7 @@ class Sum(NamedTuple):
     updates: list[Update]
     weights: Floats
     scales: list[Floats | None]
+    checksums: Checksums | None
 
 
 def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
@@ -89,7 +91,12 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
 
 
 def weighted_sum(
-    out: object, base: object | None, updates: object, weights: object, scales: object | None
+    out: object,
+    base: object | None,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    checksums: object | None,
 ) -> Sum:
     """The arguments of `edgefl.kernels.weighted_sum`, or the error that names the wrong one."""
     checked_out = _float32("out", out, writable=True)
@@ -121,7 +128,17 @@ def weighted_sum(
             if other is not None and np.may_share_memory(checked_out, other):
                 raise ValueError(f"{name} must not overlap out, which is written while it is read")
         pairs.append((array, blocks))
-    return Sum(checked_out, checked_base, [a for a, _ in pairs], floats, [s for _, s in pairs])
+    sums = None if checksums is None else _checksums(checksums, len(items))
+    return Sum(checked_out, checked_base, [a for a, _ in pairs], floats, [s for _, s in pairs], sums)
+
+
+def _checksums(value: object, size: int) -> Checksums:
+    array = flat("checksums", value, writable=True)
+    if array.dtype != np.uint64:
+        raise TypeError(f"checksums must be uint64 (got {array.dtype})")
+    if array.size != size:
+        raise ValueError(f"checksums must have {size} entries like updates (got {array.size})")
+    return array
 
 
 def observations(

@@ -14,16 +14,22 @@ atexit.register(close_pool)
 
 
 def weighted_sum(
-    out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
+    out: object,
+    base: object | None,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
 ) -> Doubles:
     if isinstance(updates, list | tuple | np.ndarray):
         norms = np.empty(len(updates))
-        if _c.weighted_sum(out, base, updates, weights, scales, norms, threads):
+        if _c.weighted_sum(out, base, updates, weights, scales, norms, checksums, threads):
             return norms
     # A wrong argument, or one that is right in another form, such as a memoryview of format "<f".
-    given = arguments.weighted_sum(out, base, updates, weights, scales)
+    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
     norms = np.empty(len(given.updates))
-    done = _c.weighted_sum(given.out, given.base, given.updates, given.weights, given.scales, norms, threads)
+    done = _c.weighted_sum(*given[:5], norms, given.checksums, threads)
     assert done, "the C back end refused arguments that the checks accept"
     return norms
 

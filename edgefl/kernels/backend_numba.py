@@ -50,23 +50,19 @@ def _add(total: Floats, x: Floats, weight: float) -> None:
 
 @_jit(types.void(_input(types.float32), _output(types.float64)))
 def _block_norms(x: Floats, norms: Doubles) -> None:
+    lanes = np.empty(8)
     for block in range(norms.size):
         start = block * TILE
         stop = min(start + TILE, x.size)
-        a = b = c = d = e = f = g = h = 0.0
         whole = start + (stop - start) // 8 * 8
+        lanes[:] = 0.0
         for i in range(start, whole, 8):
-            a += np.float64(x[i]) * np.float64(x[i])
-            b += np.float64(x[i + 1]) * np.float64(x[i + 1])
-            c += np.float64(x[i + 2]) * np.float64(x[i + 2])
-            d += np.float64(x[i + 3]) * np.float64(x[i + 3])
-            e += np.float64(x[i + 4]) * np.float64(x[i + 4])
-            f += np.float64(x[i + 5]) * np.float64(x[i + 5])
-            g += np.float64(x[i + 6]) * np.float64(x[i + 6])
-            h += np.float64(x[i + 7]) * np.float64(x[i + 7])
-        lanes = np.array([a, b, c, d, e, f, g, h])
+            for lane in range(8):
+                wide = np.float64(x[i + lane])
+                lanes[lane] += wide * wide
         for i in range(whole, stop):
-            lanes[i - whole] += np.float64(x[i]) * np.float64(x[i])
+            wide = np.float64(x[i])
+            lanes[i - whole] += wide * wide
         even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6])
         norms[block] = even + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))
 
@@ -138,9 +134,15 @@ def _sum_chunks(given: Sum, partial: Doubles, first: int, last: int) -> None:
 
 
 def weighted_sum(
-    out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
+    out: object,
+    base: object | None,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
 ) -> Doubles:
-    given = arguments.weighted_sum(out, base, updates, weights, scales)
+    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
     chunks = -(-given.out.size // _CHUNK)
     partial = np.zeros((len(given.updates), -(-given.out.size // TILE)))
     threads = max(1, min(threads, chunks * len(given.updates) // _THREAD_CHUNKS))
@@ -154,6 +156,8 @@ def weighted_sum(
     _sum_chunks(given, partial, 0, bounds[1])
     for thread in others:
         thread.join()
+    if given.checksums is not None:
+        given.checksums[:] = [checksum(update, threads) for update in given.updates]
     return np.array([_total(row) for row in partial])
 
 

@@ -25,9 +25,15 @@ def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floa
 
 
 def weighted_sum(
-    out: object, base: object | None, updates: object, weights: object, scales: object | None, threads: int
+    out: object,
+    base: object | None,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
 ) -> Doubles:
-    given = arguments.weighted_sum(out, base, updates, weights, scales)
+    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
     norms = np.empty(len(given.updates))
     with np.errstate(all="ignore"):
         total = np.zeros_like(given.out) if given.base is None else given.base.copy()
@@ -35,6 +41,8 @@ def weighted_sum(
             total += given.weights[k] * decoded(update, scale, 0, update.size)
             norms[k] = _sq_norm(update, scale)
         given.out[:] = total
+    if given.checksums is not None:
+        given.checksums[:] = [checksum(update, threads) for update in given.updates]
     return norms
 
 

@@ -13,7 +13,7 @@ from edgefl.kernels.arguments import Doubles, Ids
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 1
+ABI = 2
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
@@ -30,6 +30,7 @@ class Backend(Protocol):
         updates: object,
         weights: object,
         scales: object | None,
+        checksums: object | None,
         threads: int,
     ) -> Doubles: ...
     def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...

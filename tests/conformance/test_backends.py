@@ -90,9 +90,11 @@ def _case(dtype: str, size: int, count: int, *, wild: bool = False, offset: int 
 
 def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
     out = _unaligned(np.full(case["base"].size, np.nan, dtype=np.float32), offset)
+    sums = np.zeros(len(case["updates"]), dtype=np.uint64)
     norms = kernels.weighted_sum(
-        out, case["base"], case["updates"], case["weights"], backend, scales=case["scales"]
+        out, case["base"], case["updates"], case["weights"], backend, scales=case["scales"], checksums=sums
     )
+    assert sums.tolist() == [kernels.checksum(update, backend) for update in case["updates"]]
     return out, norms
 
 

@@ -13,6 +13,7 @@ import pytest
 import edgefl
 from edgefl import kernels
 from edgefl.errors import ConfigError
+from edgefl.kernels import selection
 
 ROOT = Path(edgefl.__file__).parent.parent
 
@@ -100,7 +101,7 @@ def test_a_stale_extension_is_refused() -> None:
     """Never passed over in silence: without it everything would still run, only slower."""
     code = _OTHER.format(module="types.SimpleNamespace(ABI=0)")
     done = _run(code)
-    why = "stale: its ABI is 0, this edgefl needs 1; build it again (`make`, or pip install)"
+    why = f"stale: its ABI is 0, this edgefl needs {selection.ABI}; build it again (`make`, or pip install)"
     assert done.stdout.splitlines() == [why, f"ConfigError kernel back end 'c' is {why}", "numba"], (
         done.stderr
     )

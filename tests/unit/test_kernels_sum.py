@@ -84,6 +84,18 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("weights-few", {"weights": [1.0]}, ValueError, "weights must have 2 entries like updates (got 1)"),
     ("weights-text", {"weights": [1.0, "x"]}, TypeError, "weights must be numbers (got [1.0, 'x'])"),
     ("weights-none", {"weights": None}, TypeError, "weights must be a sequence (got NoneType)"),
+    (
+        "checksums-few",
+        {"checksums": np.zeros(1, np.uint64)},
+        ValueError,
+        "checksums must have 2 entries like updates (got 1)",
+    ),
+    (
+        "checksums-signed",
+        {"checksums": np.zeros(2, np.int64)},
+        TypeError,
+        "checksums must be uint64 (got int64)",
+    ),
     ("scales-few", {"scales": [None]}, ValueError, "scales must have 2 entries like updates (got 1)"),
     (
         "scales-extra",

@@ -1,0 +1,65 @@
+/* What module.c and probe.c share: the limited API, and Python buffers as flat C arrays. */
+#ifndef EDGEFL_BINDING_H
+#define EDGEFL_BINDING_H
+
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#include "edgefl_kernels.h"
+
+#define GIL_BYTES (1 << 18)    /* work smaller than this is over before another thread could start */
+#define THREAD_BYTES (1 << 20) /* least work for a thread, against some 10 us to wake it */
+
+static inline int share(int64_t bytes, long threads)
+{
+    const int64_t useful = bytes / THREAD_BYTES;
+    return threads < 1 || useful < 1 ? 1 : useful < threads ? (int)useful : (int)threads;
+}
+
+/* A flat C-contiguous buffer; on failure no error is left set and view->obj is NULL. */
+static inline int flat(PyObject *o, Py_buffer *view, int writable)
+{
+    const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(o, view, flags)) {
+        PyErr_Clear();
+        memset(view, 0, sizeof *view);
+        return 0;
+    }
+    return view->ndim == 1;
+}
+
+/* Arrays off their natural alignment are given as "=f", and so are some other native ones. */
+static inline int is_format(const Py_buffer *view, char code, Py_ssize_t itemsize)
+{
+    const char *format = view->format ? view->format : "B";
+    if (*format == '=' || *format == '<' || *format == '@') format++;
+    return format[0] == code && !format[1] && view->itemsize == itemsize;
+}
+
+static inline int is_int64(const Py_buffer *view) { return is_format(view, 'l', 8) || is_format(view, 'q', 8); }
+static inline int is_uint64(const Py_buffer *view) { return is_format(view, 'L', 8) || is_format(view, 'Q', 8); }
+
+static inline int overlap(const Py_buffer *a, const Py_buffer *b)
+{
+    const char *p = a->buf, *q = b->buf;
+    return a->len && b->len && p < q + b->len && q < p + a->len;
+}
+
+static inline void release(Py_buffer *views, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (views[i].obj) PyBuffer_Release(&views[i]);
+}
+
+/* probe.c: for benchmarks and tests */
+PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_isas(PyObject *self, PyObject *unused);
+PyObject *ef_py_isa(PyObject *self, PyObject *unused);
+PyObject *ef_py_set_isa(PyObject *self, PyObject *name);
+PyObject *ef_py_pool_size(PyObject *self, PyObject *unused);
+PyObject *ef_py_close_pool(PyObject *self, PyObject *unused);
+
+#endif
