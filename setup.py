@@ -26,12 +26,13 @@ def sources_digest() -> str:
 native = Extension(
     "edgefl.kernels._c",
     sources=["kernels/module.c", "kernels/cpu.c", "kernels/pool.c", "kernels/probe.c", "kernels/staleness.c"],
-    depends=sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h")),
+    depends=["setup.py", *sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h"))],
     define_macros=[("EF_SOURCES", f'"{sources_digest()}"')],
     # The last ones count: whatever CFLAGS says, no product and sum are fused, and nothing is reordered.
     extra_compile_args=[
         "-std=gnu11",
         "-O3",
+        "-g0",
         "-fvisibility=hidden",
         "-pthread",
         "-fno-fast-math",
