@@ -308,10 +308,10 @@ def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
 def test_an_update_that_does_not_fit_is_not_restored(make: Make) -> None:
     aggregator = make(slots=1)
     for size in (1, SIZE - 1, SIZE + 1):
-        with pytest.raises(SlotError, match="task 70's update of .* does not fit"):
+        with pytest.raises(SlotError, match=r"task 70's update of .* does not fit"):
             aggregator.restore(task=70, client=3, version=0, update=np.ones(size, np.float32))
     aggregator.restore(task=70, client=3, version=0, update=np.ones(SIZE, np.float32))
-    with pytest.raises(SlotError, match="task 71's update of .* does not fit"):
+    with pytest.raises(SlotError, match=r"task 71's update of .* does not fit"):
         aggregator.restore(task=71, client=3, version=0, update=np.ones(SIZE, np.float32))
 
 

@@ -1,0 +1,263 @@
+"""Both transports carry the same bits, whatever the size of the parts; the wire refuses what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl import kernels, wire
+from edgefl.buffer import ParameterBuffer, Shape, SlotState
+from edgefl.errors import SlotError, WireError
+from edgefl.transport import ClientEnd, Frame, ServerEnd, model_from, server_end
+from edgefl.transport.shm import ShmClient, ShmServer
+from edgefl.transport.wire import WireClient, WireServer
+
+KINDS = ("shm", "wire")
+
+
+class Run:
+    """A server's and a client's end of one transport, with the socket between them taken out."""
+
+    def __init__(self, kind: str, size: int, slots: int = 3) -> None:
+        self.buffer = ParameterBuffer.create(Shape(size, 2, slots))
+        self.server: ServerEnd = server_end(kind, self.buffer)
+        self.client: ClientEnd
+        if kind == "shm":
+            self.view = ParameterBuffer.attach(self.buffer.fd)
+            self.client = ShmClient(self.view)
+        else:
+            self.client = WireClient(self.deliver)
+
+    def deliver(self, frames: list[Frame]) -> None:
+        """What a server does with a part: the bytes are copied, as a socket does."""
+        header, *rest = [bytes(frame) for frame in frames]
+        chunk = wire.decode_from_client(header)
+        assert isinstance(chunk, wire.Chunk)
+        self.server.accept(chunk, wire.payload([header, *rest]))
+
+    def lease(self, task: int, slot: int) -> wire.Task:
+        self.buffer.lease(slot, task=task, client=0, base_version=0)
+        return wire.Task(client=0, task=task, trip=0, version=0, entry=0, slot=slot)
+
+
+@contextmanager
+def run(kind: str, size: int, slots: int = 3) -> Iterator[Run]:
+    made = Run(kind, size, slots)
+    try:
+        yield made
+    finally:
+        made.buffer.close()
+
+
+@pytest.fixture
+def wired() -> Iterator[Run]:
+    with run("wire", size=10) as made:
+        made.buffer.publish(version=0, entry=0)
+        yield made
+
+
+def any_bits(draw: st.DrawFn, size: int) -> npt.NDArray[np.float32]:
+    """Any float32 there is: NaNs with payloads, infinities, denormals, negative zeros."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    bits = np.random.default_rng(seed).integers(0, 2**32, size, dtype=np.uint32)
+    special = [0x7FC00001, 0xFF800000, 0x00000001, 0x80000000]
+    places = st.tuples(st.integers(0, size - 1), st.sampled_from(special))
+    for place, bit in draw(st.lists(places, max_size=4)):
+        bits[place] = bit
+    return bits.view(np.float32)
+
+
+@st.composite
+def trips(draw: st.DrawFn) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], list[int]]:
+    """A model, an update, and where the update is cut."""
+    size = draw(st.integers(1, 3000))
+    cuts = sorted(draw(st.sets(st.integers(0, size), max_size=12)) | {0, size})
+    return any_bits(draw, size), any_bits(draw, size), cuts
+
+
+def bits(array: npt.NDArray[np.float32]) -> bytes:
+    return array.tobytes()
+
+
+# ---- both --------------------------------------------------------------------------------------
+
+
+@given(trips(), st.randoms(use_true_random=False))
+def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(
+    trip: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], list[int]], order: object
+) -> None:
+    model, update, cuts = trip
+    parts = list(itertools.pairwise(cuts))
+    order.shuffle(parts)  # type: ignore[attr-defined]
+    checksums = []
+    for kind in KINDS:
+        with run(kind, model.size) as there:
+            there.buffer.model(0)[:] = model
+            there.buffer.publish(version=0, entry=0)
+            for slot in range(3):
+                there.buffer.slot(slot)[:] = 7.0  # what another update left there
+            task = there.lease(40, slot=1)
+            got = np.empty(model.size, np.float32)
+            there.client.fetch(task.entry, task.version, there.server.model_frames(task.entry), got)
+            assert bits(got) == bits(model)
+            scratch = np.empty(model.size, np.float32)
+            for start, stop in parts:
+                part = scratch[: stop - start]
+                part[:] = update[start:stop]
+                there.client.put(task, start, part)
+                part[:] = -1.0  # a client uses its memory again at once
+            assert bits(there.buffer.slot(1)) == bits(update)
+            assert bits(there.buffer.slot(0)) == bits(there.buffer.slot(2)) == bits(np.full_like(model, 7.0))
+            checksums.append(kernels.checksum(there.buffer.slot(1)))
+    assert checksums[0] == checksums[1] == kernels.checksum(update)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_that_was_sent_is_the_one_that_is_got_even_if_the_ring_moves_on(kind: str) -> None:
+    with run(kind, size=4) as there:
+        there.buffer.model(0)[:] = [1, 2, 3, 4]
+        there.buffer.publish(version=5, entry=0)
+        frames = there.server.model_frames(0)
+        there.buffer.retire(0)
+        there.buffer.model(0)[:] = 9
+        there.buffer.publish(version=7, entry=0)
+        out = np.zeros(4, np.float32)
+        if kind == "wire":
+            there.client.fetch(0, 5, frames, out)
+            assert out.tolist() == [1, 2, 3, 4]
+        else:
+            with pytest.raises(SlotError, match="ring entry 0 holds version 7, not 5"):
+                there.client.fetch(0, 5, frames, out)
+
+
+def test_shared_memory_sends_no_numbers_through_the_socket() -> None:
+    with run("shm", size=4) as there:
+        assert isinstance(there.server, ShmServer)
+        assert there.server.model_frames(0) == []
+        with pytest.raises(WireError, match="a part of an update on the socket of a shared-memory run"):
+            there.server.accept(wire.Chunk(task=0, slot=0, offset=0), b"\0" * 4)
+
+
+# ---- what the wire refuses ---------------------------------------------------------------------
+
+
+def refused(there: Run, chunk: wire.Chunk, body: Frame, match: str) -> None:
+    before = [bits(there.buffer.slot(slot)) for slot in range(3)]
+    with pytest.raises(WireError, match=match):
+        there.server.accept(chunk, body)
+    assert [bits(there.buffer.slot(slot)) for slot in range(3)] == before
+
+
+def floats(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 39])
+def test_parts_of_broken_numbers_are_refused(wired: Run, length: int) -> None:
+    wired.lease(40, slot=1)
+    refused(wired, wire.Chunk(40, 1, 0), bytes(length), f"a part of {length} bytes at parameter 0")
+
+
+@pytest.mark.parametrize(
+    ("offset", "count"),
+    [(-1, 1), (10, 1), (0, 11), (9, 2), (2**63, 1), (2**64 - 1, 1), (-(2**63), 10), (11, 0)],
+)
+def test_parts_beyond_the_update_are_refused(wired: Run, offset: int, count: int) -> None:
+    wired.lease(40, slot=1)
+    refused(wired, wire.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 10 parameters")
+
+
+@pytest.mark.parametrize("slot", [-1, -3, 3, 2**40, 2**64 - 1])
+def test_slots_that_do_not_exist_are_refused(wired: Run, slot: int) -> None:
+    wired.lease(40, slot=1)
+    refused(wired, wire.Chunk(40, slot, 0), floats(1.0), f"for slot {slot}, which task 40 does not hold")
+
+
+@pytest.mark.parametrize("task", [-1, 0, 39, 41, 2**63, 2**64 - 1])
+def test_slots_of_other_tasks_are_refused(wired: Run, task: int) -> None:
+    wired.lease(40, slot=1)
+    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), f"for slot 1, which task {task} does not hold")
+
+
+@pytest.mark.parametrize("task", [-1, 0, 40])
+def test_free_slots_are_refused(wired: Run, task: int) -> None:
+    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
+    wired.lease(40, slot=1)
+    wired.buffer.free(1)
+    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
+
+
+def test_finished_updates_are_not_changed_any_more(wired: Run) -> None:
+    task = wired.lease(40, slot=1)
+    wired.client.put(task, 0, np.arange(10, dtype=np.float32))
+    wired.buffer.written(1, task=40, checksum=1)
+    assert wired.buffer.state[1] == SlotState.WRITTEN
+    refused(wired, wire.Chunk(40, 1, 0), floats(9.0), "for slot 1, which is already complete")
+
+
+def test_a_late_part_of_the_slots_former_task_is_refused(wired: Run) -> None:
+    wired.lease(40, slot=1)
+    wired.buffer.free(1)
+    wired.lease(41, slot=1)
+    refused(wired, wire.Chunk(40, 1, 0), floats(9.0), "for slot 1, which task 40 does not hold")
+
+
+def test_a_part_of_nothing_changes_nothing(wired: Run) -> None:
+    wired.lease(40, slot=1)
+    for offset in (0, 10):
+        wired.server.accept(wire.Chunk(40, 1, offset), b"")
+    assert not wired.buffer.slot(1).any()
+
+
+@pytest.mark.parametrize(
+    "frames", [[], [b""], [bytes(36)], [bytes(41)], [bytes(44)], [bytes(40), b""], [bytes(20), bytes(20)]]
+)
+def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
+    out = np.full(10, 3.0, np.float32)
+    with pytest.raises(WireError, match=f"a model of {sum(map(len, frames))} bytes where 40 are due"):
+        model_from(frames, out)
+    assert out.tolist() == [3.0] * 10
+
+
+def test_the_server_end_is_the_one_named() -> None:
+    with run("wire", size=1) as there:
+        assert isinstance(there.server, WireServer)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([-1, 0, 1, 2, 3, 40, 41, 42, 2**64 - 1]),
+            st.integers(-2, 4),
+            st.integers(-3, 13),
+            st.binary(max_size=60),
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_parts_come_only_the_leased_slot_changes(parts: list[tuple[int, int, int, bytes]]) -> None:
+    """A model of what may be written where, against any sequence of parts."""
+    with run("wire", size=10) as there:
+        there.lease(40, slot=1)
+        there.lease(42, slot=2)
+        there.buffer.written(2, task=42, checksum=0)
+        expected = bytearray(40)
+        for task, slot, offset, body in parts:
+            fits = len(body) % 4 == 0 and offset >= 0 and offset * 4 + len(body) <= 40
+            if fits and (task, slot) == (40, 1):
+                there.server.accept(wire.Chunk(task, slot, offset), body)
+                expected[offset * 4 : offset * 4 + len(body)] = body
+            else:
+                with pytest.raises(WireError):
+                    there.server.accept(wire.Chunk(task, slot, offset), body)
+        assert bits(there.buffer.slot(1)) == bytes(expected)
+        assert not there.buffer.slot(0).view(np.uint32).any()
+        assert not there.buffer.slot(2).view(np.uint32).any()
