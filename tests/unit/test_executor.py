@@ -2,204 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from executor_world import CLIENTS, SIZE, Faults, World
 
-from edgefl import continuity, experiment, kernels, wire
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl import continuity, experiment, wire
 from edgefl.clock import WallClock
 from edgefl.core import Core
 from edgefl.errors import WireError
-from edgefl.events import Failed, Halted, Joined, Left, Summed, Ticked
-from edgefl.executor import Executor
+from edgefl.events import Halted, Left, Summed
 from edgefl.record import Record
 from edgefl.rows import FATES, TripRow
-from edgefl.seeds import stream
-from edgefl.stopwatch import Stopwatch
-from edgefl.store import Store
-from edgefl.strategies.base import ServerOptimizer, Strategy
+from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.strategies.optimizer import start
 from edgefl.testing import fleet
-
-SIZE = 64
-CLIENTS = 10
-
-
-class CountingStore(Store):
-    """Counts what each task's end was called: the record itself would keep only the last."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.ends: dict[int, list[str]] = {}
-
-    def released(self, task: int, fate: str, reason: str = "") -> None:
-        self.ends.setdefault(task, []).append(fate)
-        super().released(task, fate, reason)
-
-
-@dataclass
-class Faults:
-    """Which (client, trip) does what wrong."""
-
-    nan: frozenset[tuple[int, int]] = frozenset()
-    altered: frozenset[tuple[int, int]] = frozenset()
-    given_back: frozenset[tuple[int, int]] = frozenset()
-    slow_to_read: frozenset[tuple[int, int]] = frozenset()
-    """Reads its model only after so long that the others fill a buffer or two."""
-
-
-class World:
-    """The executor's outbox: what it is told to send happens here, in emulated time."""
-
-    def __init__(
-        self,
-        folder: Path,
-        strategy: Strategy,
-        stop: experiment.Stop,
-        *,
-        ring: int = 4,
-        faults: Faults | None = None,
-        seed: int = 5,
-        resuming: bool = False,
-    ) -> None:
-        self.faults = faults or Faults()
-        self.seed = seed
-        self.now = 0.0
-        self.stopped: str | None = None
-        self.tasks: dict[int, wire.Task] = {}
-        self.cancelled: list[tuple[int, int]] = []
-        self.assessed: list[int] = []
-        self.most_deferred = 0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        slots = strategy.max_training(CLIENTS) + strategy.max_held(CLIENTS)
-        optimizer = strategy.optimizer()
-        self.buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors))
-        self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
-        self.store = CountingStore(folder)
-        self.aggregator = Aggregator(self.buffer, optimizer)
-        if resuming:
-            self.now = continuity.restore(folder, self.core, self.aggregator, self.store).emulated_s
-        else:
-            self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
-            start(optimizer, self.buffer.vectors(0))
-            self.buffer.publish(version=0, entry=0)
-        self.executor = Executor(
-            self.core,
-            self.aggregator,
-            self.store,
-            self,
-            lambda: self.now,
-            lambda: self.now * 2,
-            Stopwatch("test"),
-            restored=frozenset(self.aggregator.leases),
-        )
-
-    # ---- the outbox ----------------------------------------------------------------------------
-
-    def train(self, task: wire.Task) -> None:
-        assert task.task not in self.tasks
-        self.tasks[task.task] = task
-        place = (task.client, task.trip)
-        draw = stream(self.seed, "trip", *place)
-        read_s = 40.0 if place in self.faults.slow_to_read else float(draw.uniform(0.1, 0.3))
-        self._at(self.now + read_s, lambda: self._fetch(task, draw))
-
-    def cancel(self, client: int, task: int) -> None:
-        self.cancelled.append((client, task))
-
-    def assess(self, version: int, entry: int) -> None:
-        assert self.buffer.entry_version[entry] == version
-        self.assessed.append(version)
-        answer = wire.Assessed(version, 1.0 / (1 + version), [min(version, 10), 0], [10, 0], 0.1)
-        self._at(self.now + 0.5, lambda: self.executor.assessed(answer))
-
-    def wake(self, at_s: float) -> None:
-        self._at(at_s, lambda: self.executor.handle(Ticked(self.now)))
-
-    def stop(self, reason: str) -> None:
-        assert self.stopped is None
-        self.stopped = reason
-
-    # ---- the clients ---------------------------------------------------------------------------
-
-    def _fetch(self, task: wire.Task, draw: np.random.Generator) -> None:
-        model = np.empty(SIZE, np.float32)
-        self.buffer.read_model(task.entry, task.version, model)  # must still be there
-        self.buffer.fetched[task.slot] = 1
-        seconds = float(draw.uniform(0.5, 2.0)) * (1 + task.client % 3)
-        self._at(self.now + seconds, lambda: self._finish(task, model, draw))
-
-    def _finish(self, task: wire.Task, model: np.ndarray, draw: np.random.Generator) -> None:
-        place = (task.client, task.trip)
-        if place in self.faults.given_back:
-            self.executor.handle(Failed(task.client, task.task, self.now, "given back"))
-            return
-        update = (-0.1 * model + draw.normal(scale=0.01, size=SIZE)).astype(np.float32)
-        if place in self.faults.nan:
-            update[7] = math.nan
-        slot = self.buffer.slot(task.slot)
-        slot[:] = update
-        checksum = kernels.checksum(slot)
-        if place in self.faults.altered:
-            slot[3] += 1.0
-        self.buffer.written(task.slot, task=task.task, checksum=checksum)
-        self.executor.arrived(self.done(task, checksum), self.aggregator.leases[task.task], self.now)
-
-    def done(self, task: wire.Task, checksum: int) -> wire.Done:
-        spent = wire.Spent(1.0, 1.25)
-        return wire.Done(
-            client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
-            examples=60 + task.client, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent,
-            down=spent, compute=spent, up=spent, lateness_s=0.0, cpu_s=0.1, peak_mib=20.0,
-        )  # fmt: skip
-
-    # ---- the run -------------------------------------------------------------------------------
-
-    def join(self) -> World:
-        for client in range(CLIENTS):
-            self.executor.handle(Joined(client, self.now))
-        return self
-
-    def turn(self) -> bool:
-        """The next thing that happens; false when nothing will."""
-        if not self._heap:
-            return False
-        self.now, _, happen = heapq.heappop(self._heap)
-        happen()
-        self.executor.retry_sum()
-        self.most_deferred += self.executor.deferred is not None
-        return True
-
-    def finish(self) -> World:
-        """To the very end: also what still runs when the core has stopped."""
-        while self.turn():
-            pass
-        return self
-
-    def close(self, *, commit: bool = True) -> None:
-        self.store.close(commit=commit)
-        self.buffer.close()
-
-    def model(self) -> bytes:
-        return self.buffer.model(self.buffer.latest[1]).tobytes()
-
-    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_s, next(self._order), happen))
-
 
 STRATEGIES = {
     "fedbuff": FedBuff(buffer_size=4),
