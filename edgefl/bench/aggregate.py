@@ -241,7 +241,7 @@ def _print(result: dict[str, Any]) -> None:
         box=SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        title="Weighted sum of K float32 updates of D, GB/s",
+        title="Weighted sum of K float32 updates of D: GB/s, and % of the read loop",
     )
     table.add_column("D × K", no_wrap=True)
     for row in rows:
@@ -253,13 +253,13 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{host['cpu']}, {host['cores']} cores, {host['threads']} threads, {host['backend']} "
         f"({host['instruction_set']}), load {host['load_1min']}; a call costs "
-        f"{result['call_overhead_us']} μs; medians of {result['repetitions']}; % is of the read loop; "
+        f"{result['call_overhead_us']} μs; medians of {result['repetitions']}; "
         "* needs the updates stacked in one matrix"
     )
 
 
 def _cell(figures: dict[str, Any]) -> str:
-    share = "" if figures["of_limit"] is None else f" {100 * figures['of_limit']:3.0f}%"
+    share = "" if figures["of_limit"] is None else f" {100 * figures['of_limit']:3.0f}"
     return f"{figures['gbytes_per_s']:.1f}{share}"
 
 
