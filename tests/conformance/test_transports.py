@@ -30,18 +30,20 @@ class Run:
         self.buffer = ParameterBuffer.create(Shape(size, 2, slots))
         self.server: ServerEnd = server_end(kind, self.buffer)
         self.client: ClientEnd
+        self._under_way: list[list[Frame]] = []
         if kind == "shm":
             self.view = ParameterBuffer.attach(self.buffer.fd)
             self.client = ShmClient(self.view)
         else:
-            self.client = WireClient(self.deliver)
+            self.client = WireClient(self._under_way.append)
 
-    def deliver(self, frames: list[Frame]) -> None:
-        """What a server does with a part: the bytes are copied, as a socket does."""
-        header, *rest = [bytes(frame) for frame in frames]
-        chunk = wire.decode_from_client(header)
-        assert isinstance(chunk, wire.Chunk)
-        self.server.accept(chunk, wire.payload([header, *rest]))
+    def deliver(self) -> None:
+        """Everything that is under way arrives: a socket may send a frame long after it was given to it."""
+        for header, *rest in self._under_way:
+            chunk = wire.decode_from_client(header)
+            assert isinstance(chunk, wire.Chunk)
+            self.server.accept(chunk, wire.payload([header, *rest]))
+        self._under_way.clear()
 
     def lease(self, task: int, slot: int) -> wire.Task:
         self.buffer.lease(slot, task=task, client=0, base_version=0)
@@ -114,6 +116,7 @@ def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(
                 part[:] = update[start:stop]
                 there.client.put(task, start, part)
                 part[:] = -1.0  # a client uses its memory again at once
+            there.deliver()
             assert bits(there.buffer.slot(1)) == bits(update)
             assert bits(there.buffer.slot(0)) == bits(there.buffer.slot(2)) == bits(np.full_like(model, 7.0))
             checksums.append(kernels.checksum(there.buffer.slot(1)))
@@ -198,6 +201,7 @@ def test_free_slots_are_refused(wired: Run, task: int) -> None:
 def test_finished_updates_are_not_changed_any_more(wired: Run) -> None:
     task = wired.lease(40, slot=1)
     wired.client.put(task, 0, np.arange(10, dtype=np.float32))
+    wired.deliver()
     wired.buffer.written(1, task=40, checksum=1)
     assert wired.buffer.state[1] == SlotState.WRITTEN
     refused(wired, wire.Chunk(40, 1, 0), floats(9.0), "for slot 1, which is already complete")

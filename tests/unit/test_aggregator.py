@@ -253,6 +253,22 @@ def test_an_update_altered_after_it_was_sent_is_named_and_nothing_is_published(m
     assert step(aggregator, [0, 2], [1.0] * 2).bad == ()
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_late_reader_notices_that_its_entry_was_overwritten_by_a_sum_that_failed(
+    make: Make, name: str
+) -> None:
+    aggregator = make(OPTIMIZERS[name], ring=2)
+    deliver(aggregator, 0, np.ones(SIZE))
+    assert step(aggregator, [0], [1.0]).bad == ()
+    deliver(aggregator, 1, np.full(SIZE, math.nan))
+    assert aggregator.free_entry() == 0  # it holds version 0, which nobody is known to read
+    assert step(aggregator, [1], [1.0]).bad == (1,)
+    assert aggregator.buffer.entry_version.tolist() == [-1, 1]
+    with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 0"):
+        aggregator.buffer.read_model(0, 0, np.empty(SIZE, np.float32))
+    assert aggregator.buffer.latest == (1, 1)
+
+
 def test_an_update_that_was_never_completed_is_altered(make: Make) -> None:
     aggregator = make()
     lease = aggregator.lease(task=0, client=0, version=0)

@@ -258,8 +258,9 @@ def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> No
         *((name, "a sum waiting") for name in STRATEGIES),
     ],
 )
+@pytest.mark.parametrize("committed", [True, False])
 def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
-    tmp_path: Path, name: str, moment: str
+    tmp_path: Path, name: str, moment: str, committed: bool
 ) -> None:
     strategy = STRATEGIES[name]
     slow = Faults(slow_to_read=frozenset({(0, 5)}))
@@ -274,8 +275,8 @@ def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
     model, version = first.model(), first.core.version
     vectors = [vector.tobytes() for vector in first.buffer.vectors(first.buffer.latest[1])]
     for _ in range(25):
-        first.turn()  # lost: after the checkpoint
-    first.close()
+        first.turn()  # after the checkpoint: to be undone, or never written at all
+    first.close(commit=committed)
 
     world = World(tmp_path, strategy, TRIPS, resuming=True)
     assert (world.core.version, world.model()) == (version, model)
