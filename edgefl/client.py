@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zmq
@@ -26,7 +27,9 @@ from edgefl.errors import SlotError, WireError
 from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
-from edgefl.workload import Workload
+
+if TYPE_CHECKING:
+    from edgefl.workload import Workload
 
 FINE_WAIT_NS = 2_000_000
 """A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""
@@ -276,7 +279,7 @@ class Client:
             raise SlotError("left by a failpoint")
 
     def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
-        """Parameters ``start`` to ``stop`` of the update: Δ = y − w, or y itself where the strategy wants it."""
+        """Send parameters ``start`` to ``stop``: of Δ = y − w, or of y where the strategy wants that."""
         part = self._update[start:stop]
         trained = self._workload.flat.array[start:stop]
         if self._workload.upload == "model":

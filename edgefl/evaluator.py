@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from edgefl import control, wire
 from edgefl.buffer import ParameterBuffer
 from edgefl.client import Leave, Line
 from edgefl.errors import SlotError
-from edgefl.workload import Workload
+
+if TYPE_CHECKING:
+    from edgefl.workload import Workload
 
 
 class Evaluator:

@@ -14,15 +14,22 @@ import selectors
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgefl import control
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.processes import become_child
-from edgefl.workload import Workload
 
+if TYPE_CHECKING:
+    from edgefl.workload import Workload
+
+WORKLOAD = "edgefl.workload:Workload"
+"""What the clients compute. A measurement names another class with the same interface on the command line."""
 OUT_OF_MEMORY_EXIT = 77
 BROKEN_EXIT = 70
 
@@ -32,8 +39,9 @@ Key = tuple[control.Role, int, int]
 class Zygote:
     """Answers the supervisor's requests until the channel ends."""
 
-    def __init__(self, channel: Channel[control.ToZygote]) -> None:
+    def __init__(self, channel: Channel[control.ToZygote], make_workload: Callable[..., Workload]) -> None:
         self._channel = channel
+        self._make_workload = make_workload
         self._workload: Workload | None = None
         self._buffer: ParameterBuffer | None = None
         self._children: dict[int, Key] = {}
@@ -50,12 +58,12 @@ class Zygote:
             selector.register(self._wakeup[0], selectors.EVENT_READ)
             try:
                 while True:
-                    for key, _ in selector.select():
-                        if key.fileobj is self._channel:
-                            for message in self._channel.receive_ready():
-                                self._answer(message)
-                        else:
-                            self._reap()
+                    ready = {key.fd for key, _ in selector.select(0 if self._channel.waiting else None)}
+                    if self._channel.fileno() in ready or self._channel.waiting:
+                        for message in self._channel.receive_ready():
+                            self._answer(message)
+                    if self._wakeup[0] in ready:
+                        self._reap()
             except Closed:
                 pass
         self._end_children()
@@ -73,7 +81,7 @@ class Zygote:
 
     def _prepare(self, message: control.Prepare) -> None:
         try:
-            self._workload = Workload(message.experiment, message.clients, Path(message.base))
+            self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
             self._channel.send(self._workload.prepared())
         except ConfigError as error:
             self._channel.send(control.Refused(str(error), config=True))
@@ -112,7 +120,8 @@ class Zygote:
                 os.close(fd)
             from edgefl.client import run_peer
 
-            assert self._workload is not None and self._buffer is not None
+            assert self._workload is not None
+            assert self._buffer is not None
             run_peer(spec, self._workload, self._buffer, self._lifeline[0])
             code = 0
         except MemoryError:
@@ -157,10 +166,11 @@ def _reason(status: int) -> str:
     return "out of memory" if code == OUT_OF_MEMORY_EXIT else f"exit {code}"
 
 
-def main(channel_fd: int, parent_pid: int) -> None:
+def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
-    Zygote(Channel.inherit(channel_fd, control.ToZygote)).run()
+    module, _, name = workload.partition(":")
+    Zygote(Channel.inherit(channel_fd, control.ToZygote), getattr(import_module(module), name)).run()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

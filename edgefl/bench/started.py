@@ -1,0 +1,52 @@
+"""The processes of a measurement: each a module with a channel to it, all gone at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from edgefl.channel import Channel, pair
+from edgefl.control import Broken, Refused
+from edgefl.errors import RunError
+from edgefl.processes import single_threaded_environment
+
+GRACE_S = 10.0
+"""How long a process may take to leave before it is killed."""
+
+M = TypeVar("M")
+
+
+@contextmanager
+def started(module: str, incoming: Any, *arguments: str) -> Iterator[Channel[Any]]:
+    """The channel to ``python -m module FD PID arguments…``, which ends with it."""
+    ours, theirs = pair()
+    channel: Channel[Any] = Channel(ours, incoming)
+    with theirs:
+        fd = theirs.fileno()
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, str(fd), str(os.getpid()), *arguments],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            env=single_threaded_environment(dict(os.environ)),
+        )
+    try:
+        yield channel
+    finally:
+        channel.close()
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def expect(channel: Channel[Any], kind: type[M]) -> M:
+    """The next message of this kind; others are passed over. `RunError` if the process gave up."""
+    while not isinstance(message := channel.receive(), kind):
+        if isinstance(message, Broken | Refused):
+            raise RunError(message.message)
+    return message
