@@ -10,7 +10,7 @@ The map, from what the user says to what comes out:
 
     experiment config fleet toml       the experiment: typed, checked, read and written
     strategies/                        one paper's algorithm a file
-    supervisor zygote server client    the processes of a run; control and wire are what they say to each other
+    supervisor zygote server client    the processes of a run; control and wire: what they say
     core executor aggregator           the server's decisions (pure), their carrying out, and the memory
     buffer transport/                  how a model and an update travel
     emulation/                         what makes a process behave like a phone

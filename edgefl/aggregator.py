@@ -19,6 +19,9 @@ from edgefl.events import Sum
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.optimizer import apply
 
+SAFE_STEP = 1e18
+"""Far below float32's largest number, and its square is below it too."""
+
 
 @dataclass
 class Lease:
@@ -92,6 +95,9 @@ class Aggregator:
 
     def restore(self, *, task: int, client: int, version: int, update: Floats) -> None:
         """Put an update of an earlier process back into a slot of its own."""
+        if not self._free or update.shape != (self.buffer.shape.size,):
+            room = f"{len(self._free)} slots of {self.buffer.shape.size} parameters are free"
+            raise SlotError(f"task {task}'s update of {update.size} parameters does not fit: {room}")
         slot = self._free.pop()
         self.buffer.lease(slot, task=task, client=client, base_version=version)
         self.buffer.slot(slot)[:] = update
@@ -129,7 +135,6 @@ class Aggregator:
 
     def sum(self, action: Sum, entry: int) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
-        started = time.perf_counter()
         buffer = self.buffer
         slots = [self.leases[task].slot for task in action.tasks]
         seen = tuple(kernels.checksum(buffer.slot(slot)) for slot in slots)
@@ -140,16 +145,29 @@ class Aggregator:
         )
         if altered:
             return SumResult(bad=altered, altered=altered, checksums=seen)
+        started = time.perf_counter()
         norms = self._make(action, [buffer.slot(slot) for slot in slots], entry)
-        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
-        if bad:
+        seconds = time.perf_counter() - started
+        if bad := self._bad(action, norms, entry):
             return SumResult(bad=bad, checksums=seen)
         buffer.publish(action.version, entry)
-        seconds = time.perf_counter() - started
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
         self.totals.bytes += (len(slots) + 2) * 4 * buffer.shape.size
         return SumResult(checksums=seen, seconds=seconds, norms=tuple(norms))
+
+    def _bad(self, action: Sum, norms: list[float], entry: int) -> tuple[int, ...]:
+        """The tasks whose update is not finite; else the largest, if it makes the model overflow."""
+        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
+        if bad:
+            return bad
+        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
+        # No element can move by more than this, so the look at all of them is all but never needed.
+        if self.optimizer.lr * sum(sizes) > SAFE_STEP or sum(sizes) > SAFE_STEP:
+            made = (self.buffer.model(entry), *self.buffer.vectors(entry))
+            if not all(np.isfinite(vector).all() for vector in made):
+                return (action.tasks[sizes.index(max(sizes))],)
+        return ()
 
     def _make(self, action: Sum, updates: list[Floats], entry: int) -> list[float]:
         """Write the next model into ``entry``; returns the squared norm of each update."""
@@ -168,7 +186,8 @@ class Aggregator:
         if shrink:
             weights.insert(0, shrink)
         norms = kernels.weighted_sum(self._mean, None, vectors, weights, backend=self.backend)
-        for old, new in zip(buffer.vectors(old_entry), buffer.vectors(entry), strict=True):
-            np.copyto(new, old)
-        apply(optimizer, out, model, self._mean, buffer.vectors(entry))
-        return list(norms[-len(updates) :])
+        norms = norms[-len(updates) :]
+        if np.isfinite(norms).all():
+            with np.errstate(over="ignore", invalid="ignore"):  # `_bad` looks at what was made
+                apply(optimizer, out, model, self._mean, buffer.vectors(old_entry), buffer.vectors(entry))
+        return list(norms)

@@ -67,12 +67,18 @@ def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool =
     return path
 
 
-def latest(folder: Path) -> Checkpoint:
-    """The newest checkpoint that reads back whole. `ConfigError` if there is none."""
+def latest(folder: Path, *, journal_seq: int | None = None) -> Checkpoint:
+    """The newest checkpoint that reads back whole and lies within the journal's ``journal_seq`` entries.
+
+    `ConfigError` if there is none.
+    """
     problems = []
     for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
         try:
-            return _read(path)
+            found = _read(path)
+            if journal_seq is not None and found.journal_seq > journal_seq:
+                raise ValueError(f"the journal ends at {journal_seq}, before it")
+            return found
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
     raise ConfigError(

@@ -20,7 +20,7 @@ def save(folder: Path, executor: Executor, clock: WallClock, layout: Layout, *, 
     """Write a checkpoint of this instant: record first, so that the journal reaches as far as the numbers."""
     executor.record_open(running=final)
     store, core, aggregator = executor.store, executor.core, executor.aggregator
-    store.commit()
+    store.sync()
     buffer = aggregator.buffer
     entry = buffer.latest[1]
     checkpoint.write(
@@ -41,7 +41,7 @@ def save(folder: Path, executor: Executor, clock: WallClock, layout: Layout, *, 
 
 def restore(folder: Path, core: Core, aggregator: Aggregator, store: Store) -> Checkpoint:
     """Rewind the record to the last checkpoint, replay it through a fresh ``core``, and refill the buffer."""
-    last = checkpoint.latest(folder / FOLDER)
+    last = checkpoint.latest(folder / FOLDER, journal_seq=store.seq)
     store.truncate(last.journal_seq)
     for _, event in store.replay():
         core.handle(event)
@@ -52,6 +52,9 @@ def restore(folder: Path, core: Core, aggregator: Aggregator, store: Store) -> C
     for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):
         vector[:] = saved
     buffer.publish(last.version, 0)
+    missing = [held.task for held in core.held if held.task not in last.held]
+    if missing:
+        raise ConfigError(f"the checkpoint in {folder} lacks the updates of tasks {missing[:5]}")
     for held in core.held:
         update = last.held[held.task]
         aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)

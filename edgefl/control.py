@@ -93,6 +93,10 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """CPU seconds of one training step on this host."""
     emulated_trip_s: list[float]
     """By client: how long its first trip takes on its device."""
+    emulated_down_s: list[float]
+    """By client: how much of that is the download."""
+    emulated_compute_s: list[float]
+    """By client: how much of it is the training."""
     test_examples: int
     dataset: str
 

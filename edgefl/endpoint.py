@@ -17,6 +17,19 @@ import tempfile
 import zmq
 
 
+def router_socket(context: zmq.Context[zmq.Socket[bytes]], largest_bytes: int) -> zmq.Socket[bytes]:
+    """A ROUTER that says when a peer is gone, takes no message above ``largest_bytes`` and queues few.
+
+    A high-water mark counts messages, whatever their size; each peer has one task at a time.
+    """
+    socket = context.socket(zmq.ROUTER)
+    socket.router_mandatory = True
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 8
+    socket.maxmsgsize = largest_bytes
+    return socket
+
+
 class Endpoint:
     """Binds a ROUTER to an ``ipc://`` address of its own."""
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from edgefl import wire
 from edgefl.aggregator import Aggregator, Lease
 from edgefl.core import Core
+from edgefl.errors import WireError
 from edgefl.events import (
     Action,
     Arrived,
@@ -79,9 +80,11 @@ class Executor:
             self._carry_out(deque([action]))
 
     def arrived(self, done: wire.Done, lease: Lease, at_s: float) -> None:
-        """A client's update is whole in its slot."""
+        """A client's update is whole in its slot. `WireError` if it says so a second time."""
         size_bytes = self.aggregator.buffer.shape.size * 4
-        sent = self._sent.pop(done.task)
+        sent = self._sent.pop(done.task, None)
+        if sent is None:
+            raise WireError(f"an update of task {done.task}, which had been done before")
         self._arrived[done.task] = sent._replace(
             received_s=sent.sent_s + done.down.achieved_s,
             arrived_s=at_s,

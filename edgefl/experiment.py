@@ -22,6 +22,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A dead client's device comes back as a new process (``replace``) or never (``drop``)."""
     rejoin_s: float = 0.0
     """Emulated seconds until a replaced device is back."""
+    join_spread_s: float = 0.0
+    """Devices come online at instants drawn from U(0, this many emulated seconds); 0: all at the start."""
     memory_limit: bool = True
     """Enforce the profile's ``memory.app_limit_mib`` on each client process."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from edgefl import control
 
-MOST_DEATHS_IN_A_ROW = 5
-"""A peer whose process dies so often without finishing anything is given up."""
 STARTUP_S = 120.0
 """Wall seconds that a process may take from its start to its first message."""
 
@@ -66,13 +64,14 @@ class Peers:
         del self._by_name[role, number], self._by_identity[peer.identity]
         return peer
 
-    def silent(self, seconds: float) -> Iterator[Peer]:
-        """Peers that were not heard for so long, or that were started and never said that they are ready."""
+    def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
+        """Peers that were not heard for so long, or that were started and never said that they are ready,
+        with how long it is."""
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)
             if not peer.expelled and now - peer.heard > allowed:
-                yield peer
+                yield peer, now - peer.heard
 
     def of(self, *roles: str) -> list[Peer]:
         return [peer for peer in self._by_name.values() if peer.role in roles]

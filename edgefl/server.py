@@ -11,23 +11,29 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
 
 from edgefl import continuity, control, runinfo, wire
 from edgefl.aggregator import Aggregator
+from edgefl.assessments import Assessments
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.channel import Channel, Closed
 from edgefl.clock import Alarms, WallClock
 from edgefl.core import Core
-from edgefl.endpoint import Endpoint
-from edgefl.errors import ConfigError, EdgeflError, WireError
+from edgefl.emulation.capacity import usable_cores
+from edgefl.endpoint import Endpoint, router_socket
+from edgefl.errors import ConfigError, EdgeflError, RunError, SlotError, WireError
 from edgefl.events import Failed, Halted, Joined, Left, Ticked
 from edgefl.executor import Executor
-from edgefl.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, Peer, Peers
+from edgefl.outbox import SocketOutbox
+from edgefl.peers import CLIENTS, Peer, Peers
 from edgefl.processes import become_child
 from edgefl.progress import Gauge
+from edgefl.roster import MOST_DETAIL, Roster
+from edgefl.seeds import stream
 from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
 from edgefl.strategies import resolve
@@ -48,57 +54,48 @@ class Server:
     def __init__(
         self, channel: Channel[control.ToServer], plan: control.Serve, buffer: ParameterBuffer
     ) -> None:
-        experiment = plan.experiment
         self._plan, self._channel, self._buffer = plan, channel, buffer
-        self._experiment = experiment
+        self._experiment = experiment = plan.experiment
         self._folder = Path(plan.run_dir)
-        self._store = Store(self._folder)
-        strategy = resolve(experiment.strategy, [Path(plan.base)])
-        infos = zip(plan.clients, plan.prepared.examples, strict=True)
-        devices = [Device(info.client, info.profile, examples) for info, examples in infos]
-        self._core = Core(
-            strategy, devices, experiment.seed, experiment.stop, experiment.evaluation.every_versions
-        )
-        self._aggregator = Aggregator(buffer, strategy.optimizer())
-        self._clock = WallClock(plan.time_scale)
-        if plan.resume:
-            last = continuity.restore(self._folder, self._core, self._aggregator, self._store)
-            self._clock = WallClock(plan.time_scale, emulated_s=last.emulated_s, wall_s=last.wall_s)
+        self._stopped: str | None = None
+        self._interrupted = self._started = False
+        self._joining = 0
         self._watch = Stopwatch("start")
+        self._alarms = Alarms()
+        self._gauge = Gauge(plan)
+        self._peers = Peers(time.monotonic)
+        self._store = Store(self._folder)
+        self._restore_or_describe()
+        self._context = zmq.Context()
+        largest_bytes = max(wire.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
+        self._socket = router_socket(self._context, largest_bytes)
+        self._endpoint = Endpoint(self._socket)
+        self._transport = server_end(experiment.server.transport, buffer)
+        self._assessments = Assessments(self._aggregator, self._send_assess)
+        self._roster = Roster(
+            self._peers, experiment, self._store, self._gauge, self._clock, self._alarms, channel
+        )
+        self._outbox = SocketOutbox(
+            self._socket,
+            self._peers,
+            self._transport,
+            self._watch,
+            fetched=self._aggregator.fetched,
+            stuck=lambda peer: self._roster.expel(peer, "hang", "does not take its messages"),
+            assess=self._assessments.ask,
+            wake=self._wake,
+            stopped=self._note_stop,
+        )
         self._executor = Executor(
             self._core,
             self._aggregator,
             self._store,
-            self,
+            self._outbox,
             self._clock.now_s,
             self._clock.wall_s,
             self._watch,
             restored=frozenset(self._aggregator.leases),
         )
-        if plan.resume:
-            self._disown()
-        else:
-            start(strategy.optimizer(), buffer.vectors(buffer.latest[1]))
-            runinfo.describe(self._store, plan, strategy)
-        self._store.set_meta(status="running")
-        self._store.commit()
-        self._transport = server_end(experiment.server.transport, buffer)
-        self._peers = Peers(time.monotonic)
-        self._alarms = Alarms()
-        self._gauge = Gauge(plan)
-        self._assess_queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
-        self._stopped: str | None = None
-        self._interrupted = False
-        self._started = False
-        self._returning = 0
-        context = zmq.Context()
-        self._context = context
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.router_mandatory = True
-        self._socket.linger = 0
-        self._socket.sndhwm = self._socket.rcvhwm = 8
-        self._socket.maxmsgsize = max(wire.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
-        self._endpoint = Endpoint(self._socket)
         self._handlers: dict[type, Callable[..., None]] = {
             wire.Ready: self._on_ready,
             wire.Beat: lambda *_: None,
@@ -108,11 +105,35 @@ class Server:
             wire.Assessed: self._on_assessed,
         }
 
+    def _restore_or_describe(self) -> None:
+        """The core, the aggregator and the clock, as new or as the last checkpoint left them."""
+        plan, experiment = self._plan, self._experiment
+        strategy = resolve(experiment.strategy, [Path(plan.base)])
+        infos = zip(plan.clients, plan.prepared.examples, strict=True)
+        devices = [Device(info.client, info.profile, examples) for info, examples in infos]
+        every = experiment.evaluation.every_versions
+        self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
+        self._aggregator = Aggregator(self._buffer, strategy.optimizer())
+        emulated_s = wall_s = 0.0
+        if plan.resume:
+            last = continuity.restore(self._folder, self._core, self._aggregator, self._store)
+            emulated_s, wall_s = last.emulated_s, last.wall_s
+        else:
+            start(strategy.optimizer(), self._buffer.vectors(self._buffer.latest[1]))
+            runinfo.describe(self._store, plan, strategy)
+        self._clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+        active = strategy.max_training(len(devices))
+        self._slowest_step_s = plan.prepared.host_step_s * max(1.0, active / usable_cores())
+        self._store.set_meta(status="running")
+        self._store.commit()
+
     # ---- life ----------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until the run is over, then leave the record and a checkpoint behind."""
         try:
+            if self._plan.resume:
+                self._disown()
             self._expect_fleet()
             self._channel.send(control.Listening(self._endpoint.address))
             self._set_alarms()
@@ -120,13 +141,13 @@ class Server:
             poller.register(self._socket, zmq.POLLIN)
             poller.register(self._channel.fileno(), zmq.POLLIN)
             while not self._over:
-                most = 1 if self._executor.deferred is not None else 1000
+                most = 1 if self._executor.deferred is not None else 0 if self._channel.waiting else 1000
                 self._watch.to("wait")
                 ready = dict(poller.poll(self._alarms.wait_ms(most)))
                 self._watch.to("receive")
                 if self._socket in ready:
                     self._drain()
-                if self._channel.fileno() in ready:
+                if self._channel.fileno() in ready or self._channel.waiting:
                     for message in self._channel.receive_ready():
                         self._hear_supervisor(message)
                 self._executor.retry_sum()
@@ -140,7 +161,7 @@ class Server:
     @property
     def _over(self) -> bool:
         """Stopped, and the last evaluation is in (or nobody waits for it)."""
-        return self._stopped is not None and (self._interrupted or not self._assess_queue)
+        return self._stopped is not None and (self._interrupted or not self._assessments.waiting)
 
     def _expect_fleet(self) -> None:
         for info in self._plan.clients:
@@ -148,16 +169,32 @@ class Server:
         self._peers.expect(control.EVALUATOR, 0)
 
     def _start_if_ready(self) -> None:
-        if self._started or self._peers.unready or self._returning:
+        if self._started or self._absent:
             return
         self._started = True
         self._clock.start()
         self._executor.carry_out(self._core.pending())
+        spread_s = self._experiment.fleet.join_spread_s
+        draws = stream(self._experiment.seed, "join").uniform(0.0, 1.0, len(self._plan.clients))
         for peer in self._peers.of(*CLIENTS):
-            self._executor.handle(Joined(peer.number, self._clock.now_s()))
+            at_s = spread_s * float(draws[peer.number]) - self._clock.now_s()
+            if at_s <= 0.0:
+                self._join(peer.number)
+            else:
+                self._joining += 1
+                self._alarms.after(at_s * self._clock.time_scale, partial(self._come_online, peer))
         wall_s = self._experiment.stop.wall_s
         if wall_s is not None:
             self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
+
+    def _come_online(self, peer: Peer) -> None:
+        self._joining -= 1
+        if self._peers.get(peer.role, peer.number) is peer:
+            self._join(peer.number)
+
+    def _join(self, client: int) -> None:
+        if self._stopped is None:
+            self._executor.handle(Joined(client, self._clock.now_s()))
 
     def _set_alarms(self) -> None:
         self._alarms.every(COMMIT_S, self._commit)
@@ -193,8 +230,8 @@ class Server:
                 self._handlers[type(message)](peer, message, frames[2:])
                 if type(message) is wire.Done:
                     self._gauge.cost(time.perf_counter_ns() + self._watch.ns.get("sum", 0) - began_ns)
-            except WireError as error:
-                self._expel(peer, "malformed", str(error))
+            except (WireError, SlotError) as error:
+                self._roster.expel(peer, "malformed", str(error))
 
     def _on_ready(self, peer: Peer, message: wire.Ready, _: list[bytes]) -> None:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
@@ -203,9 +240,9 @@ class Server:
             return
         peer.ready = True
         if peer.role == control.EVALUATOR:
-            self._send_assess()
+            self._assessments.send()
         elif self._started:
-            self._executor.handle(Joined(peer.number, self._clock.now_s()))
+            self._join(peer.number)
         self._start_if_ready()
 
     def _on_chunk(self, peer: Peer, message: wire.Chunk, body: list[bytes]) -> None:
@@ -234,135 +271,74 @@ class Server:
             self._buffer.written(lease.slot, task=done.task, checksum=done.checksum)
         elif self._buffer.state[lease.slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {done.task} whose slot is not written")
-        self._gauge.trip(done)
+        elif done.checksum != int(self._buffer.checksum[lease.slot]):
+            raise WireError(f"an update of task {done.task} with two checksums")
         self._executor.arrived(done, lease, self._clock.now_s())
+        self._gauge.trip(done)
 
     def _on_gone(self, peer: Peer, gone: wire.Gone, _: list[bytes]) -> None:
         lease = self._aggregator.leases.get(gone.task)
         if lease is None or lease.client != peer.number:
             return
-        if gone.reason != "cancelled":
-            self._store.incident(self._clock.now_s(), peer.number, "failed", gone.reason)
-        self._executor.handle(Failed(peer.number, gone.task, self._clock.now_s(), gone.reason))
+        reason = gone.reason[:MOST_DETAIL]
+        if reason != "cancelled":
+            self._store.incident(self._clock.now_s(), peer.number, "failed", reason)
+        self._executor.handle(Failed(peer.number, gone.task, self._clock.now_s(), reason))
 
     def _on_assessed(self, peer: Peer, answer: wire.Assessed, _: list[bytes]) -> None:
-        if not self._assess_queue or self._assess_queue[0][0] != answer.version:
-            return
-        self._aggregator.unpin(self._assess_queue.pop(0)[1])
-        self._executor.assessed(answer)
-        self._gauge.assessed(answer)
-        self._send_assess()
+        if peer.role != control.EVALUATOR:
+            raise WireError(f"{peer.role} {peer.number} is no evaluator")
+        if self._assessments.answered(answer.version):
+            self._gauge.assessed(answer)
+            self._executor.assessed(answer)
 
-    # ---- the executor's outbox -----------------------------------------------------------------
+    # ---- what the outbox leaves to the server --------------------------------------------------
 
-    def train(self, task: wire.Task) -> None:
-        before = self._watch.to("send")
-        peer = self._peers.get(control.CLIENT, task.client)
-        frames = self._transport.model_frames(task.entry)
-        if peer is not None and self._send(peer, task, frames) and frames:
-            self._aggregator.fetched(task.slot)
-        self._watch.to(before)
-
-    def cancel(self, client: int, task: int) -> None:
-        peer = self._peers.get(control.CLIENT, client)
-        if peer is not None:
-            self._send(peer, wire.Cancel(task))
-
-    def assess(self, version: int, entry: int) -> None:
-        # Under the wall clock only the version being measured and the newest wait: the run does not.
-        while len(self._assess_queue) > 1:
-            self._aggregator.unpin(self._assess_queue.pop()[1])
-        self._aggregator.pin(entry)
-        self._assess_queue.append((version, entry))
-        if len(self._assess_queue) == 1:
-            self._send_assess()
-
-    def wake(self, at_s: float) -> None:
-        delay_s = (at_s - self._clock.now_s()) * self._clock.time_scale
-        self._alarms.after(max(0.0, delay_s), lambda: self._executor.handle(Ticked(self._clock.now_s())))
-
-    def stop(self, reason: str) -> None:
-        self._stopped = reason
-        self._alarms.after(GOODBYE_S, self._assess_queue.clear)
-        for peer in self._peers.of(*CLIENTS):
-            self._send(peer, wire.Bye())
-
-    def _send_assess(self) -> None:
+    def _send_assess(self, version: int, entry: int) -> None:
         peer = self._peers.get(control.EVALUATOR, 0)
-        if peer is not None and peer.ready and self._assess_queue:
-            version, entry = self._assess_queue[0]
-            self._send(peer, wire.Assess(version, entry))
+        if peer is not None and peer.ready:
+            self._outbox.send(peer, wire.Assess(version, entry))
 
-    def _send(
-        self, peer: Peer, message: wire.FromServer, payload: list[bytes | memoryview] | None = None
-    ) -> bool:
-        try:
-            self._socket.send_multipart([peer.identity, wire.encode(message), *(payload or ())], zmq.NOBLOCK)
-        except zmq.Again:
-            self._expel(peer, "hang", "does not take its messages")
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False  # it is gone; the supervisor will say so
-        else:
-            return True
-        return False
+    def _wake(self, at_s: float) -> None:
+        def tick() -> None:  # never before it is due, whatever the rounding
+            self._executor.handle(Ticked(max(at_s, self._clock.now_s())))
+
+        self._alarms.after(max(0.0, (at_s - self._clock.now_s()) * self._clock.time_scale), tick)
+
+    def _note_stop(self, reason: str) -> None:
+        self._stopped = reason
+        self._alarms.after(GOODBYE_S, self._assessments.give_up)
 
     # ---- peers that fail -----------------------------------------------------------------------
 
     def _find_silent(self) -> None:
-        seconds = self._experiment.server.heartbeat_s
-        for peer in self._peers.silent(seconds):
-            self._expel(peer, "hang", f"not heard for {seconds:g} s")
-        if self._started and self._stopped is None and not self._core.training:
-            waiting = self._returning or self._peers.unready or self._executor.deferred
-            if not waiting:
-                raise EdgeflError(
-                    f"no client is training and none will: {len(self._core.idle)} of "
-                    f"{len(self._plan.clients)} are connected, {len(self._core.held)} updates wait in the buffer"
-                )
+        self._roster.find_silent(self._slowest_step_s)
+        alone = self._started and self._stopped is None and not self._core.training
+        if alone and not self._absent and self._executor.deferred is None:
+            raise RunError(
+                f"no client is training and none will: {len(self._core.idle)} of "
+                f"{len(self._plan.clients)} are connected, {len(self._core.held)} updates wait in the buffer"
+            )
 
-    def _expel(self, peer: Peer, kind: str, detail: str) -> None:
-        if not peer.expelled:
-            peer.expelled = True
-            client = peer.number if peer.role == control.CLIENT else None
-            self._store.incident(self._clock.now_s(), client, kind, detail)
-            self._gauge.incidents[kind] += 1
-            self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
+    @property
+    def _absent(self) -> int:
+        """Peers that are on their way."""
+        return self._roster.returning + self._peers.unready + self._joining
+
+    def _left(self, client: int, reason: str) -> None:
+        if self._started and self._stopped is None:
+            self._executor.handle(Left(client, self._clock.now_s(), reason))
+
+    def _given_up(self, peer: Peer) -> None:
+        if peer.role == control.EVALUATOR:
+            self._assessments.give_up()
 
     def _departed(self, message: control.Departed) -> None:
-        peer = self._peers.remove(message.role, message.peer, message.epoch)
-        if peer is None or self._stopped is not None:
-            if peer is not None and peer.role == control.EVALUATOR:
-                self._assess_queue.clear()
-            return
-        now_s = self._clock.now_s()
-        client = peer.number if peer.role == control.CLIENT else None
-        kind = "oom" if message.reason == "out of memory" else "death"
-        if not peer.expelled:
-            self._store.incident(now_s, client, kind, message.reason)
-            self._gauge.incidents[kind] += 1
-        if client is not None and self._started:
-            self._executor.handle(Left(client, now_s, message.reason))
-        deaths = peer.deaths_in_a_row + 1
-        if client is not None and self._experiment.fleet.on_death == "drop":
-            pass
-        elif deaths >= MOST_DEATHS_IN_A_ROW:
-            detail = f"died {deaths} times in a row"
-            self._store.incident(now_s, client, "gave-up", detail)
-            if client is None:
-                self._assess_queue.clear()
-        else:
-            self._returning += 1
-            rejoin_s = 0.0 if client is None else self._experiment.fleet.rejoin_s * self._clock.time_scale
-            self._alarms.after(rejoin_s, lambda: self._replace(peer, deaths))
-        self._start_if_ready()
-
-    def _replace(self, peer: Peer, deaths: int) -> None:
-        self._returning -= 1
         if self._stopped is None:
-            again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
-            self._channel.send(control.Replace(again.role, again.number, again.epoch))
+            self._roster.departed(message, self._left, self._given_up)
+            self._start_if_ready()
+        elif message.role == control.EVALUATOR:
+            self._assessments.give_up()
 
     def _hear_supervisor(self, message: control.ToServer) -> None:
         match message:
@@ -389,8 +365,7 @@ class Server:
     def _conclude(self) -> None:
         interrupted = self._interrupted and self._core.stopped is None
         self._checkpoint(final=True)
-        for peer in self._peers.of(*CLIENTS, control.EVALUATOR):
-            self._send(peer, wire.Bye())
+        self._outbox.goodbye(*CLIENTS, control.EVALUATOR)
         model = self._buffer.model(self._buffer.latest[1])
         self._store.set_meta(
             status="interrupted" if interrupted else "done",

@@ -25,7 +25,7 @@ from typing import Any
 from edgefl import checkpoint, config, control, runinfo
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed, pair
-from edgefl.emulation.capacity import Demand, StealMeter, TimeScale, choose_time_scale
+from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.live import View, make_view
@@ -38,7 +38,7 @@ EXPERIMENT_FILE = "experiment.toml"
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
 RING_BYTES = 256 * 2**20
-RING_MIN, RING_MAX = 3, 16
+RING_MIN, RING_MAX = 5, 16
 GRACE_S = 10.0
 """How long a process may take to leave before it is killed."""
 
@@ -147,21 +147,25 @@ class _Supervisor:
 
     def _loop(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for name, channel in (("zygote", self._zygote), ("server", self._server)):
-                selector.register(channel, selectors.EVENT_READ, (name, channel))
-            selector.register(self._wakeup[0], selectors.EVENT_READ, None)
+            for file in (self._zygote, self._server, self._wakeup[0]):
+                selector.register(file, selectors.EVENT_READ)
             while self._end is None:
-                for key, _ in selector.select():
-                    if key.data is None:
-                        self._interrupted()
+                ready = {key.fd for key, _ in selector.select(0 if self._unheard() else None)}
+                if self._wakeup[0] in ready:
+                    self._interrupted()
+                for name, channel in (("zygote", self._zygote), ("server", self._server)):
+                    if channel.fileno() not in ready and not channel.waiting:
                         continue
-                    name, channel = key.data
                     try:
                         for message in channel.receive_ready():
                             self._do[type(message)](message)
                     except Closed:
                         if self._end is None:
                             raise RunError(self._death(name)) from None
+
+    def _unheard(self) -> bool:
+        """Messages were taken in while another was being sent: the sockets will not say so."""
+        return self._zygote.waiting or self._server.waiting
 
     def _interrupted(self) -> None:
         os.read(self._wakeup[0], 64)
@@ -182,13 +186,24 @@ class _Supervisor:
     def _on_prepared(self, prepared: control.Prepared) -> None:
         self._prepared = prepared
         demands = [
-            Demand(steps * prepared.host_step_s + TRIP_OVERHEAD_S, trip_s)
-            for steps, trip_s in zip(prepared.steps, prepared.emulated_trip_s, strict=True)
+            Demand(
+                steps * prepared.host_step_s + TRIP_OVERHEAD_S,
+                trip_s,
+                Burst(steps * prepared.host_step_s, down_s, compute_s),
+            )
+            for steps, trip_s, down_s, compute_s in zip(
+                prepared.steps,
+                prepared.emulated_trip_s,
+                prepared.emulated_down_s,
+                prepared.emulated_compute_s,
+                strict=True,
+            )
         ]
         self._scale = choose_time_scale(
             demands,
             scale=self._experiment.clock.time_scale,
             active=self._strategy.max_training(len(self._clients)),
+            lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
         )
         self._view.describe(self._clients, prepared, self._scale)
         vectors = self._strategy.optimizer().vectors

@@ -1,8 +1,8 @@
 """Reads and writes TOML: every fault of a file is one line that says where it is.
 
-    read(path)            a file as plain data
-    assignment("a.b=3")   one ``--set`` as (keys, value)
-    write(tables)         plain data as text that `read` gives back unchanged
+read(path)            a file as plain data
+assignment("a.b=3")   one ``--set`` as (keys, value)
+write(tables)         plain data as text that `read` gives back unchanged
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Workload:
         return plan_trip(self.device(client), link, rng, model_bytes, flops, model_bytes)
 
     def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> TrainResult:
-        """Train the model in `flat` as this client does on this trip; ``done`` gets the FLOPs of each step."""
+        """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs."""
         rng = stream(self.experiment.seed, "batches", client, trip)
         cost = self.flops_per_example
         step = None if done is None else lambda examples: done(examples * cost)
@@ -90,6 +90,7 @@ class Workload:
         """Run a few training steps, restore the model, and say what this workload is and costs."""
         first = self.flat.array.copy()
         works = [self.rule.work(len(rows)) for rows in self._rows]
+        plans = [self.plan(info.client, 0) for info in self._clients]
         step_s = self._measure_step_s()
         np.copyto(self.flat.array, first)
         return Prepared(
@@ -101,7 +102,9 @@ class Workload:
             flops_per_example=self.flops_per_example,
             steps=[work.steps for work in works],
             host_step_s=step_s,
-            emulated_trip_s=[self.plan(info.client, 0).total_s for info in self._clients],
+            emulated_trip_s=[plan.total_s for plan in plans],
+            emulated_down_s=[plan.down_s for plan in plans],
+            emulated_compute_s=[plan.compute_s for plan in plans],
             test_examples=len(self._test_y),
             dataset=self.data.name,
         )

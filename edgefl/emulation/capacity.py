@@ -17,6 +17,19 @@ INVALID_LOAD = 0.9
 """Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
 CLIENT_SHARE = 0.7
 """Share of one core that a single client may ask for while it is on a trip."""
+BURST_SHARE = 0.25
+"""Share of one core that a client may ask for while it computes: the slack in which it can still be on time
+when other clients compute at that moment."""
+
+
+class Burst(NamedTuple):
+    """The host's work for a trip is all due in the window in which the device computes."""
+
+    host_cpu_s: float
+    start_s: float
+    """Emulated seconds from the start of the trip to the start of the window."""
+    emulated_s: float
+    """Length of the window."""
 
 
 class Demand(NamedTuple):
@@ -26,6 +39,8 @@ class Demand(NamedTuple):
     """CPU seconds that the host spends on the trip."""
     emulated_s: float
     """Emulated seconds that the device takes for it."""
+    compute: Burst | None = None
+    """The part of the trip in which it computes."""
 
     @property
     def cores(self) -> float:
@@ -54,13 +69,16 @@ def choose_time_scale(
     cores: int | None = None,
     scale: float | Literal["auto"] = "auto",
     active: int | None = None,
+    lockstep: bool = False,
     target_load: float = TARGET_LOAD,
 ) -> TimeScale:
     """The time scale at which all clients' trips fit the host.
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
     by default: each is on a trip all the time). ``auto`` is the smallest scale of at least 1 with a load of
-    at most ``target_load`` and no client above 0.7 of a core, rounded up to two digits. An explicit scale
+    at most ``target_load`` and no client above 0.7 of a core (0.25 while it computes), rounded up to two digits. Clients
+    in ``lockstep`` start trips at the same instant, so their windows of computing coincide: then the work due
+    in any stretch of time must fit into that stretch too. An explicit scale
     is taken as it is and judged. ConfigError if a demand or the scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
@@ -81,8 +99,12 @@ def choose_time_scale(
         )
     asked = sum(shares[:active])
     largest = shares[0] if shares else 0.0
+    bursts = [demand.compute for demand in demands if demand.compute and demand.compute.emulated_s > 0]
+    burst = max((one.host_cpu_s / one.emulated_s for one in bursts), default=0.0) / BURST_SHARE
+    if lockstep:
+        burst = max(burst, _coincident(bursts) / (cores * target_load))
     if scale == "auto":
-        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / CLIENT_SHARE))
+        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / CLIENT_SHARE, burst))
     else:
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
@@ -94,6 +116,30 @@ def choose_time_scale(
     elif load > target_load + 1e-9 or share > CLIENT_SHARE + 1e-9:
         verdict = "tight"
     return TimeScale(value, load, share, _why(scale, asked, cores, value, load, share, verdict), verdict)
+
+
+def _coincident(bursts: Sequence[Burst]) -> float:
+    """Cores needed by the densest stretch of time, if all these windows belong to trips that start at once.
+
+    The demand bound of real-time scheduling: over every stretch [a, b], the work of the windows that lie in
+    it, divided by its length.
+
+    >>> _coincident([Burst(0.1, 0.0, 1.0), Burst(0.1, 0.0, 1.0), Burst(0.1, 2.0, 1.0)])
+    0.2
+    """
+    merged: dict[tuple[float, float], float] = {}
+    for one in bursts:
+        window = (one.start_s, one.start_s + one.emulated_s)
+        merged[window] = merged.get(window, 0.0) + one.host_cpu_s
+    by_end = sorted(merged.items(), key=lambda item: item[0][1])
+    densest = 0.0
+    for start in {window[0] for window in merged}:
+        work = 0.0
+        for (begin, end), host_s in by_end:
+            if begin >= start:
+                work += host_s
+                densest = max(densest, work / (end - start))
+    return densest
 
 
 def _why(

@@ -23,6 +23,9 @@ Clock = Callable[[], int]
 
 _PR_SET_TIMERSLACK = 29
 
+AHEAD_NS = 50_000_000
+"""Wall time by which work within a phase may be ahead of the device."""
+
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
     """Ask Linux to wake this thread within ``slack_ns`` of a deadline (its default is 50 µs).
@@ -86,13 +89,18 @@ class Phase:
         return self._start_ns + self.declared_s * self._pacer.ns_per_emulated_s
 
     def done(self, work: float) -> None:
-        """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there."""
+        """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.
+
+        Work may run ahead of the device by up to `AHEAD_NS`, so that short steps do not wake the process
+        for each of them (measured: 20 sleeps of 3 ms doubled the CPU time of the work between them) and a
+        busy host does not make the last one late. `end` waits for the rest.
+        """
         if self._ended:
             raise ValueError("done() on a phase that has ended")
         if not (work >= 0 and math.isfinite(work)):
             raise ValueError(f"work must be finite and at least 0 (got {work})")
         self.work += work
-        self._pacer.hold(self._due_ns)
+        self._pacer.hold(self._due_ns, AHEAD_NS)
 
     def end(self) -> Spent:
         """Close the phase, wait out what is left of it, and report it."""
@@ -149,10 +157,10 @@ class Pacer:
             raise ValueError("phase() before begin()")
         return Phase(self, self._cursor_ns, rate_per_s, lead_s)
 
-    def hold(self, due_ns: float) -> None:
-        """Wait until ``due_ns`` on the monotonic clock, if it is still to come."""
+    def hold(self, due_ns: float, ahead_ns: int = 0) -> None:
+        """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come."""
         deadline_ns = math.ceil(due_ns)
-        if deadline_ns > self._clock():
+        if deadline_ns > self._clock() + ahead_ns:
             self._wait(deadline_ns)
 
     def close(self, work: float, declared_s: float, due_ns: float) -> Spent:

@@ -32,6 +32,10 @@ class Asynchronous(Strategy):
     def max_training(self, clients: int) -> int:
         return self.concurrency or clients
 
+    @property
+    def lockstep(self) -> bool:
+        return self.restart == "new-version"
+
     def assign(self, state: Any, view: View) -> Sequence[int]:
         ready: Sequence[int] = view.idle
         if not ready:

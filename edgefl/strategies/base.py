@@ -164,6 +164,11 @@ class Strategy:
         """The most clients with a task at once: sizes the parameter buffer and the load on the host."""
         return clients
 
+    @property
+    def lockstep(self) -> bool:
+        """Whether clients wait for each other, so that their trips start at the same instants."""
+        return False
+
     def begin(self, devices: Sequence[Device]) -> Any:
         """The strategy's own state at the start of a run."""
         return None

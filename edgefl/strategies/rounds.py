@@ -66,6 +66,10 @@ class Rounds(Strategy):
     def max_held(self, clients: int) -> int:
         return self.size(clients)
 
+    @property
+    def lockstep(self) -> bool:
+        return True
+
     def max_training(self, clients: int) -> int:
         """A round's members, and as many again that are still giving up a task of the round before."""
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))

@@ -67,6 +67,8 @@ def prepared(size: int = 1234) -> control.Prepared:
         steps=[],
         host_step_s=0.001,
         emulated_trip_s=[],
+        emulated_down_s=[],
+        emulated_compute_s=[],
         test_examples=360,
         dataset="digits",
     )

@@ -14,7 +14,7 @@ class Table:
         self.peers = Peers(lambda: self.now)
 
     def silent(self, seconds: float = 5.0) -> list[tuple[str, int]]:
-        return [(peer.role, peer.number) for peer in self.peers.silent(seconds)]
+        return [(peer.role, peer.number) for peer, _ in self.peers.silent(seconds)]
 
     def ready(self, role: str, number: int) -> Peer:
         peer = self.peers.expect(role, number)
