@@ -22,7 +22,7 @@ from edgefl import control, failpoints, kernels, wire
 from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
-from edgefl.emulation.pacing import Pacer, Spent, set_timer_slack
+from edgefl.emulation.pacing import Pacer, Spent, set_time_slice, set_timer_slack
 from edgefl.errors import SlotError, WireError
 from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
@@ -292,6 +292,7 @@ class Client:
 def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
     """What a freshly forked process does with its life."""
     set_timer_slack()
+    set_time_slice()
     if spec.role == control.EVALUATOR:
         from edgefl.evaluator import Evaluator
 

@@ -24,6 +24,7 @@ from edgefl.channel import Channel, Closed
 from edgefl.clock import Alarms, WallClock
 from edgefl.core import Core
 from edgefl.emulation.capacity import usable_cores
+from edgefl.emulation.pacing import set_time_slice
 from edgefl.endpoint import Endpoint, router_socket
 from edgefl.errors import ConfigError, EdgeflError, RunError, SlotError, WireError
 from edgefl.events import Failed, Halted, Joined, Left, Ticked
@@ -390,6 +391,7 @@ class Server:
 
 def main(channel_fd: int, parent_pid: int) -> int:
     become_child(parent_pid, "edgefl-server")
+    set_time_slice()
     channel: Channel[control.ToServer] = Channel.inherit(channel_fd, control.ToServer)
     try:
         plan = channel.receive()

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import platform
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +43,23 @@ def set_timer_slack(slack_ns: int = 1) -> bool:
     except (OSError, AttributeError):
         return False
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
+
+
+def set_time_slice(slice_ns: int = 100_000) -> bool:
+    """Ask Linux (6.12 on) to run this thread in slices of ``slice_ns``, so that others wait less for it.
+
+    A paced client is on time only if it runs soon after it wakes, also while others compute. Any user may
+    ask for this. Returns whether the system took it.
+    """
+    number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
+    if not sys.platform.startswith("linux") or number is None:
+        return False
+    # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
+    attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, 0, 0, slice_ns, 0, 0)
+    try:
+        return int(ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def wait_until(deadline_ns: int) -> None:
