@@ -19,9 +19,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgefl import control
+from edgefl import control, kernels
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
+from edgefl.client import run_peer
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.processes import become_child
 
@@ -81,6 +82,8 @@ class Zygote:
 
     def _prepare(self, message: control.Prepare) -> None:
         try:
+            # Loaded once, for all: a client that loads its own code starts five times slower.
+            kernels.backend()
             self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
             self._channel.send(self._workload.prepared())
         except ConfigError as error:
@@ -118,8 +121,6 @@ class Zygote:
             self._channel.close()
             for fd in (*self._wakeup, self._lifeline[1]):
                 os.close(fd)
-            from edgefl.client import run_peer
-
             assert self._workload is not None
             assert self._buffer is not None
             run_peer(spec, self._workload, self._buffer, self._lifeline[0])

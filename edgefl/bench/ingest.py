@@ -44,6 +44,7 @@ RING = 4
 NEVER = 10**9
 STAGES = ("receive", "decide", "sum", "send", "record", "report", "wait")
 """What the server's stopwatch tells apart; ``receive`` is all that is in none of the others."""
+SHOWN = STAGES[:5]
 COPIES = 4
 """Vectors of a client's own: its model, its base, its update, and one on the wire."""
 
@@ -231,12 +232,11 @@ def _print(result: dict[str, Any]) -> None:
         padding=(0, 1, 0, 0),
         title="Client trips that the server takes in, and its µs a trip by stage",
     )
-    table.add_column("D", justify="right", no_wrap=True)
-    heads = ("trips/s", "GB/s", "of zmq", "of mem", "trip", *STAGES[:-1])
+    table.add_column("", no_wrap=True)
+    heads = ("trips/s", "GB/s", "zmq", "mem", "trip", *SHOWN)
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for transport in TRANSPORTS:
-        table.add_row(f"[bold]{transport}[/]")
         for case in result["cases"]:
             if case["transport"] == transport:
                 table.add_row(*_cells(case))
@@ -247,18 +247,25 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s. of zmq, of mem: share of what bare "
-        "ZeroMQ does with the same frames, and of what copying and summing the same bytes allows. "
+        f"{result['repetitions']} turns of {result['seconds']:g} s. zmq, mem: share of what bare ZeroMQ "
+        "does with the same frames, and of what copying and summing the same bytes allows. "
         "trip: median µs of one trip, without the sum"
     )
 
 
 def _cells(case: dict[str, Any]) -> list[str]:
     shares = [f"{100 * limit['of_limit']:.0f}%" for limit in case["limits"].values()]
-    stages = [f"{case['stages_us'][stage]:.0f}" for stage in STAGES[:-1]]
+    stages = [f"{case['stages_us'][stage]:.0f}" for stage in SHOWN]
     rate = f"{case['trips_per_s']:,.0f}" if case["trips_per_s"] >= 100 else f"{case['trips_per_s']:.1f}"
     trip = f"{case['server_trip_us']:.0f}"
-    return [_short(case["parameters"]), rate, f"{case['gbytes_per_s']:.2f}", *shares, trip, *stages]
+    return [
+        f"{case['transport']} {_short(case['parameters'])}",
+        rate,
+        f"{case['gbytes_per_s']:.2f}",
+        *shares,
+        trip,
+        *stages,
+    ]
 
 
 def _short(parameters: int) -> str:

@@ -1,0 +1,91 @@
+"""The measurements, made tiny: what they count must be all there, and their figures must add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl import RunError
+from edgefl.bench import bare, ingest, spawn
+from edgefl.bench.idle import DELTA
+from edgefl.bench.started import expect, started
+from edgefl.record import Record
+
+CLIENTS = 3
+
+
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path) -> None:
+    turn = ingest.turn(transport, 1000, CLIENTS, 0.3, tmp_path)
+    with Record(tmp_path) as record:
+        trips, meta = record.trips, record.meta
+        applied = trips["fate"] == "applied"
+        assert turn.trips == (~np.isnan(trips["arrived_s"])).sum() > CLIENTS
+        assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
+        # each client's delta is its own, so an update in another's slot would show
+        sums = {int(c): set(trips["checksum_sent"][applied & (trips["client"] == c)]) for c in range(CLIENTS)}
+        assert not set.intersection(*sums.values())
+        assert applied.sum() == CLIENTS * len(record.versions["version"])
+        assert record.incidents == []
+        assert (meta.transport, meta.parameters, meta.stop_reason) == (transport, 1000, "wall_s")
+    assert turn.trips_per_s > 0
+    assert turn.server_trip_us > 0
+    assert set(turn.stages_us) == set(ingest.STAGES)
+    assert min(turn.stages_us.values()) >= 0
+    model = np.frombuffer((tmp_path / "checkpoints" / "final.safetensors").read_bytes()[-4000:], np.float32)
+    assert model[0] >= DELTA / 2
+    assert not model[1:].any()
+
+
+def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ingest.json"
+    result = ingest.run(path, sizes=(100, 5000), clients=CLIENTS, seconds=0.1, repetitions=1)
+    assert json.loads(path.read_text()) == result
+    kinds = [(case["transport"], case["parameters"]) for case in result["cases"]]
+    assert kinds == [("shm", 100), ("shm", 5000), ("wire", 100), ("wire", 5000)]
+    for case in result["cases"]:
+        assert case["trips"] > 1
+        assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)
+        busy = sum(us for stage, us in case["stages_us"].items() if stage != "wait")
+        assert case["server_us"] == pytest.approx(busy)
+        assert set(case["limits"]) == {"zmq", "memory"}
+        for limit in case["limits"].values():
+            assert limit["of_limit"] == pytest.approx(case["trips_per_s"] / limit["trips_per_s"])
+    shown = capsys.readouterr().out
+    assert "5k" in shown
+    assert "wire" in shown
+
+
+@pytest.mark.parametrize("what", ["zmq", "memory"])
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_bare_limits(what: Any, transport: bare.Transport) -> None:
+    with started("edgefl.bench.bare", bare.Answer) as channel:
+        channel.send(bare.Ask(what, transport, 1000, CLIENTS, updates=2, seconds=0.05))
+        assert expect(channel, bare.Answer).trips_per_s > 0
+
+
+def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spawn.json"
+    result = spawn.run(path, counts=(1, 4), repetitions=1)
+    assert json.loads(path.read_text()) == result
+    assert [row["clients"] for row in result["rows"]] == [1, 4]
+    for row in result["rows"]:
+        assert row["ready_s"] > 0
+        assert row["ms_a_client"] == pytest.approx(row["ready_s"] / row["clients"] * 1e3)
+        assert row["proportional_mib"] >= row["own_mib"] > 0
+        # what a fork is for: a client has little of its own beside a process that loads torch
+        assert row["own_mib"] < result["torch"]["own_mib"] / 4
+    assert result["torch"]["import_s"] > 0
+    assert "own MiB" in capsys.readouterr().out
+
+
+def test_a_process_that_gives_up_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_BACKEND", "abacus")
+    with pytest.raises(RunError) as caught:
+        ingest.turn("shm", 100, 1, 0.1, tmp_path)
+    assert "abacus" in str(caught.value)
+    assert "\n" not in str(caught.value)
