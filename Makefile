@@ -3,6 +3,7 @@
 #   make test    every test that is not marked slow
 #   make check   lint, types and the fast tests
 #   make bench   what aggregation costs against the machine's limit, into runs/bench
+#   make soak    the long proofs: thousands of trips, hundreds of processes
 #   make clean   remove what was built and run here
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ NATIVE := $(wildcard kernels/*)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +45,9 @@ check: $(STAMP)
 bench: $(STAMP)
 	mkdir -p runs/bench
 	$(BIN)/edgefl bench aggregate --json runs/bench/aggregate.json
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info edgefl/kernels/*.so

@@ -28,7 +28,9 @@ from edgefl.seeds import stream
 from edgefl.strategies import resolve
 from edgefl.workload_devices import device_of, network_of
 
-MEASURED_STEPS = 5
+MEASURED_TRIPS = 5
+CACHE_BYTES = 64 * 2**20
+"""More than the caches of a core hold."""
 
 
 class Workload:
@@ -110,18 +112,16 @@ class Workload:
         )
 
     def _measure_step_s(self) -> float:
-        """Median CPU seconds of a training step, warm."""
-        largest = max(self._rows, key=len)
-        times: list[float] = []
-        last = time.thread_time()
+        """Median CPU seconds of a training step in a trip that finds nothing in the caches.
 
-        def note(_: int) -> None:
-            nonlocal last
-            now = time.thread_time()
-            times.append(now - last)
-            last = now
-
-        rule = LocalRule(steps=2 * MEASURED_STEPS, batch_size=self.rule.batch_size, lr=0.0)
-        rng = stream(self.experiment.seed, "measure")
-        self._trainer.run(self.data.train_x, self.data.train_y, rule, rng, note, largest)
-        return float(np.median(times[MEASURED_STEPS:]))
+        That is how a client finds them: many others ran since its last trip.
+        """
+        client = max(range(len(self._rows)), key=lambda index: len(self._rows[index]))
+        other = np.zeros(CACHE_BYTES, dtype=np.uint8)
+        costs = []
+        for trip in range(1 + MEASURED_TRIPS):
+            other += 1
+            started = time.thread_time()
+            steps = self.train(client, trip, None).steps
+            costs.append((time.thread_time() - started) / steps)
+        return float(np.median(costs[1:]))
