@@ -137,30 +137,66 @@ class Aggregator:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
         buffer = self.buffer
         slots = [self.leases[task].slot for task in action.tasks]
-        seen = tuple(kernels.checksum(buffer.slot(slot)) for slot in slots)
+        started = time.perf_counter()
+        norms, seen = self._weigh(action, [buffer.slot(slot) for slot in slots], entry)
         altered = tuple(
             task
             for task, slot, checksum in zip(action.tasks, slots, seen, strict=True)
-            if checksum != int(buffer.checksum[slot])
+            if checksum != buffer.checksum[slot]
         )
         if altered:
             return SumResult(bad=altered, altered=altered, checksums=seen)
-        started = time.perf_counter()
-        norms = self._make(action, [buffer.slot(slot) for slot in slots], entry)
+        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
+        if bad:
+            return SumResult(bad=bad, checksums=seen)
+        if self._mean is not None:
+            self._step(self._mean, entry)
         seconds = time.perf_counter() - started
-        if bad := self._bad(action, norms, entry):
+        if bad := self._overflowing(action, norms, entry):
             return SumResult(bad=bad, checksums=seen)
         buffer.publish(action.version, entry)
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
         self.totals.bytes += (len(slots) + 2) * 4 * buffer.shape.size
-        return SumResult(checksums=seen, seconds=seconds, norms=tuple(norms))
+        return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
-    def _bad(self, action: Sum, norms: list[float], entry: int) -> tuple[int, ...]:
-        """The tasks whose update is not finite; else the largest, if it makes the model overflow."""
-        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
-        if bad:
-            return bad
+    def _weigh(
+        self, action: Sum, updates: list[Floats], entry: int
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Write the next model into ``entry``, or the mean update that makes it into `_mean`.
+
+        Returns each update's squared norm and its checksum, from the same pass over memory.
+        """
+        model = self.buffer.model(self.buffer.latest[1])
+        self.buffer.retire(entry)
+        weights, shrink = list(action.weights), action.base_scale - 1.0
+        base: Floats | None = None
+        if self._mean is None:
+            out, lr = self.buffer.model(entry), self.optimizer.lr
+            weights = [lr * weight for weight in weights]
+            if shrink:
+                weights.insert(0, 1.0 + lr * shrink)
+            else:
+                base = model
+        else:
+            out = self._mean
+            if shrink:
+                weights.insert(0, shrink)
+        vectors = [model, *updates] if shrink else updates
+        sums = np.empty(len(vectors), dtype=np.uint64)
+        norms = kernels.weighted_sum(out, base, vectors, weights, self.backend, checksums=sums)
+        count = len(updates)
+        return tuple(norms[-count:].tolist()), tuple(sums[-count:].tolist())
+
+    def _step(self, mean: Floats, entry: int) -> None:
+        """Write the model that the optimiser makes of ``mean`` into ``entry``."""
+        buffer, old_entry = self.buffer, self.buffer.latest[1]
+        model, before = buffer.model(old_entry), buffer.vectors(old_entry)
+        with np.errstate(over="ignore", invalid="ignore"):  # `_overflowing` looks at what was made
+            apply(self.optimizer, buffer.model(entry), model, mean, before, buffer.vectors(entry))
+
+    def _overflowing(self, action: Sum, norms: tuple[float, ...], entry: int) -> tuple[int, ...]:
+        """The largest update's task, if the model is not finite although every update is."""
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
         # No element can move by more than this, so the look at all of them is all but never needed.
         if self.optimizer.lr * sum(sizes) > SAFE_STEP or sum(sizes) > SAFE_STEP:
@@ -168,26 +204,3 @@ class Aggregator:
             if not all(np.isfinite(vector).all() for vector in made):
                 return (action.tasks[sizes.index(max(sizes))],)
         return ()
-
-    def _make(self, action: Sum, updates: list[Floats], entry: int) -> list[float]:
-        """Write the next model into ``entry``; returns the squared norm of each update."""
-        buffer, optimizer = self.buffer, self.optimizer
-        old_entry = buffer.latest[1]
-        model, out = buffer.model(old_entry), buffer.model(entry)
-        buffer.retire(entry)
-        weights, shrink = list(action.weights), action.base_scale - 1.0
-        if self._mean is None:
-            weights = [optimizer.lr * weight for weight in weights]
-            if shrink == 0.0:
-                return list(kernels.weighted_sum(out, model, updates, weights, backend=self.backend))
-            weights.insert(0, 1.0 + optimizer.lr * shrink)
-            return list(kernels.weighted_sum(out, None, [model, *updates], weights, backend=self.backend)[1:])
-        vectors = [model, *updates] if shrink else updates
-        if shrink:
-            weights.insert(0, shrink)
-        norms = kernels.weighted_sum(self._mean, None, vectors, weights, backend=self.backend)
-        norms = norms[-len(updates) :]
-        if np.isfinite(norms).all():
-            with np.errstate(over="ignore", invalid="ignore"):  # `_bad` looks at what was made
-                apply(optimizer, out, model, self._mean, buffer.vectors(old_entry), buffer.vectors(entry))
-        return list(norms)

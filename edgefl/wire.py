@@ -31,6 +31,8 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_COUNT = 10**12
 """Most examples, steps or right answers that a message may declare."""
 
+_INF = math.inf
+
 T = TypeVar("T")
 
 
@@ -176,12 +178,17 @@ def _check_done(done: Done) -> None:
         )
     if not 0 <= done.checksum < 2**64:
         raise WireError(f"update of task {done.task} declares checksum {done.checksum}")
-    figures = (
-        done.flops, done.lateness_s, done.trip.declared_s, done.trip.achieved_s, done.cpu_s, done.peak_mib,
-        done.down.declared_s, done.down.achieved_s, done.compute.declared_s,
-        done.compute.achieved_s, done.up.declared_s, done.up.achieved_s,
-    )  # fmt: skip
-    if not all(0.0 <= figure < math.inf for figure in figures) or math.isinf(done.loss):
+    trip, down, compute, up = done.trip, done.down, done.compute, done.up
+    # Spelled out: a loop over the figures takes five times as long, and this is on the way of every update.
+    if not (
+        0.0 <= trip.declared_s < _INF and 0.0 <= trip.achieved_s < _INF
+        and 0.0 <= down.declared_s < _INF and 0.0 <= down.achieved_s < _INF
+        and 0.0 <= compute.declared_s < _INF and 0.0 <= compute.achieved_s < _INF
+        and 0.0 <= up.declared_s < _INF and 0.0 <= up.achieved_s < _INF
+        and 0.0 <= done.flops < _INF and 0.0 <= done.lateness_s < _INF
+        and 0.0 <= done.cpu_s < _INF and 0.0 <= done.peak_mib < _INF
+        and not math.isinf(done.loss)
+    ):  # fmt: skip
         raise WireError(f"update of task {done.task} declares times or costs that are negative or not finite")
 
 

@@ -315,10 +315,12 @@ def speed(record: Record) -> Picture | None:
 def costs(record: Record) -> Picture | None:
     """The server's wall time a trip, by stage."""
     ended = int((~np.isnan(record.trips["arrived_s"])).sum()) or 1
-    rows = [(row.stage, row.seconds / ended * 1e6, row) for row in record.costs if row.seconds > 0][:10]
+    # waiting for clients is no cost, and would dwarf what is
+    costs = [row for row in record.costs if row.seconds > 0 and row.stage not in ("wait", "start")]
+    rows = [(row.stage, row.seconds / ended * 1e6, row) for row in costs][:10]
     if not rows:
         return None
-    total = sum(row.seconds for row in record.costs) / ended * 1e6
+    total = sum(row.seconds for row in costs) / ended * 1e6
     bars = [(name, value, f"{value:.1f}", f"{name}: {row.seconds:.3f} s in {row.calls} calls")
             for name, value, row in rows]  # fmt: skip
     return _bars(bars, f"microseconds a trip; {total:.0f} in all", "Server time by stage", "c1")

@@ -40,7 +40,7 @@ a { color: var(--link); }
 .cards .card { padding: 13px 15px 12px; }
 .stat { font-size: 12.5px; color: var(--muted); margin: 0; }
 .value { font-size: 24px; font-weight: 650; letter-spacing: -.015em; margin: 2px 0 1px; line-height: 1.25; overflow-wrap: anywhere; }
-.value.word { font-size: 19px; line-height: 1.58; }
+.value.word { font-size: 16px; line-height: 1.88; }
 .note { font-size: 12.5px; color: var(--muted); margin: 0; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 .banner { border-radius: 10px; padding: 13px 18px; margin: 0 0 16px; background: var(--bad-soft); border: 1px solid var(--bad); }
