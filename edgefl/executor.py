@@ -45,50 +45,30 @@ class Outbox(Protocol):
     def stop(self, reason: str) -> None: ...
 
 
-@dataclass
-class Executor:
-    """Core in, actions out, everything on record."""
+@dataclass(slots=True)
+class _Trip:
+    """A task that was given out, until its row is on record; ``done`` once its update is in its slot."""
 
-    core: Core
-    aggregator: Aggregator
-    store: Store
-    outbox: Outbox
-    now_s: Callable[[], float]
-    wall_s: Callable[[], float]
-    watch: Stopwatch
-    deferred: Sum | None = None
-    """A sum that waits for a ring entry that nobody reads."""
-    restored: frozenset[int] = frozenset()
-    """Updates of before an interruption: their trips are on record already."""
-    _sent: dict[int, TripRow] = field(default_factory=dict)
-    _arrived: dict[int, TripRow] = field(default_factory=dict)
-    _assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Versions at the evaluator: when each was published, and the client trips until then."""
+    order: Train
+    sent_s: float
+    done: wire.Done | None = None
+    arrived_s: float = 0.0
+    staleness: int = 0
 
-    def handle(self, event: Event) -> None:
-        """Journal an event, ask the core, and do what it says."""
-        self._carry_out(deque(self._decide(event)))
-
-    def carry_out(self, actions: Iterable[Action]) -> None:
-        """Do what the core had asked for before an interruption."""
-        self._carry_out(deque(actions))
-
-    def retry_sum(self) -> None:
-        """Try the deferred sum again."""
-        if self.deferred is not None:
-            action, self.deferred = self.deferred, None
-            self._carry_out(deque([action]))
-
-    def arrived(self, done: wire.Done, lease: Lease, at_s: float) -> None:
-        """A client's update is whole in its slot. `WireError` if it says so a second time."""
-        size_bytes = self.aggregator.buffer.shape.size * 4
-        sent = self._sent.pop(done.task, None)
-        if sent is None:
-            raise WireError(f"an update of task {done.task}, which had been done before")
-        self._arrived[done.task] = sent._replace(
-            received_s=sent.sent_s + done.down.achieved_s,
-            arrived_s=at_s,
-            staleness=self.core.version - lease.version,
+    def row(self, size_bytes: int, checksum_seen: int | None = None) -> TripRow:
+        """What is known of it. The model and the update are ``size_bytes`` each."""
+        order, done = self.order, self.done
+        if done is None:
+            return TripRow(order.task, order.client, order.version, order.trip, self.sent_s)
+        return TripRow(
+            order.task,
+            order.client,
+            order.version,
+            order.trip,
+            self.sent_s,
+            received_s=self.sent_s + done.down.achieved_s,
+            arrived_s=self.arrived_s,
+            staleness=self.staleness,
             examples=done.examples,
             steps=done.steps,
             loss=done.loss,
@@ -108,7 +88,50 @@ class Executor:
             cpu_s=done.cpu_s,
             peak_mib=done.peak_mib,
             checksum_sent=done.checksum,
+            checksum_seen=checksum_seen,
         )
+
+
+@dataclass
+class Executor:
+    """Core in, actions out, everything on record."""
+
+    core: Core
+    aggregator: Aggregator
+    store: Store
+    outbox: Outbox
+    now_s: Callable[[], float]
+    wall_s: Callable[[], float]
+    watch: Stopwatch
+    deferred: Sum | None = None
+    """A sum that waits for a ring entry that nobody reads."""
+    restored: frozenset[int] = frozenset()
+    """Updates of before an interruption: their trips are on record already."""
+    _open: dict[int, _Trip] = field(default_factory=dict)
+    """Trips that are not on record yet, by task."""
+    _assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Versions at the evaluator: when each was published, and the client trips until then."""
+
+    def handle(self, event: Event) -> None:
+        """Journal an event, ask the core, and do what it says."""
+        self._carry_out(deque(self._decide(event)))
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Do what the core had asked for before an interruption."""
+        self._carry_out(deque(actions))
+
+    def retry_sum(self) -> None:
+        """Try the deferred sum again."""
+        if self.deferred is not None:
+            action, self.deferred = self.deferred, None
+            self._carry_out(deque([action]))
+
+    def arrived(self, done: wire.Done, lease: Lease, at_s: float) -> None:
+        """A client's update is whole in its slot. `WireError` if it says so a second time."""
+        trip = self._open.get(done.task)
+        if trip is None or trip.done is not None:
+            raise WireError(f"an update of task {done.task}, which had been done before")
+        trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
         self.handle(
             Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)
         )
@@ -135,12 +158,14 @@ class Executor:
 
     def record_open(self, *, running: bool) -> None:
         """Put trips whose update is held on record, and at the very end those that are still ``running``."""
-        for row in (*self._arrived.values(), *(self._sent.values() if running else ())):
-            self.store.trip(row)
+        for trip in self._open.values():
+            if running or trip.done is not None:
+                self.store.trip(trip.row(self._size_bytes))
 
     # ---- carrying out --------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
+        self._size_bytes = 4 * self.aggregator.buffer.shape.size
         self._do: dict[type, Callable[..., None]] = {
             Train: self._train,
             Cancel: lambda action: self.outbox.cancel(action.client, action.task),
@@ -171,9 +196,7 @@ class Executor:
 
     def _train(self, action: Train) -> None:
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
-        self._sent[action.task] = TripRow(
-            action.task, action.client, action.version, action.trip, sent_s=self.now_s()
-        )
+        self._open[action.task] = _Trip(action, self.now_s())
         self.outbox.train(
             wire.Task(action.client, action.task, action.trip, action.version, lease.entry, lease.slot)
         )
@@ -184,9 +207,9 @@ class Executor:
         self.watch.to(before)
         now_s = self.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
-            row = self._arrived.pop(task, None)
-            if row is not None:
-                self.store.trip(row._replace(checksum_seen=seen))
+            trip = self._open.pop(task, None)
+            if trip is not None:
+                self.store.trip(trip.row(self._size_bytes, seen))
             elif task in self.restored:
                 self.store.checksum_seen(task, seen)
         for task in result.bad:
@@ -203,9 +226,9 @@ class Executor:
         return self._decide(Summed(action.version, now_s, result.bad))
 
     def _release(self, action: Release) -> None:
-        row = self._arrived.pop(action.task, None) or self._sent.pop(action.task, None)
-        if row is not None:
-            self.store.trip(row)
+        trip = self._open.pop(action.task, None)
+        if trip is not None:
+            self.store.trip(trip.row(self._size_bytes))
         self.store.released(action.task, action.fate, action.reason)
         self.aggregator.release(action.task)
 
