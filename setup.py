@@ -25,7 +25,11 @@ def sources_digest() -> str:
 
 native = Extension(
     "edgefl.kernels._c",
-    sources=["kernels/module.c", "kernels/cpu.c", "kernels/pool.c", "kernels/probe.c", "kernels/staleness.c"],
+    sources=[
+        f"kernels/{name}.c"
+        for name in ("module", "bind_sum", "bind_quantize", "probe", "cpu", "pool", "staleness")
+    ],
+    libraries=["m"],
     depends=["setup.py", *sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h"))],
     define_macros=[("EF_SOURCES", f'"{sources_digest()}"')],
     # The last ones count: whatever CFLAGS says, no product and sum are fused, and nothing is reordered.

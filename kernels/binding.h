@@ -1,4 +1,4 @@
-/* What module.c and probe.c share: the limited API, and Python buffers as flat C arrays. */
+/* What the files of the Python binding share: the limited API, and Python buffers as flat C arrays. */
 #ifndef EDGEFL_BINDING_H
 #define EDGEFL_BINDING_H
 
@@ -47,11 +47,57 @@ static inline int overlap(const Py_buffer *a, const Py_buffer *b)
     return a->len && b->len && p < q + b->len && q < p + a->len;
 }
 
+static inline int dtype_of(const Py_buffer *view)
+{
+    if (is_format(view, 'f', 4)) return EF_F32;
+    if (is_format(view, 'e', 2)) return EF_F16;
+    if (is_format(view, 'H', 2)) return EF_BF16;
+    if (is_format(view, 'b', 1)) return EF_I8;
+    return -1;
+}
+
+/* A tuple (new reference) of any iterable, or NULL with no error set. */
+static inline PyObject *items_of(PyObject *o)
+{
+    PyObject *items = PySequence_Tuple(o);
+    if (!items) PyErr_Clear();
+    return items;
+}
+
+static inline int number_of(PyObject *o, double *x)
+{
+    *x = PyFloat_AsDouble(o);
+    if (*x == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+/* The update in `o` and, for int8, its scales; n < 0 takes the update's own length. */
+static inline int update_of(PyObject *o, PyObject *scale, int64_t n, ef_update *u, Py_buffer *view, Py_buffer *scales)
+{
+    if (!flat(o, view, 0) || (u->dtype = dtype_of(view)) < 0) return 0;
+    if (n < 0) n = view->len / view->itemsize;
+    if (view->len != n * view->itemsize) return 0;
+    u->data = view->buf;
+    u->scales = NULL;
+    if ((u->dtype == EF_I8) != (scale && scale != Py_None)) return 0;
+    if (u->dtype != EF_I8) return 1;
+    if (!flat(scale, scales, 0) || !is_format(scales, 'f', 4)) return 0;
+    u->scales = scales->buf;
+    return scales->len == (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK * 4;
+}
+
 static inline void release(Py_buffer *views, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++)
         if (views[i].obj) PyBuffer_Release(&views[i]);
 }
+
+/* bind_sum.c, bind_quantize.c */
+PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 /* probe.c: for benchmarks and tests */
 PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs);

@@ -141,8 +141,11 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
     s[1] += s2;
 }
 
+#include "body_step.h"
+#include "body_quantize.h"
+
 EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
-                               int64_t n, double *norms, uint64_t *sums, int stream)
+                               int64_t n, double *norms, uint64_t *sums, const ef_step *step, int stream)
 {
     typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *);
     static const group of_dtype[] = {EF(group_EF_F32), EF(group_EF_F16), EF(group_EF_BF16), EF(group_EF_I8)};
@@ -152,14 +155,14 @@ EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u
         memset(scratch, 0, (size_t)n * 4);
         src = scratch;
     }
-    if (!count) memmove(out + at, src, (size_t)n * 4);
+    if (!count && !step) memmove(out + at, src, (size_t)n * 4);
     for (int64_t j = 0; j < count;) {
         int64_t same = j, size;
         while (same < count && u[same].dtype == u[j].dtype) same++;
         /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
         size = (same - j + EF_GROUP - 1) / EF_GROUP;
         size = (same - j + size - 1) / size;
-        const int last = j + size == count;
+        const int last = j + size == count && !step;
         float *dst = last ? out + at : scratch;
         of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j);
         /* While this group's part is still in the cache. */
@@ -169,6 +172,7 @@ EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u
         src = dst;
         j += size;
     }
+    if (step) EF(step)(step, stream, src, at, n);
 }
 
 EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n)
@@ -213,7 +217,7 @@ EF_TARGET static uint64_t EF(read)(const unsigned char *p, int64_t bytes)
     return all;
 }
 
-static const ef_isa EF(isa) = {EF_ISA_NAME, EF(tile), EF(block_norm), EF(words), EF(read)};
+static const ef_isa EF(isa) = {EF_ISA_NAME, EF(tile), EF(quantize), EF(block_norm), EF(words), EF(read)};
 
 #undef EF
 #undef EF_ISA_NAME

@@ -1,12 +1,11 @@
 /* The CPU back end: the body once for each instruction set, the choice among them, and the split of a
  * flat buffer over threads. */
 #include "edgefl_kernels.h"
+#include "fp_state.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "checksums and float16 loads assume a little-endian machine"
@@ -71,33 +70,6 @@ int ef_isa_set(const char *name)
     return 0;
 }
 
-/* Denormals count and rounding is to nearest, whatever the caller's thread was set to (torch can flush). */
-typedef struct {
-    uint64_t saved;
-} fp_state;
-static inline fp_state fp_enter(void)
-{
-    fp_state s = {0};
-#if defined(__x86_64__)
-    s.saved = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(s.saved));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0));
-#endif
-    return s;
-}
-static inline void fp_leave(fp_state s)
-{
-#if defined(__x86_64__)
-    _mm_setcsr((unsigned)s.saved);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(s.saved));
-#else
-    (void)s;
-#endif
-}
-
 /* The checksum from the sums of all whole words: the last bytes, the length, and one value of the two sums.
  *
  * Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and A/2 is
@@ -124,6 +96,7 @@ typedef struct {
     int64_t count, n;
     double *partial; /* tiles x count */
     uint64_t *sums;  /* tiles x count x 2, or NULL */
+    const ef_step *step;
     int stream;
 } sum_job;
 
@@ -135,7 +108,8 @@ static void sum_grain(void *context, int64_t grain)
         const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
         double *norms = job->partial + t * job->count;
         uint64_t *sums = job->sums ? job->sums + t * job->count * 2 : NULL;
-        job->isa->tile(job->out, job->base, job->u, job->count, at, n, norms, sums, job->stream);
+        job->isa->tile(job->out, job->base, job->u, job->count, at, n, norms, sums, job->step,
+                       job->stream);
     }
     fp_leave(fp);
 #if defined(__x86_64__)
@@ -147,12 +121,12 @@ static void sum_grain(void *context, int64_t grain)
 #define STREAM_BYTES (1 << 20)
 
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
-                    double *norms, uint64_t *checksums, int threads)
+                    double *norms, uint64_t *checksums, const ef_step *step, int threads)
 {
     const int64_t tiles = (n + EF_TILE - 1) / EF_TILE, grains = (tiles + EF_GRAIN - 1) / EF_GRAIN;
     double few[128];
     uint64_t few_sums[256];
-    sum_job job = {ef_isa_now(), out, base, u, count, n, few, checksums ? few_sums : NULL, 0};
+    sum_job job = {ef_isa_now(), out, base, u, count, n, few, checksums ? few_sums : NULL, step, 0};
     void *many = NULL;
     if (tiles * count > (int64_t)(sizeof few / sizeof *few)) {
         many = malloc((size_t)(tiles * count) * (sizeof *job.partial + 2 * sizeof *job.sums));
@@ -161,7 +135,9 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
         if (checksums) job.sums = (uint64_t *)(job.partial + tiles * count);
     }
     if (checksums) memset(job.sums, 0, (size_t)(tiles * count) * 2 * sizeof *job.sums);
-    job.stream = n * 4 >= STREAM_BYTES && (uintptr_t)out % 64 == 0 && out != base;
+    uintptr_t written = (uintptr_t)out;
+    if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
+    job.stream = n * 4 >= STREAM_BYTES && written % 64 == 0 && (step || out != base);
     ef_pool_run(sum_grain, &job, grains, threads);
     for (int64_t j = 0; j < count; j++) {
         const int64_t bytes = n * ef_size(u[j].dtype), tile_words = EF_TILE / 4 * ef_size(u[j].dtype);
@@ -213,6 +189,43 @@ int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm)
     *norm = 0;
     for (int64_t t = 0; t < tiles; t++) *norm += job.partial[t];
     if (job.partial != few) free(job.partial);
+    return 0;
+}
+
+/* ---- quantisation ---- */
+
+typedef struct {
+    norm_job norm; /* of the update that is being written */
+    const ef_quantization *q;
+} quantize_job;
+
+static void quantize_grain(void *context, int64_t grain)
+{
+    const quantize_job *job = context;
+    const norm_job *norm = &job->norm;
+    const fp_state fp = fp_enter();
+    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < norm->n; t++) {
+        const int64_t at = t * EF_TILE, n = norm->n - at < EF_TILE ? norm->n - at : EF_TILE;
+        norm->isa->quantize(job->q, at, n);
+        norm->partial[t] = norm->isa->block_norm(norm->u, at, n);
+    }
+    fp_leave(fp);
+}
+
+int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm)
+{
+    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    const ef_update u = {q->out, q->scales, 1.0f, q->dtype};
+    double few[512];
+    quantize_job job = {{ef_isa_now(), &u, n, few}, q};
+    if (tiles > (int64_t)(sizeof few / sizeof *few)) {
+        job.norm.partial = malloc((size_t)tiles * sizeof(double));
+        if (!job.norm.partial) return -1;
+    }
+    ef_pool_run(quantize_grain, &job, (tiles + EF_GRAIN - 1) / EF_GRAIN, threads);
+    *norm = 0;
+    for (int64_t t = 0; t < tiles; t++) *norm += job.norm.partial[t];
+    if (job.norm.partial != few) free(job.norm.partial);
     return 0;
 }
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 2
+#define EF_ABI 3
 
 #define EF_TILE 16384      /* elements whose running sum stays in the L2 cache; the norms' block */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
@@ -15,22 +15,54 @@
 #define EF_GROUP 6         /* most updates read in one pass over a tile */
 #define EF_GRAIN 2         /* tiles that a thread takes at once */
 
+/* Arrays may begin at any byte. */
+typedef float ef_loose_float __attribute__((aligned(1)));
+typedef uint16_t ef_loose_uint16 __attribute__((aligned(1)));
+
 enum ef_dtype { EF_F32, EF_F16, EF_BF16, EF_I8 };
 
 typedef struct {
     const void *data;
-    const float *scales; /* int8 only: one for each EF_SCALE_BLOCK elements */
+    const ef_loose_float *scales; /* int8 only: one for each EF_SCALE_BLOCK elements */
     float weight;
     int dtype;
 } ef_update;
+
+/* A server optimiser's step, made of the sum g while it is in the cache; edgefl/strategies/optimizer.py is
+ * the twin. Old vectors are only read and new ones only written: a step that is cut short can be made again.
+ *
+ *   EF_MOMENTUM   a = keep1*a + g;           out = base + lr*a
+ *   the others    a = keep1*a + add1*g;      out = base + lr*a / (sqrt(b) + epsilon)
+ *   EF_ADAGRAD    b = b + g^2
+ *   EF_ADAM       b = keep2*b + add2*g^2
+ *   EF_YOGI       b = b - add2*(g^2 * sign(b - g^2)) */
+enum ef_optimizer { EF_MOMENTUM, EF_ADAM, EF_YOGI, EF_ADAGRAD, EF_OPTIMIZERS };
+typedef struct {
+    int kind;
+    float keep1, add1, keep2, add2, epsilon, lr;
+    float *out, *new_a, *new_b; /* the b's only where the kind has one */
+    const float *base, *old_a, *old_b;
+} ef_step;
+
+/* How a float32 vector x becomes an update: y = weight*x + residual, rounded to out's type. */
+typedef struct {
+    const ef_loose_float *x, *residual; /* residual may be NULL: none */
+    float weight;
+    int dtype;
+    void *out;
+    ef_loose_float *scales; /* int8 only, written */
+    ef_loose_float *left;   /* y - decoded(out), and 0 where that is not finite; may be NULL or residual */
+} ef_quantization;
 
 /* One instruction set's functions. Offsets and counts are in elements (checksum: 32-bit words). */
 typedef struct {
     const char *name;
     /* dst[i] = src[i] + sum_j weight_j * update_j[at + i]; norms[j] = the block's squared norm; unless sums is
-     * NULL, sums[2j], sums[2j + 1] += the block's words' two sums (see below). */
+     * NULL, sums[2j], sums[2j + 1] += the block's words' two sums (see below). With a step, its vectors are
+     * written and out is not. */
     void (*tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
-                 double *norms, uint64_t *sums, int stream);
+                 double *norms, uint64_t *sums, const ef_step *step, int stream);
+    void (*quantize)(const ef_quantization *q, int64_t at, int64_t n);
     double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
     /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i, both modulo 2^64, i counted from 0. */
     void (*words)(const unsigned char *p, int64_t n, uint64_t s[2]);
@@ -41,9 +73,11 @@ typedef struct {
 extern const ef_isa *ef_isa_now(void);
 int ef_isa_set(const char *name); /* 0: not there */
 const char *ef_isa_name(int i);   /* i-th usable one, fastest first; NULL after the last */
-/* checksums may be NULL. -1: no memory. */
+/* checksums and step may be NULL; with a step, out is not used. -1: no memory. */
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
-                    double *norms, uint64_t *checksums, int threads);
+                    double *norms, uint64_t *checksums, const ef_step *step, int threads);
+/* norm: of what was written, as ef_sq_norm gives it. -1: no memory. */
+int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);

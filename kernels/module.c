@@ -8,124 +8,6 @@
 #define EF_SOURCES "unknown"
 #endif
 
-static int dtype_of(const Py_buffer *view)
-{
-    if (is_format(view, 'f', 4)) return EF_F32;
-    if (is_format(view, 'e', 2)) return EF_F16;
-    if (is_format(view, 'H', 2)) return EF_BF16;
-    if (is_format(view, 'b', 1)) return EF_I8;
-    return -1;
-}
-
-/* A tuple (new reference) of any iterable, or NULL with no error set. */
-static PyObject *items_of(PyObject *o)
-{
-    PyObject *items = PySequence_Tuple(o);
-    if (!items) PyErr_Clear();
-    return items;
-}
-
-static int number_of(PyObject *o, double *x)
-{
-    *x = PyFloat_AsDouble(o);
-    if (*x == -1.0 && PyErr_Occurred()) {
-        PyErr_Clear();
-        return 0;
-    }
-    return 1;
-}
-
-/* The update in `o` and, for int8, its scales; n < 0 takes the update's own length. */
-static int update_of(PyObject *o, PyObject *scale, int64_t n, ef_update *u, Py_buffer *view, Py_buffer *scales)
-{
-    if (!flat(o, view, 0) || (u->dtype = dtype_of(view)) < 0) return 0;
-    if (n < 0) n = view->len / view->itemsize;
-    if (view->len != n * view->itemsize) return 0;
-    u->data = view->buf;
-    u->scales = NULL;
-    if ((u->dtype == EF_I8) != (scale && scale != Py_None)) return 0;
-    if (u->dtype != EF_I8) return 1;
-    if (!flat(scale, scales, 0) || !is_format(scales, 'f', 4)) return 0;
-    u->scales = scales->buf;
-    return scales->len == (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK * 4;
-}
-
-#define SMALL 16
-enum { OUT, BASE, NORMS, SUMS, FIRST };
-
-/* weighted_sum(out, base, updates, weights, scales, norms, checksums, threads) -> True, or None: see above */
-static PyObject *weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    Py_buffer few_views[FIRST + 2 * SMALL] = {{0}}, *views = few_views;
-    ef_update few[SMALL], *u = few;
-    PyObject *updates = NULL, *weights = NULL, *scales = NULL, *result = NULL;
-    Py_ssize_t count = 0;
-    int64_t n, bytes;
-    int ok = 0, failed = 0;
-    long threads;
-    (void)self;
-    if (nargs != 8) return PyErr_Format(PyExc_TypeError, "weighted_sum takes 8 arguments (got %zd)", nargs);
-    threads = PyLong_AsLong(args[7]);
-    if (threads == -1 && PyErr_Occurred()) return NULL;
-    if (!(updates = items_of(args[2])) || !(weights = items_of(args[3]))) goto done;
-    count = PyTuple_Size(updates);
-    if (PyTuple_Size(weights) != count) goto done;
-    if (args[4] != Py_None && (!(scales = items_of(args[4])) || PyTuple_Size(scales) != count)) goto done;
-    if (count > SMALL) {
-        views = PyMem_Calloc((size_t)(FIRST + 2 * count), sizeof *views);
-        u = PyMem_Malloc((size_t)count * sizeof *u);
-        if (!views || !u) {
-            PyErr_NoMemory();
-            failed = 1;
-            goto done;
-        }
-    }
-    if (!flat(args[0], &views[OUT], 1) || !is_format(&views[OUT], 'f', 4)) goto done;
-    if (!flat(args[5], &views[NORMS], 1) || !is_format(&views[NORMS], 'd', 8)) goto done;
-    if (views[NORMS].len != count * 8) goto done;
-    if (args[6] != Py_None) {
-        if (!flat(args[6], &views[SUMS], 1) || !is_uint64(&views[SUMS])) goto done;
-        if (views[SUMS].len != count * 8) goto done;
-    }
-    n = views[OUT].len / 4;
-    if (args[1] != Py_None) {
-        if (!flat(args[1], &views[BASE], 0) || !is_format(&views[BASE], 'f', 4)) goto done;
-        if (views[BASE].len != views[OUT].len) goto done;
-        if (views[BASE].buf != views[OUT].buf && overlap(&views[OUT], &views[BASE])) goto done;
-    }
-    bytes = n * 8;
-    for (Py_ssize_t j = 0; j < count; j++) {
-        double weight;
-        PyObject *scale = scales ? PyTuple_GetItem(scales, j) : NULL;
-        Py_buffer *view = &views[FIRST + 2 * j];
-        if (!number_of(PyTuple_GetItem(weights, j), &weight)) goto done;
-        u[j].weight = (float)weight;
-        if (!update_of(PyTuple_GetItem(updates, j), scale, n, &u[j], view, view + 1)) goto done;
-        if (overlap(&views[OUT], view) || overlap(&views[OUT], view + 1)) goto done;
-        bytes += view->len;
-    }
-    ok = 1;
-    if (bytes < GIL_BYTES) {
-        failed = ef_weighted_sum(views[OUT].buf, views[BASE].buf, u, count, n, views[NORMS].buf,
-                                 views[SUMS].buf, 1);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        failed = ef_weighted_sum(views[OUT].buf, views[BASE].buf, u, count, n, views[NORMS].buf,
-                                 views[SUMS].buf, share(bytes, threads));
-        Py_END_ALLOW_THREADS
-    }
-    if (failed) PyErr_NoMemory();
-done:
-    if (views) release(views, FIRST + 2 * count);
-    if (views != few_views) PyMem_Free(views);
-    if (u != few) PyMem_Free(u);
-    Py_XDECREF(updates);
-    Py_XDECREF(weights);
-    Py_XDECREF(scales);
-    if (!failed) result = Py_NewRef(ok ? Py_True : Py_None);
-    return result;
-}
-
 /* sq_norm(update, scale, threads) -> float, or None */
 static PyObject *sq_norm(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -224,7 +106,9 @@ done:
 
 #define FAST(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL
 static PyMethodDef methods[] = {
-    {"weighted_sum", FAST(weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, checksums, threads)"},
+    {"weighted_sum", FAST(ef_py_weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, checksums, threads)"},
+    {"weighted_step", FAST(ef_py_weighted_sum), "weighted_step(…, kind, constants, old, new): a sum, then a step"},
+    {"quantize", FAST(ef_py_quantize), "quantize(out, update, scales, residual, left, weight, threads)"},
     {"sq_norm", FAST(sq_norm), "sq_norm(update, scale, threads)"},
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},

@@ -15,6 +15,17 @@ EF_PRIM void EF(vstore)(float *p, EF(V) v) { _mm256_storeu_ps(p, v); }
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm256_stream_ps(p, v); }
 EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return _mm256_mul_ps(x, y); }
 EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm256_add_ps(x, y); }
+EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return _mm256_sub_ps(x, y); }
+EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm256_div_ps(x, y); }
+EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm256_sqrt_ps(x); }
+EF_PRIM EF(V) EF(vsign)(EF(V) x)
+{
+    const __m256 zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f), less = _mm256_set1_ps(-1.0f);
+    __m256 sign = _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_GT_OQ), one);
+    sign = _mm256_or_ps(sign, _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), less));
+    return _mm256_or_ps(sign, _mm256_and_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q), x));
+}
+EF_PRIM void EF(vstore_f16)(void *p, EF(V) v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, 0)); }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
 {

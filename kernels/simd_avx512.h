@@ -15,6 +15,17 @@ EF_PRIM void EF(vstore)(float *p, EF(V) v) { _mm512_storeu_ps(p, v); }
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm512_stream_ps(p, v); }
 EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return _mm512_mul_ps(x, y); }
 EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm512_add_ps(x, y); }
+EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return _mm512_sub_ps(x, y); }
+EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm512_div_ps(x, y); }
+EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm512_sqrt_ps(x); }
+EF_PRIM EF(V) EF(vsign)(EF(V) x)
+{
+    const __m512 zero = _mm512_setzero_ps();
+    __m512 sign = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
+    sign = _mm512_mask_mov_ps(sign, _mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ), _mm512_set1_ps(-1.0f));
+    return _mm512_mask_mov_ps(sign, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+EF_PRIM void EF(vstore_f16)(void *p, EF(V) v) { _mm256_storeu_si256(p, _mm512_cvtps_ph(v, 0)); }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
 {

@@ -16,11 +16,31 @@ EF_PRIM EF(V) EF(vload)(const void *p) { EF(V) v; memcpy(&v, p, 32); return v; }
 EF_PRIM void EF(vstore)(float *p, EF(V) v) { memcpy(p, &v, 32); }
 EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return (EF(V)){x.a * y.a, x.b * y.b}; }
 EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return (EF(V)){x.a + y.a, x.b + y.b}; }
+EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return (EF(V)){x.a - y.a, x.b - y.b}; }
+EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return (EF(V)){x.a / y.a, x.b / y.b}; }
+EF_PRIM EF(V) EF(vsign)(EF(V) v)
+{
+    float x[8];
+    EF(vstore)(x, v);
+    for (int i = 0; i < 8; i++) x[i] = x[i] != x[i] ? x[i] : (float)((x[i] > 0) - (x[i] < 0));
+    return EF(vload)(x);
+}
 #ifdef __SSE2__
+EF_PRIM EF(V) EF(vsqrt)(EF(V) x)
+{
+    return (EF(V)){(EF(v4f))_mm_sqrt_ps((__m128)x.a), (EF(v4f))_mm_sqrt_ps((__m128)x.b)};
+}
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm_stream_ps(p, (__m128)v.a); _mm_stream_ps(p + 4, (__m128)v.b); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd((__m128)x); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x)); }
 #else
+EF_PRIM EF(V) EF(vsqrt)(EF(V) v)
+{
+    float x[8];
+    EF(vstore)(x, v);
+    for (int i = 0; i < 8; i++) x[i] = sqrtf(x[i]);
+    return EF(vload)(x);
+}
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { EF(vstore)(p, v); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[0], x[1]}, EF(v2d)); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[2], x[3]}, EF(v2d)); }
@@ -43,6 +63,28 @@ EF_PRIM EF(V) EF(vload_f16)(const void *p)
         memcpy(&f[i], &magnitude, 4);
     }
     return EF(vload)(f);
+}
+/* Rounded to the nearest, ties to even. A normal result keeps 11 bits of the 24; a denormal one is what is
+ * left of the fraction after adding 0.5, whose last place is float16's smallest step. */
+EF_PRIM void EF(vstore_f16)(void *p, EF(V) v)
+{
+    uint32_t w[8];
+    uint16_t h[8];
+    memcpy(w, &v, 32);
+    for (int i = 0; i < 8; i++) {
+        const uint32_t m = w[i] & 0x7fffffff, sign = w[i] >> 16 & 0x8000;
+        float shifted;
+        uint32_t tiny, half;
+        memcpy(&shifted, &m, 4);
+        shifted += 0.5f;
+        memcpy(&tiny, &shifted, 4);
+        half = (m - 0x38000000 + 0xfff + (m >> 13 & 1)) >> 13;
+        if (m < 0x38800000) half = tiny - 0x3f000000;
+        if (m >= 0x47800000) half = 0x7c00;
+        if (m > 0x7f800000) half = 0x7e00;
+        h[i] = (uint16_t)(sign | half);
+    }
+    memcpy(p, h, 16);
 }
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
 {

@@ -1,10 +1,12 @@
-"""The server's hot path over flat buffers: weighted sums, norms, checksums, moving averages.
+"""The server's hot path over flat buffers: weighted sums and steps, norms, checksums, moving averages.
 
     arguments.py           what is accepted, and the words of the errors
+    steps.py               the sum and the server optimiser's step in one pass
+    quantization.py        updates in fewer bits, clipping
     selection.py           which back end runs
     thread_count.py        how many threads a call may use
     backend_reference.py   numpy, the oracle
-    backend_numba.py       compiled at run time, where there was no C compiler
+    backend_numba.py       compiled at run time, where there was no C compiler: numba_loops, numba_vectors
     backend_c.py, _c       the native extension, built from the repository's kernels/
     staleness.py           moving averages indexed by client
 
@@ -19,8 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, Update
+from edgefl.kernels.quantization import clip, clip_factors, dequantize, quantize
 from edgefl.kernels.selection import backend, backends, select
 from edgefl.kernels.staleness import MovingAverage
+from edgefl.kernels.steps import weighted_step
 from edgefl.kernels.thread_count import set_threads, threads
 
 __all__ = [
@@ -30,9 +34,14 @@ __all__ = [
     "backend",
     "backends",
     "checksum",
+    "clip",
+    "clip_factors",
+    "dequantize",
+    "quantize",
     "set_threads",
     "sq_norm",
     "threads",
+    "weighted_step",
     "weighted_sum",
 ]
 

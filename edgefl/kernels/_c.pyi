@@ -24,6 +24,31 @@ def weighted_sum(
     threads: int,
     /,
 ) -> Literal[True] | None: ...
+def weighted_step(
+    out: object,
+    base: object,
+    updates: object,
+    weights: object,
+    scales: object | None,
+    norms: NDArray[Any],
+    checksums: object | None,
+    threads: int,
+    kind: int,
+    constants: tuple[float, ...],
+    old_state: object,
+    new_state: object,
+    /,
+) -> Literal[True] | None: ...
+def quantize(
+    out: object,
+    update: object,
+    scales: object | None,
+    residual: object | None,
+    left: object | None,
+    weight: float,
+    threads: int,
+    /,
+) -> float | None: ...
 def sq_norm(update: object, scale: object | None, threads: int, /) -> float | None: ...
 def checksum(buffer: object, threads: int, /) -> int | None: ...
 def observe(

@@ -22,7 +22,7 @@ Checksums: TypeAlias = NDArray[np.uint64]
 Update: TypeAlias = NDArray[Any]
 
 DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.int8))
-_ALLOWED = "float32, float16, uint16 (bfloat16) or int8 (with scales)"
+ALLOWED = "float32, float16, uint16 (bfloat16) or int8 (with scales)"
 
 
 class Sum(NamedTuple):
@@ -60,7 +60,15 @@ def _float32(name: str, value: object, *, writable: bool = False) -> Floats:
     return array
 
 
-def _items(name: str, value: object) -> list[Any]:
+def floats(name: str, value: object, size: int | None, *, writable: bool = False) -> Floats:
+    """``value`` as a flat float32 array of ``size`` elements (any size: None)."""
+    array = _float32(name, value, writable=writable)
+    if size is not None and array.size != size:
+        raise ValueError(f"{name} must have {size} elements (got {array.size})")
+    return array
+
+
+def items(name: str, value: object) -> list[Any]:
     try:
         return list(value)  # type: ignore[call-overload, no-any-return]
     except TypeError:
@@ -71,7 +79,7 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
     """An update of ``size`` elements (any size: None) and, for int8, its scales."""
     array = flat(name, value)
     if array.dtype not in DTYPES or not array.dtype.isnative:
-        raise TypeError(f"{name} must be {_ALLOWED} (got {array.dtype})")
+        raise TypeError(f"{name} must be {ALLOWED} (got {array.dtype})")
     if size is not None and array.size != size:
         raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
     owner = name.replace("updates", "scales") if "updates" in name else "scales"
@@ -101,12 +109,12 @@ def weighted_sum(
     """The arguments of `edgefl.kernels.weighted_sum`, or the error that names the wrong one."""
     checked_out = _float32("out", out, writable=True)
     size = checked_out.size
-    items, numbers = _items("updates", updates), _items("weights", weights)
-    if len(numbers) != len(items):
-        raise ValueError(f"weights must have {len(items)} entries like updates (got {len(numbers)})")
-    per_update = [None] * len(items) if scales is None else _items("scales", scales)
-    if len(per_update) != len(items):
-        raise ValueError(f"scales must have {len(items)} entries like updates (got {len(per_update)})")
+    vectors, numbers = items("updates", updates), items("weights", weights)
+    if len(numbers) != len(vectors):
+        raise ValueError(f"weights must have {len(vectors)} entries like updates (got {len(numbers)})")
+    per_update = [None] * len(vectors) if scales is None else items("scales", scales)
+    if len(per_update) != len(vectors):
+        raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(per_update)})")
     try:
         doubles = np.array([float(w) for w in numbers], dtype=np.float64)
     except (TypeError, ValueError):
@@ -118,21 +126,23 @@ def weighted_sum(
         checked_base = _float32("base", base)
         if checked_base.size != size:
             raise ValueError(f"base must have {size} elements like out (got {checked_base.size})")
-        same = checked_base.ctypes.data == checked_out.ctypes.data
-        if not same and np.may_share_memory(checked_base, checked_out):
+        if np.may_share_memory(checked_base, checked_out) and (
+            checked_base.ctypes.data != checked_out.ctypes.data
+        ):
             raise ValueError("base must be out itself or not overlap it (got a part of it)")
     pairs = []
-    for k, (item, scale) in enumerate(zip(items, per_update, strict=True)):
+    for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
         array, blocks = update(f"updates[{k}]", item, size, scale)
         for name, other in ((f"updates[{k}]", array), (f"scales[{k}]", blocks)):
             if other is not None and np.may_share_memory(checked_out, other):
                 raise ValueError(f"{name} must not overlap out, which is written while it is read")
         pairs.append((array, blocks))
-    sums = None if checksums is None else _checksums(checksums, len(items))
+    sums = None if checksums is None else checksum_array(checksums, len(vectors))
     return Sum(checked_out, checked_base, [a for a, _ in pairs], floats, [s for _, s in pairs], sums)
 
 
-def _checksums(value: object, size: int) -> Checksums:
+def checksum_array(value: object, size: int) -> Checksums:
+    """Where checksums are written, or the error."""
     array = flat("checksums", value, writable=True)
     if array.dtype != np.uint64:
         raise TypeError(f"checksums must be uint64 (got {array.dtype})")

@@ -6,8 +6,9 @@ import atexit
 
 import numpy as np
 
-from edgefl.kernels import _c, arguments
+from edgefl.kernels import _c, arguments, quantization, steps
 from edgefl.kernels.arguments import Doubles, Ids
+from edgefl.kernels.steps import Optimizer
 
 close_pool = _c.close_pool
 atexit.register(close_pool)
@@ -32,6 +33,49 @@ def weighted_sum(
     done = _c.weighted_sum(*given[:5], norms, given.checksums, threads)
     assert done, "the C back end refused arguments that the checks accept"
     return norms
+
+
+def weighted_step(
+    out: object,
+    base: object,
+    updates: object,
+    weights: object,
+    optimizer: Optimizer,
+    old_state: object,
+    new_state: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
+) -> Doubles:
+    kind, numbers = steps.KINDS.index(optimizer.kind), steps.constants(optimizer)
+    if isinstance(updates, list | tuple | np.ndarray):
+        norms = np.empty(len(updates))
+        last = (kind, numbers, old_state, new_state)
+        if _c.weighted_step(out, base, updates, weights, scales, norms, checksums, threads, *last):
+            return norms
+    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
+    total = given.sum
+    norms = np.empty(len(total.updates))
+    first = (total.out, given.base, total.updates, total.weights, total.scales, norms, total.checksums)
+    done = _c.weighted_step(*first, threads, kind, numbers, given.old, given.new)
+    assert done, "the C back end refused arguments that the checks accept"
+    return norms
+
+
+def quantize(
+    out: object,
+    update: object,
+    scales: object | None,
+    residual: object | None,
+    left: object | None,
+    weight: float,
+    threads: int,
+) -> float:
+    norm = _c.quantize(out, update, scales, residual, left, weight, threads)
+    if norm is None:
+        norm = _c.quantize(*quantization.checked(out, update, scales, residual, left, weight), threads)
+    assert norm is not None, "the C back end refused arguments that the checks accept"
+    return norm
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

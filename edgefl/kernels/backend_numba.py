@@ -1,136 +1,98 @@
 """The numba back end, for machines without a compiler: serial kernels without the GIL, on plain threads.
 
-No fastmath: LLVM then rounds every product and every sum as numpy does. numba's own parallel layer is
-not used, because it does not survive a fork.
+numba's own parallel layer is not used, because it does not survive a fork.
 """
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
 
-from edgefl.kernels import arguments
-from edgefl.kernels.arguments import TILE, Doubles, Floats, Ids, Sum, Update
-from edgefl.kernels.backend_reference import decoded, folded
+from edgefl.kernels import arguments, numba_loops, quantization, steps
+from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Ids, Sum, Update
+from edgefl.kernels.backend_reference import decoded, folded, remainder, rounded
+from edgefl.kernels.steps import Optimizer
 
 _CHUNK = 4 * TILE
+_STREAM_BYTES = 1 << 20
+"""Past this many bytes of out, writing around the caches saves reading what is overwritten."""
 _THREAD_CHUNKS = 16
 """Least chunks for a thread of its own, against some 100 μs to start one."""
 
 
-def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
-        try:
-            return numba.njit([signature], cache=True, **options)(function)
-        except RuntimeError:  # no folder that the cache could be written to
-            return numba.njit([signature], **options)(function)
-
-    return compiled
-
-
-def _input(dtype: Any) -> Any:
-    return types.Array(dtype, 1, "C", readonly=True, aligned=False)
-
-
-def _output(dtype: Any) -> Any:
-    return types.Array(dtype, 1, "C", aligned=False)
-
-
-@_jit(types.void(_output(types.float32), _input(types.float32), types.float32))
-def _add(total: Floats, x: Floats, weight: float) -> None:
-    for i in range(total.size):
-        total[i] = total[i] + weight * x[i]
-
-
-@_jit(types.void(_input(types.float32), _output(types.float64)))
-def _block_norms(x: Floats, norms: Doubles) -> None:
-    lanes = np.empty(8)
-    for block in range(norms.size):
-        start = block * TILE
-        stop = min(start + TILE, x.size)
-        whole = start + (stop - start) // 8 * 8
-        lanes[:] = 0.0
-        for i in range(start, whole, 8):
-            for lane in range(8):
-                wide = np.float64(x[i + lane])
-                lanes[lane] += wide * wide
-        for i in range(whole, stop):
-            wide = np.float64(x[i])
-            lanes[i - whole] += wide * wide
-        even = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6])
-        norms[block] = even + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))
-
-
-@_jit(types.void(_input(types.uint32), _output(types.uint64)))
-def _words(words: Any, sums: Any) -> None:
-    s1 = s2 = np.uint64(0)
-    for i in range(words.size):
-        w = np.uint64(words[i])
-        s1 += w
-        s2 += np.uint64(i + 1) * w
-    sums[0], sums[1] = s1, s2
-
-
-@_jit(
-    types.void(
-        types.int64,
-        types.int64,
-        types.float64,
-        _output(types.int64),
-        _output(types.float64),
-        _input(types.int64),
-        _input(types.float64),
-        _output(types.float64),
-    )
-)
-def _observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
-    for i in range(ids.size):
-        client = ids[i]
-        first, seen = client * width, count[client]
-        if mode == 0:
-            state[first + seen % width] = values[i]
-        elif mode == 1:
-            state[first] += values[i]
-        elif seen > 0:
-            state[first] = decay * state[first] + (1.0 - decay) * values[i]
-        else:
-            state[first] = values[i]
-        seen += 1
-        count[client] = seen
-        if mode == 2:
-            means[i] = state[first]
-        elif mode == 1:
-            means[i] = state[first] / np.float64(seen)
-        else:
-            kept = min(seen, width)
-            total = 0.0
-            for j in range(kept):
-                total += state[first + j]
-            means[i] = total / np.float64(kept)
-
-
-def _sum_chunks(given: Sum, partial: Doubles, first: int, last: int) -> None:
+def _sum_part(out: Floats, given: Sum, partial: Doubles, start: int, stop: int) -> None:
+    """The sum of elements ``start`` (a multiple of the tile) to ``stop``, written to ``out``."""
+    base = None if given.base is None else given.base[start:stop]
+    if not given.updates:
+        out[:] = 0.0 if base is None else base
+        return
     with np.errstate(all="ignore"):
-        for chunk in range(first, last):
-            start, stop = chunk * _CHUNK, min((chunk + 1) * _CHUNK, given.out.size)
-            total = given.out[start:stop]
-            if given.base is None:
-                total.fill(0.0)
-            elif given.base.ctypes.data != given.out.ctypes.data:
-                total[:] = given.base[start:stop]
-            tiles = slice(start // TILE, -(-stop // TILE))
-            for k, (update, scale) in enumerate(zip(given.updates, given.scales, strict=True)):
-                x = decoded(update, scale, start, stop)
-                _add(total, x, given.weights[k])
-                _block_norms(x, partial[k, tiles])
+        vectors = [decoded(u, s, start, stop) for u, s in zip(given.updates, given.scales, strict=True)]
+    _sum_floats(out, base, vectors, given.weights, partial[:, start // TILE : -(-stop // TILE)], 1)
+
+
+def _sum_floats(
+    out: Floats, base: Floats | None, vectors: list[Update], weights: Floats, norms: Doubles, threads: int
+) -> None:
+    """A sum of one float32 vector or more."""
+    place, model = _address(out), 0 if base is None else _address(base)
+    addresses = np.array([_address(vector) for vector in vectors], dtype=np.uintp)
+    stream = place % 64 == 0 and out.nbytes >= _STREAM_BYTES and place != model
+    counter = np.zeros(1, dtype=np.int64)
+    given = (place, model, out.size, addresses, weights, norms, stream, _address(counter))
+    _together(lambda: numba_loops.sum_tiles(*given), threads)
+
+
+def _address(array: Update) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _share(size: int, loads: int, threads: int) -> int:
+    """How many threads work on ``size`` elements that are each of ``loads`` arrays."""
+    return max(1, min(threads, -(-size // _CHUNK) * loads // _THREAD_CHUNKS))
+
+
+def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
+    """work(start, stop) over all elements, in parts that stay in cache; who is done takes the next part."""
+    starts = iter(range(0, size, _CHUNK))
+
+    def take() -> None:
+        for start in starts:
+            work(start, min(start + _CHUNK, size))
+
+    _together(take, threads)
+
+
+def _together(work: Callable[[], None], threads: int) -> None:
+    """work() on this thread and on others, which have ended it when this returns.
+
+    `threading.Thread` would wait for each thread to have started before this one does its share.
+    """
+    errors: list[BaseException] = []
+
+    def other(done: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.release()
+
+    locks = [_thread.allocate_lock() for _ in range(threads - 1)]
+    for lock in locks:
+        lock.acquire()
+        _thread.start_new_thread(other, (lock,))
+    try:
+        work()
+    finally:
+        for lock in locks:
+            lock.acquire()
+    if errors:
+        raise errors[0]
 
 
 def weighted_sum(
@@ -143,29 +105,87 @@ def weighted_sum(
     threads: int,
 ) -> Doubles:
     given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
-    chunks = -(-given.out.size // _CHUNK)
-    partial = np.zeros((len(given.updates), -(-given.out.size // TILE)))
-    threads = max(1, min(threads, chunks * len(given.updates) // _THREAD_CHUNKS))
-    bounds = [chunks * i // threads for i in range(threads + 1)]
-    others = [
-        threading.Thread(target=_sum_chunks, args=(given, partial, bounds[i], bounds[i + 1]))
-        for i in range(1, threads)
-    ]
-    for thread in others:
-        thread.start()
-    _sum_chunks(given, partial, 0, bounds[1])
-    for thread in others:
-        thread.join()
+    size, vectors = given.out.size, given.updates
+    partial = np.zeros((len(vectors), -(-size // TILE)))
+    useful = _share(size, len(vectors), threads)
+    if vectors and all(vector.dtype == np.float32 for vector in vectors):
+        _sum_floats(given.out, given.base, vectors, given.weights, partial, useful)
+    else:
+        _in_parts(lambda a, b: _sum_part(given.out[a:b], given, partial, a, b), size, useful)
+    return _finished(given, partial, threads)
+
+
+def weighted_step(
+    out: object,
+    base: object,
+    updates: object,
+    weights: object,
+    optimizer: Optimizer,
+    old_state: object,
+    new_state: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
+) -> Doubles:
+    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
+    kind = steps.KINDS.index(optimizer.kind)
+    with np.errstate(over="ignore"):
+        numbers = np.array(steps.constants(optimizer), dtype=np.float64).astype(np.float32)
+    partial = np.zeros((len(given.sum.updates), -(-given.sum.out.size // TILE)))
+    unused = np.empty(0, dtype=np.float32)
+
+    def work(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        mean = np.empty(stop - start, dtype=np.float32)
+        _sum_part(mean, given.sum, partial, start, stop)
+        old_a, old_b = [*(x[part] for x in given.old), unused][:2]
+        a, b = [*(x[part] for x in given.new), unused][:2]
+        numba_loops.step(kind, numbers, mean, given.base[part], old_a, old_b, given.sum.out[part], a, b)
+
+    size = given.sum.out.size
+    _in_parts(work, size, _share(size, len(given.sum.updates) + 2, threads))
+    return _finished(given.sum, partial, threads)
+
+
+def _finished(given: Sum, partial: Doubles, threads: int) -> Doubles:
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
-    return np.array([_total(row) for row in partial])
+    return _totals(partial)
 
 
-def _total(blocks: Doubles) -> float:
-    total = 0.0
-    for block in blocks.tolist():
-        total += block
-    return total
+def _totals(partial: Doubles) -> Doubles:
+    """The sums of all blocks, one after the other."""
+    if not partial.shape[1]:
+        return np.zeros(len(partial))
+    return np.ascontiguousarray(partial.cumsum(axis=1)[:, -1])
+
+
+def quantize(
+    out: object,
+    update: object,
+    scales: object | None,
+    residual: object | None,
+    left: object | None,
+    weight: float,
+    threads: int,
+) -> float:
+    given = quantization.checked(out, update, scales, residual, left, weight)
+
+    def work(start: int, stop: int) -> None:
+        """numpy's own conversions, on parts that stay in cache."""
+        part, blocks = slice(start, stop), slice(start // SCALE_BLOCK, -(-stop // SCALE_BLOCK))
+        factors = None if given.scales is None else given.scales[blocks]
+        with np.errstate(all="ignore"):
+            y = given.weight * given.update[part]
+            if given.residual is not None:
+                y += given.residual[part]
+            rounded(given.out[part], y, factors)
+            if given.left is not None:
+                given.left[part] = remainder(y, given.out[part], factors)
+
+    size = given.update.size
+    _in_parts(work, size, _share(size, 2, threads))
+    return _norm(given.out, given.scales)
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:
@@ -174,13 +194,14 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    partial = np.zeros(-(-update.size // TILE))
-    with np.errstate(all="ignore"):
-        for start in range(0, update.size, _CHUNK):
-            stop = min(start + _CHUNK, update.size)
-            x = decoded(update, scale, start, stop)
-            _block_norms(x, partial[start // TILE : -(-stop // TILE)])
-    return _total(partial)
+    """The norm that a sum gives, its result thrown away."""
+    partial = np.zeros((1, -(-update.size // TILE)))
+    scratch = np.empty(min(_CHUNK, update.size), dtype=np.float32)
+    given = Sum(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)
+    for start in range(0, update.size, _CHUNK):
+        stop = min(start + _CHUNK, update.size)
+        _sum_part(scratch[: stop - start], given, partial, start, stop)
+    return float(_totals(partial)[0])
 
 
 def checksum(update: object, threads: int) -> int:
@@ -188,11 +209,11 @@ def checksum(update: object, threads: int) -> int:
     words = data[: data.size // 4 * 4].view("<u4")
     tail = int.from_bytes(data[words.size * 4 :].tobytes(), "little")
     sums = np.empty(2, dtype=np.uint64)
-    _words(words, sums)
+    numba_loops.words(words, sums)
     return folded(int(sums[0]) + tail, int(sums[1]) + (words.size + 1) * tail, data.size)
 
 
 def observe(
     mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
 ) -> None:
-    _observe(mode, width, decay, count, state, ids, values, means)
+    numba_loops.observe(mode, width, decay, count, state, ids, values, means)

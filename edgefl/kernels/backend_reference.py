@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from edgefl.kernels import arguments
+from edgefl.kernels import arguments, quantization, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids, Update
+from edgefl.kernels.steps import Optimizer
 
 _MASK = (1 << 64) - 1
 _CHUNK = 64 * TILE
@@ -44,6 +47,76 @@ def weighted_sum(
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     return norms
+
+
+def weighted_step(
+    out: object,
+    base: object,
+    updates: object,
+    weights: object,
+    optimizer: Optimizer,
+    old_state: object,
+    new_state: object,
+    scales: object | None,
+    checksums: object | None,
+    threads: int,
+) -> Doubles:
+    from edgefl.strategies.optimizer import apply  # the strategies use these kernels
+
+    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
+    same: Any = optimizer
+    mean = np.empty_like(given.sum.out)
+    norms = weighted_sum(
+        mean, None, given.sum.updates, given.sum.weights, given.sum.scales, given.sum.checksums, threads
+    )
+    with np.errstate(all="ignore"):
+        apply(same, given.sum.out, given.base, mean, given.old, given.new)
+    return norms
+
+
+def quantize(
+    out: object,
+    update: object,
+    scales: object | None,
+    residual: object | None,
+    left: object | None,
+    weight: float,
+    threads: int,
+) -> float:
+    given = quantization.checked(out, update, scales, residual, left, weight)
+    with np.errstate(all="ignore"):
+        y = given.weight * given.update
+        if given.residual is not None:
+            y += given.residual
+        rounded(given.out, y, given.scales)
+        if given.left is not None:
+            given.left[:] = remainder(y, given.out, given.scales)
+        return _sq_norm(given.out, given.scales)
+
+
+def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
+    """``y`` in ``out``'s type; for int8 with the scales that it writes."""
+    if scales is not None:
+        blocks = np.zeros((scales.size, SCALE_BLOCK), dtype=np.float32)
+        blocks.reshape(-1)[: y.size] = y
+        most = np.abs(blocks).max(axis=1, initial=0)
+        scales[:] = np.where(np.isfinite(most), most / np.float32(127), np.float32(np.nan))
+        usable = (scales > 0)[:, None]
+        steps = np.clip(blocks / np.where(usable, scales[:, None], np.float32(1)), -127, 127)
+        out[:] = np.where(usable, np.rint(steps), 0).reshape(-1)[: y.size].astype(np.int8)
+    elif out.dtype == np.uint16:
+        bits = y.view(np.uint32)
+        high, odd = bits >> np.uint32(16), (bits >> np.uint32(16)) & np.uint32(1)
+        nearest = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+        out[:] = np.where(np.isnan(y), high | np.uint32(0x40), nearest).astype(np.uint16)
+    else:
+        out[:] = y.astype(out.dtype)
+
+
+def remainder(y: Floats, out: Update, scales: Floats | None) -> Floats:
+    """What rounding left of ``y``, 0 where that is not finite."""
+    left = y - decoded(out, scales, 0, out.size)
+    return np.where(np.isfinite(left), left, np.float32(0))
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

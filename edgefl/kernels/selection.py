@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.kernels.arguments import Doubles, Ids
@@ -13,7 +13,7 @@ from edgefl.kernels.arguments import Doubles, Ids
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 2
+ABI = 3
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
@@ -33,6 +33,29 @@ class Backend(Protocol):
         checksums: object | None,
         threads: int,
     ) -> Doubles: ...
+    def weighted_step(
+        self,
+        out: object,
+        base: object,
+        updates: object,
+        weights: object,
+        optimizer: Any,
+        old_state: object,
+        new_state: object,
+        scales: object | None,
+        checksums: object | None,
+        threads: int,
+    ) -> Doubles: ...
+    def quantize(
+        self,
+        out: object,
+        update: object,
+        scales: object | None,
+        residual: object | None,
+        left: object | None,
+        weight: float,
+        threads: int,
+    ) -> float: ...
     def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...
     def checksum(self, update: object, threads: int) -> int: ...
     def observe(

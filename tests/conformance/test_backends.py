@@ -4,11 +4,11 @@ sets and threads. Which NaN a NaN is (sign, payload) is left open."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from backend_cases import DTYPES, fast_backends, random_update, same_bits, unaligned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,80 +16,23 @@ from edgefl import kernels
 
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 SIZES = (0, 1, 7, 8, 9, 17, BLOCK - 1, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE, 5 * TILE + 13)
-DTYPES = ("float32", "float16", "bfloat16", "int8", "mixed")
-
-
-def _fast() -> list[tuple[str, str]]:
-    found = []
-    if kernels.backends()["c"] == "ok":
-        from edgefl.kernels import _c
-
-        found += [("c", isa) for isa in _c.isas()]
-    return [*found, ("numba", "")]
-
-
-@pytest.fixture(params=_fast(), ids="-".join)
-def fast(request: pytest.FixtureRequest) -> Iterator[str]:
-    backend, isa = request.param
-    if isa:
-        from edgefl.kernels import _c
-
-        before = _c.isa()
-        _c.set_isa(isa)
-        yield backend
-        _c.set_isa(before)
-    else:
-        yield backend
-
-
-def _same_bits(a: np.ndarray, b: np.ndarray) -> None:
-    nan = np.isnan(a)
-    np.testing.assert_array_equal(nan, np.isnan(b))
-    unsigned = f"u{a.dtype.itemsize}"
-    np.testing.assert_array_equal(a[~nan].view(unsigned), b[~nan].view(unsigned))
-
-
-def _unaligned(array: np.ndarray, offset: int) -> np.ndarray:
-    """A copy that begins ``offset`` bytes after a 64-byte boundary."""
-    raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
-    start = -raw.ctypes.data % 64 + offset
-    view = raw[start : start + array.nbytes].view(array.dtype)
-    view[:] = array
-    return view
-
-
-def _update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
-    """An update and its scales; a wild one has random bits: denormals, infinities and NaNs among them."""
-    if dtype == "int8":
-        scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
-        return rng.integers(-128, 128, size, dtype=np.int8), scale
-    if dtype == "float32":
-        bits = rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
-        return bits if wild else rng.standard_normal(size, dtype=np.float32), None
-    bits16 = rng.integers(0, 1 << 16, size, dtype=np.uint16)
-    if not wild:
-        values = rng.standard_normal(size, dtype=np.float32)
-        bits16 = (values.view(np.uint32) >> 16).astype(np.uint16)
-        if dtype == "float16":
-            bits16 = values.astype(np.float16).view(np.uint16)
-    return bits16.view(np.float16) if dtype == "float16" else bits16, None
 
 
 def _case(dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng([size, count, wild])
     each = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
-    pairs = [_update(next(each), size, rng, wild) for _ in range(count)]
-    base, _ = _update("float32", size, rng, wild)
+    pairs = [random_update(next(each), size, rng, wild) for _ in range(count)]
+    base, _ = random_update("float32", size, rng, wild)
     return {
-        "base": _unaligned(base, offset),
-        "updates": [_unaligned(u, offset) for u, _ in pairs],
+        "base": unaligned(base, offset),
+        "updates": [unaligned(u, offset) for u, _ in pairs],
         "weights": rng.standard_normal(count),
         "scales": [s for _, s in pairs],
     }
 
 
 def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    out = _unaligned(np.full(case["base"].size, np.nan, dtype=np.float32), offset)
+    out = unaligned(np.full(case["base"].size, np.nan, dtype=np.float32), offset)
     sums = np.zeros(len(case["updates"]), dtype=np.uint64)
     norms = kernels.weighted_sum(
         out, case["base"], case["updates"], case["weights"], backend, scales=case["scales"], checksums=sums
@@ -101,11 +44,11 @@ def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarra
 def _check(fast: str, case: dict[str, Any], offset: int = 0) -> None:
     expected, norms = _run("reference", case)
     got, got_norms = _run(fast, case, offset)
-    _same_bits(expected, got)
-    _same_bits(norms, got_norms)
+    same_bits(expected, got)
+    same_bits(norms, got_norms)
     assert got_norms.dtype == np.float64
     for update, scale, norm in zip(case["updates"], case["scales"], norms, strict=True):
-        _same_bits(np.array([norm]), np.array([kernels.sq_norm(update, fast, scale=scale)]))
+        same_bits(np.array([norm]), np.array([kernels.sq_norm(update, fast, scale=scale)]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,8 +99,8 @@ def test_no_base_is_a_base_of_zeros(fast: str) -> None:
     out, zeros = np.empty(TILE + 5, np.float32), np.zeros(TILE + 5, np.float32)
     norms = kernels.weighted_sum(out, None, case["updates"], case["weights"], fast, scales=case["scales"])
     expected, expected_norms = _run(fast, case | {"base": zeros})
-    _same_bits(expected, out)
-    _same_bits(expected_norms, norms)
+    same_bits(expected, out)
+    same_bits(expected_norms, norms)
 
 
 def test_base_may_be_out(fast: str) -> None:
@@ -166,7 +109,7 @@ def test_base_may_be_out(fast: str) -> None:
         expected, _ = _run("reference", case)
         out = case["base"].copy()
         kernels.weighted_sum(out, out, case["updates"], case["weights"], fast)
-        _same_bits(expected, out)
+        same_bits(expected, out)
 
 
 def test_products_and_sums_are_not_fused(fast: str) -> None:
@@ -196,8 +139,8 @@ def test_threads_do_not_change_a_bit(fast: str) -> None:
         for threads in (2, 3, 8):
             kernels.set_threads(threads)
             got, got_norms = _run(fast, case)
-            _same_bits(expected, got)
-            _same_bits(norms, got_norms)
+            same_bits(expected, got)
+            same_bits(norms, got_norms)
             assert kernels.checksum(got, fast) == total
             assert kernels.sq_norm(case["updates"][0], fast) == norms[0]
     finally:
@@ -225,16 +168,16 @@ def test_random_sums(data: st.DataObject) -> None:
     case["weights"] = data.draw(
         st.lists(st.floats(width=32), min_size=len(case["updates"]), max_size=len(case["updates"]))
     )
-    for backend in {name for name, _ in _fast()}:
+    for backend in {name for name, _ in fast_backends()}:
         _check(backend, case, offset=data.draw(st.integers(0, 63)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(raw=st.binary(max_size=300), repeat=st.integers(1, 900), offset=st.integers(0, 7))
 def test_random_checksums(raw: bytes, repeat: int, offset: int) -> None:
-    data = _unaligned(np.frombuffer(raw * repeat, dtype=np.uint8), offset)
+    data = unaligned(np.frombuffer(raw * repeat, dtype=np.uint8), offset)
     expected = kernels.checksum(data, "reference")
-    for backend in {name for name, _ in _fast()}:
+    for backend in {name for name, _ in fast_backends()}:
         assert kernels.checksum(data, backend) == expected
 
 
@@ -257,7 +200,7 @@ def test_checksums(fast: str, size: int) -> None:
 def test_random_averages(
     mode: Any, window: int, decay: float, batches: list[list[tuple[int, float]]]
 ) -> None:
-    names = ["reference", *sorted({name for name, _ in _fast()})]
+    names = ["reference", *sorted({name for name, _ in fast_backends()})]
     averages = [kernels.MovingAverage(5, mode, window, decay, backend=name) for name in names]
     one_by_one = kernels.MovingAverage(5, mode, window, decay)
     for batch in batches:
@@ -265,8 +208,8 @@ def test_random_averages(
         means = [average.observe(ids, values) for average in averages]
         single = np.array([one_by_one.observe(i, x) for i, x in batch], dtype=np.float64)
         for other in [*means[1:], single]:
-            _same_bits(means[0], other)
+            same_bits(means[0], other)
     for average in [*averages[1:], one_by_one]:
         for key, array in averages[0].arrays().items():
             np.testing.assert_array_equal(array, average.arrays()[key])
-        _same_bits(averages[0].mean(range(5)), average.mean(range(5)))
+        same_bits(averages[0].mean(range(5)), average.mean(range(5)))

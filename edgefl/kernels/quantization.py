@@ -1,0 +1,152 @@
+"""Updates in fewer bits, with error feedback; clipping to a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.kernels import arguments
+from edgefl.kernels.arguments import Doubles, Floats, Update
+from edgefl.kernels.selection import select
+from edgefl.kernels.thread_count import threads
+
+
+class Quantization(NamedTuple):
+    """Checked arguments of a quantisation; the weight is float32."""
+
+    out: Update
+    update: Floats
+    scales: Floats | None
+    residual: Floats | None
+    left: Floats | None
+    weight: Any
+
+
+def quantize(
+    out: Update,
+    update: Floats,
+    *,
+    scales: Floats | None = None,
+    residual: Floats | None = None,
+    new_residual: Floats | None = None,
+    weight: float = 1.0,
+    backend: str | None = None,
+) -> float:
+    """Round y = weight·update + residual to ``out``'s type; returns the squared L2 norm of what ``out`` is.
+
+    ``out`` is flat, of float32, float16, bfloat16 (uint16) or int8, and of D elements like the flat float32
+    ``update`` (and may be it). float16 and bfloat16 are rounded to the nearest, ties to even, and overflow
+    to infinity. An int8 block of 256 elements gets scales[b] = max|y| / 127 and
+    q = round(y / scales[b]), ties to even; a block with an inf or NaN gets the scale NaN, which marks the
+    update as bad. ``scales`` (float32[⌈D/256⌉]) is written for int8 and None otherwise.
+
+    Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847): ``residual`` is what the
+    last rounding left (None: nothing) and ``new_residual`` takes y − decoded(out), or 0 where that is
+    not finite; it may be ``residual`` itself. All in one pass, with the same bits from every back end.
+
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
+
+    >>> q, scales, left = np.empty(3, np.int8), np.empty(1, np.float32), np.empty(3, np.float32)
+    >>> quantize(q, np.array([127, -3.5, 0.25], np.float32), scales=scales, new_residual=left)
+    16145.0
+    >>> q.tolist(), scales.tolist(), left.tolist()
+    ([127, -4, 0], [1.0], [0.0, 0.5, 0.25])
+    """
+    return select(backend).quantize(out, update, scales, residual, new_residual, weight, threads())
+
+
+def dequantize(
+    out: Floats, update: Update, *, scale: Floats | None = None, backend: str | None = None
+) -> float:
+    """Write an update of any type to ``out`` as float32; returns its squared L2 norm. A −0 becomes +0.
+
+    >>> out = np.empty(2, np.float32)
+    >>> dequantize(out, np.array([2, -1], np.int8), scale=np.array([0.5], np.float32)), out.tolist()
+    (1.25, [1.0, -0.5])
+    """
+    scales = None if scale is None else [scale]
+    return float(select(backend).weighted_sum(out, None, [update], [1.0], scales, None, threads())[0])
+
+
+def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
+    """min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for one that is not finite.
+
+    Multiplied into the weights of a `weighted_sum` these clip every update to norm L without touching it:
+    the norms are there already if each update's was taken when it arrived (`sq_norm`).
+
+    >>> clip_factors([4.0, 0.25, 0.0], 1.0).tolist()
+    [0.5, 1.0, 1.0]
+    """
+    if not (math.isfinite(max_norm) and max_norm > 0):
+        raise ValueError(f"max_norm must be a finite number above 0 (got {max_norm!r})")
+    squares = np.asarray(sq_norms, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = np.minimum(1.0, max_norm / np.sqrt(squares))
+    return np.where(np.isfinite(squares), factors, np.nan)
+
+
+def clip(out: Floats, update: Floats, max_norm: float, *, backend: str | None = None) -> float:
+    """Write min(1, L / ‖Δ‖)·Δ to ``out``, which may be ``update``; returns ‖Δ‖² as it came.
+
+    The factor is rounded to float32, so the norm of the result is L to within 10⁻⁷.
+
+    >>> update = np.array([3, 4], np.float32)
+    >>> clip(update, update, 2.5), update.tolist()
+    (25.0, [1.5, 2.0])
+    """
+    chosen = select(backend)
+    given = arguments.floats("update", update, None)
+    square = chosen.sq_norm(given, None, threads())
+    factor = float(clip_factors([square], max_norm)[0])
+    chosen.quantize(arguments.floats("out", out, given.size), given, None, None, None, factor, threads())
+    return square
+
+
+def checked(
+    out: object,
+    update: object,
+    scales: object | None,
+    residual: object | None,
+    left: object | None,
+    weight: float,
+) -> Quantization:
+    """The arguments of `quantize`, or the error that names the wrong one."""
+    source = arguments.floats("update", update, None)
+    size = source.size
+    target = arguments.flat("out", out, writable=True)
+    if target.dtype not in arguments.DTYPES or not target.dtype.isnative:
+        raise TypeError(f"out must be {arguments.ALLOWED} (got {target.dtype})")
+    if target.size != size:
+        raise ValueError(f"out must have {size} elements like update (got {target.size})")
+    if (target.dtype == np.int8) != (scales is not None):
+        needed = "given for int8" if scales is None else f"None for {target.dtype}"
+        raise ValueError(f"scales must be {needed} (got {type(scales).__name__})")
+    blocks = -(-size // arguments.SCALE_BLOCK)
+    steps = None if scales is None else arguments.floats("scales", scales, blocks, writable=True)
+    old = None if residual is None else arguments.floats("residual", residual, size)
+    new = None if left is None else arguments.floats("new_residual", left, size, writable=True)
+    arrays: dict[str, NDArray[Any] | None] = {
+        "out": target,
+        "scales": steps,
+        "new_residual": new,
+        "update": source,
+        "residual": old,
+    }
+    given = [(name, array) for name, array in arrays.items() if array is not None]
+    for i, (name, array) in enumerate(given):
+        for other, array2 in given[i + 1 :]:
+            in_place = {name, other} in ({"out", "update"}, {"new_residual", "residual"})
+            same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
+            reads = name == "update"
+            if not reads and not (in_place and same) and np.may_share_memory(array, array2):
+                raise ValueError(f"{other} must not overlap {name}, which is written")
+    try:
+        with np.errstate(over="ignore"):
+            factor = np.float64(weight).astype(np.float32)
+    except (TypeError, ValueError):
+        raise TypeError(f"weight must be a number (got {weight!r})") from None
+    return Quantization(target, source, steps, old, new, factor)

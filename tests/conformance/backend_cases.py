@@ -1,0 +1,55 @@
+"""Arrays that back ends are compared on, and how they are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgefl import kernels
+
+BLOCK = kernels.SCALE_BLOCK
+DTYPES = ("float32", "float16", "bfloat16", "int8", "mixed")
+
+
+def fast_backends() -> list[tuple[str, str]]:
+    """Each back end that must give the reference's bits, with each of its instruction sets."""
+    found = []
+    if kernels.backends()["c"] == "ok":
+        from edgefl.kernels import _c
+
+        found += [("c", isa) for isa in _c.isas()]
+    return [*found, ("numba", "")]
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    nan = np.isnan(a)
+    np.testing.assert_array_equal(nan, np.isnan(b))
+    unsigned = f"u{a.dtype.itemsize}"
+    np.testing.assert_array_equal(a[~nan].view(unsigned), b[~nan].view(unsigned))
+
+
+def unaligned(array: np.ndarray, offset: int) -> np.ndarray:
+    """A copy that begins ``offset`` bytes after a 64-byte boundary."""
+    raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    view = raw[start : start + array.nbytes].view(array.dtype)
+    view[:] = array
+    return view
+
+
+def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -> tuple[Any, Any]:
+    """An update and its scales; a wild one has random bits: denormals, infinities and NaNs among them."""
+    if dtype == "int8":
+        scale = rng.standard_normal(-(-size // BLOCK)).astype(np.float32)
+        return rng.integers(-128, 128, size, dtype=np.int8), scale
+    if dtype == "float32":
+        bits = rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
+        return bits if wild else rng.standard_normal(size, dtype=np.float32), None
+    bits16 = rng.integers(0, 1 << 16, size, dtype=np.uint16)
+    if not wild:
+        values = rng.standard_normal(size, dtype=np.float32)
+        bits16 = (values.view(np.uint32) >> 16).astype(np.uint16)
+        if dtype == "float16":
+            bits16 = values.astype(np.float16).view(np.uint16)
+    return bits16.view(np.float16) if dtype == "float16" else bits16, None
