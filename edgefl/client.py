@@ -23,6 +23,7 @@ from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
 from edgefl.emulation.pacing import Pacer, Spent, set_time_slice, set_timer_slack
+from edgefl.endpoint import send_now
 from edgefl.errors import SlotError, WireError
 from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
@@ -70,7 +71,7 @@ class Line:
         """Send a message; waits where the server is behind, leaves where it is gone."""
         while True:
             try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK)
+                send_now(self._socket, frames)
             except zmq.Again:
                 self._poll_out()
             else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from edgefl import control, wire
+from edgefl.endpoint import send_now
 from edgefl.peers import CLIENTS, Peer, Peers
 from edgefl.stopwatch import Stopwatch
 from edgefl.transport import Frame, ServerEnd
@@ -60,7 +61,7 @@ class SocketOutbox:
     def send(self, peer: Peer, message: wire.FromServer, payload: Sequence[Frame] = ()) -> bool:
         """Whether the socket took the message. A peer that is gone is left to the supervisor to report."""
         try:
-            self._socket.send_multipart([peer.identity, wire.encode(message), *payload], zmq.NOBLOCK)
+            send_now(self._socket, [peer.identity, wire.encode(message), *payload])
         except zmq.Again:
             self._stuck(peer)
             return False

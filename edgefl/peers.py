@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgefl import control
 
@@ -23,10 +23,10 @@ class Peer:
     ready: bool = False
     expelled: bool = False
     deaths_in_a_row: int = 0
+    identity: bytes = field(init=False)
 
-    @property
-    def identity(self) -> bytes:
-        return control.routing_id(self.role, self.number, self.epoch)
+    def __post_init__(self) -> None:
+        self.identity = control.routing_id(self.role, self.number, self.epoch)
 
 
 class Peers:
