@@ -19,6 +19,7 @@ import zmq
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_RCVMORE = int(zmq.RCVMORE)
 
 
 def send_now(socket: zmq.Socket[bytes], frames: Sequence[bytes | memoryview]) -> None:
@@ -42,6 +43,21 @@ def router_socket(context: zmq.Context[zmq.Socket[bytes]], largest_bytes: int) -
     socket.sndhwm = socket.rcvhwm = 8
     socket.maxmsgsize = largest_bytes
     return socket
+
+
+def receive_now(socket: zmq.Socket[bytes], headers: int) -> list[bytes | memoryview]:
+    """The frames of a message that has arrived; raises `zmq.Again` if none has.
+
+    The first ``headers`` frames are bytes. Those after them, which may be as large as a model, stay where
+    ZeroMQ has them and are read only: nobody copies what is copied into its place at once anyway.
+    """
+    frames: list[bytes | memoryview] = [socket.recv(_NOBLOCK)]
+    while socket.getsockopt(_RCVMORE):
+        if len(frames) < headers:
+            frames.append(socket.recv(_NOBLOCK))
+        else:
+            frames.append(socket.recv(_NOBLOCK, copy=False).buffer)
+    return frames
 
 
 class Endpoint:
