@@ -17,7 +17,6 @@ from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.errors import SlotError
 from edgefl.events import Sum
 from edgefl.strategies.base import ServerOptimizer
-from edgefl.strategies.optimizer import apply
 
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
@@ -68,9 +67,6 @@ class Aggregator:
         self._free = list(range(self.buffer.shape.slots))[::-1]
         self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
-        # Plain SGD is folded into the kernel's weights; others need the mean update by itself.
-        self._fused = self.optimizer.kind == "sgd" and self.optimizer.momentum == 0.0
-        self._mean = None if self._fused else np.zeros(self.buffer.shape.size, dtype=np.float32)
 
     # ---- leases --------------------------------------------------------------------------------
 
@@ -138,7 +134,7 @@ class Aggregator:
         buffer = self.buffer
         slots = [self.leases[task].slot for task in action.tasks]
         started = time.perf_counter()
-        norms, seen = self._weigh(action, [buffer.slot(slot) for slot in slots], entry)
+        norms, seen = self._make(action, [buffer.slot(slot) for slot in slots], entry)
         altered = tuple(
             task
             for task, slot, checksum in zip(action.tasks, slots, seen, strict=True)
@@ -149,8 +145,6 @@ class Aggregator:
         bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
         if bad:
             return SumResult(bad=bad, checksums=seen)
-        if self._mean is not None:
-            self._step(self._mean, entry)
         seconds = time.perf_counter() - started
         if bad := self._overflowing(action, norms, entry):
             return SumResult(bad=bad, checksums=seen)
@@ -160,40 +154,29 @@ class Aggregator:
         self.totals.bytes += (len(slots) + 2) * 4 * buffer.shape.size
         return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
-    def _weigh(
+    def _make(
         self, action: Sum, updates: list[Floats], entry: int
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Write the next model into ``entry``, or the mean update that makes it into `_mean`.
+        """Write the next model and the optimiser's vectors into ``entry``.
 
         Returns each update's squared norm and its checksum, from the same pass over memory.
         """
-        model = self.buffer.model(self.buffer.latest[1])
-        self.buffer.retire(entry)
-        weights, shrink = list(action.weights), action.base_scale - 1.0
-        base: Floats | None = None
-        if self._mean is None:
-            out, lr = self.buffer.model(entry), self.optimizer.lr
-            weights = [lr * weight for weight in weights]
-            if shrink:
-                weights.insert(0, 1.0 + lr * shrink)
-            else:
-                base = model
-        else:
-            out = self._mean
-            if shrink:
-                weights.insert(0, shrink)
-        vectors = [model, *updates] if shrink else updates
-        sums = np.empty(len(vectors), dtype=np.uint64)
-        norms = kernels.weighted_sum(out, base, vectors, weights, self.backend, checksums=sums)
-        count = len(updates)
-        return tuple(norms[-count:].tolist()), tuple(sums[-count:].tolist())
-
-    def _step(self, mean: Floats, entry: int) -> None:
-        """Write the model that the optimiser makes of ``mean`` into ``entry``."""
         buffer, old_entry = self.buffer, self.buffer.latest[1]
-        model, before = buffer.model(old_entry), buffer.vectors(old_entry)
-        with np.errstate(over="ignore", invalid="ignore"):  # `_overflowing` looks at what was made
-            apply(self.optimizer, buffer.model(entry), model, mean, before, buffer.vectors(entry))
+        buffer.retire(entry)
+        sums = np.empty(len(updates), dtype=np.uint64)
+        norms = kernels.weighted_step(
+            buffer.model(entry),
+            buffer.model(old_entry),
+            updates,
+            action.weights,
+            self.optimizer,
+            buffer.vectors(old_entry),
+            buffer.vectors(entry),
+            self.backend,
+            base_scale=action.base_scale,
+            checksums=sums,
+        )
+        return tuple(norms.tolist()), tuple(sums.tolist())
 
     def _overflowing(self, action: Sum, norms: tuple[float, ...], entry: int) -> tuple[int, ...]:
         """The largest update's task, if the model is not finite although every update is."""
