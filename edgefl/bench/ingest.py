@@ -44,7 +44,8 @@ RING = 4
 NEVER = 10**9
 STAGES = ("receive", "decide", "sum", "send", "record", "report", "wait")
 """What the server's stopwatch tells apart; ``receive`` is all that is in none of the others."""
-SHOWN = STAGES[:5]
+SHOWN = {"receive": "recv", "decide": "decide", "sum": "sum", "send": "send", "record": "rec"}
+"""Stages in the table, and their heads."""
 COPIES = 4
 """Vectors of a client's own: its model, its base, its update, and one on the wire."""
 
@@ -233,7 +234,7 @@ def _print(result: dict[str, Any]) -> None:
         title="Client trips that the server takes in, and its µs a trip by stage",
     )
     table.add_column("", no_wrap=True)
-    heads = ("trips/s", "GB/s", "zmq", "mem", "trip", *SHOWN)
+    heads = ("trips/s", "GB/s", "zmq", "mem", "trip", *SHOWN.values())
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for transport in TRANSPORTS:
