@@ -15,12 +15,14 @@ class Assessments:
         self._send = send
         self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
         self._given_up = False
+        self.keep_all = False
+        """Measure every version that is asked for, however many wait."""
 
     def ask(self, version: int, entry: int) -> None:
         """Have a version measured. The newest takes the place of one that waits: the run does not."""
         if self._given_up:
             return
-        while len(self._queue) > 1:
+        while len(self._queue) > 1 and not self.keep_all:
             self._aggregator.unpin(self._queue.pop()[1])
         self._aggregator.pin(entry)
         self._queue.append((version, entry))

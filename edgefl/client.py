@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,9 @@ from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
 from edgefl.emulation.pacing import Pacer, Spent, set_time_slice, set_timer_slack
-from edgefl.endpoint import send_now
+from edgefl.endpoint import receive_now, send_now
 from edgefl.errors import SlotError, WireError
-from edgefl.transport import ClientEnd
+from edgefl.transport import ClientEnd, Frame
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
 
@@ -66,6 +67,7 @@ class Line:
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
+        self._later: deque[tuple[wire.FromServer, list[bytes]]] = deque()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Send a message; waits where the server is behind, leaves where it is gone."""
@@ -81,8 +83,10 @@ class Line:
     def say(self, message: wire.FromClient) -> None:
         self.send([wire.encode(message)])
 
-    def receive(self) -> tuple[wire.FromServer, list[bytes]]:
+    def receive(self) -> tuple[wire.FromServer, list[Frame]]:
         """The next message and its payload frames."""
+        if self._later:
+            return self._later.popleft()
         while True:
             self._listen(self._beat_ns // 1_000_000)
             if (message := self._take()) is not None:
@@ -104,7 +108,7 @@ class Line:
             self._listen(0)
 
     def check(self) -> None:
-        """Hear what the server says during a task: only `Cancel` and `Bye` are due then."""
+        """Hear what the server says during a task. What is not about this task waits for its end."""
         while (got := self._take()) is not None:
             match got[0]:
                 case wire.Cancel(task=task) if task == self.task:
@@ -112,15 +116,15 @@ class Line:
                 case wire.Bye():
                     raise Leave
                 case _:
-                    pass
+                    self._later.append(got)
 
     def close(self) -> None:
         self._socket.close(linger=1000)
         self._context.term()
 
-    def _take(self) -> tuple[wire.FromServer, list[bytes]] | None:
+    def _take(self) -> tuple[wire.FromServer, list[Frame]] | None:
         try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = receive_now(self._socket, headers=1)
         except zmq.Again:
             return None
         return wire.decode_from_server(frames[0]), frames[1:]
@@ -179,7 +183,7 @@ class Client:
         finally:
             self._line.close()
 
-    def _answer(self, task: wire.Task, frames: Sequence[bytes], received_ns: int) -> None:
+    def _answer(self, task: wire.Task, frames: Sequence[Frame], received_ns: int) -> None:
         self._line.task = task.task
         try:
             done = self._trip(task, frames, received_ns)
@@ -204,16 +208,17 @@ class Client:
     def _give_back(self, task: wire.Task, reason: str) -> None:
         self._line.say(wire.Gone(task.client, self._spec.epoch, task.task, reason))
 
-    def _trip(self, task: wire.Task, frames: Sequence[bytes], received_ns: int) -> wire.Done:
+    def _trip(self, task: wire.Task, frames: Sequence[Frame], received_ns: int) -> wire.Done:
         workload, base, pacer = self._workload, self._base, self._pacer
         cpu_started = time.thread_time()
         self._transport.fetch(task.entry, task.version, frames, base)
-        self._buffer.fetched[task.slot] = 1
+        if self._paced:
+            self._buffer.fetched[task.slot] = 1
         plan = workload.plan(task.client, task.trip)
         vector = workload.flat.array
         if not self._paced:
             np.copyto(vector, base)
-            result = workload.train(task.client, task.trip, None)
+            result = workload.train(task.client, task.trip, lambda _: self._line.pulse())
             down, up = (Spent(t.nbytes, t.declared_s, t.declared_s, 0.0) for t in (plan.down, plan.up))
             compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
             self._send_update(task, 0, base.size)

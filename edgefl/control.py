@@ -87,6 +87,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     labels: list[list[int]]
     """By client: the labels it holds."""
     flops_per_example: float
+    flops: list[float]
+    """Of one trip, by client."""
     steps: list[int]
     """Local steps of one trip, by client."""
     host_step_s: float

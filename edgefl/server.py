@@ -8,9 +8,7 @@ replaced or dropped as the experiment says; nothing a peer does stops the server
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,21 +17,20 @@ import zmq
 from edgefl import continuity, control, runinfo, wire
 from edgefl.aggregator import Aggregator
 from edgefl.assessments import Assessments
-from edgefl.buffer import ParameterBuffer, SlotState
-from edgefl.channel import Channel, Closed
+from edgefl.buffer import ParameterBuffer
+from edgefl.channel import Channel
 from edgefl.clock import Alarms, WallClock
 from edgefl.core import Core
 from edgefl.emulation.capacity import usable_cores
-from edgefl.emulation.pacing import set_time_slice
 from edgefl.endpoint import Endpoint, router_socket
-from edgefl.errors import ConfigError, EdgeflError, RunError, SlotError, WireError
+from edgefl.errors import EdgeflError, RunError
 from edgefl.events import Failed, Halted, Joined, Left, Ticked
 from edgefl.executor import Executor
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import CLIENTS, Peer, Peers
-from edgefl.processes import become_child
 from edgefl.progress import Gauge
-from edgefl.roster import MOST_DETAIL, Roster
+from edgefl.reception import Reception
+from edgefl.roster import Roster
 from edgefl.seeds import stream
 from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
@@ -42,7 +39,6 @@ from edgefl.strategies.base import Device
 from edgefl.strategies.optimizer import start
 from edgefl.transport import server_end
 
-MESSAGES_AT_ONCE = 256
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
 GOODBYE_S = 120.0
@@ -76,17 +72,7 @@ class Server:
         self._roster = Roster(
             self._peers, experiment, self._store, self._gauge, self._clock, self._alarms, channel
         )
-        self._outbox = SocketOutbox(
-            self._socket,
-            self._peers,
-            self._transport,
-            self._watch,
-            fetched=self._aggregator.fetched,
-            stuck=lambda peer: self._roster.expel(peer, "hang", "does not take its messages"),
-            assess=self._assessments.ask,
-            wake=self._wake,
-            stopped=self._note_stop,
-        )
+        self._outbox = self._make_outbox()
         self._executor = Executor(
             self._core,
             self._aggregator,
@@ -97,14 +83,31 @@ class Server:
             self._watch,
             restored=frozenset(self._aggregator.leases),
         )
-        self._handlers: dict[type, Callable[..., None]] = {
-            wire.Ready: self._on_ready,
-            wire.Beat: lambda *_: None,
-            wire.Chunk: self._on_chunk,
-            wire.Done: self._on_done,
-            wire.Gone: self._on_gone,
-            wire.Assessed: self._on_assessed,
-        }
+        self._reception = Reception(
+            self._socket,
+            self._peers,
+            self._transport,
+            self._aggregator,
+            self._gauge,
+            self._watch,
+            self,
+        )
+
+    def _make_outbox(self) -> SocketOutbox:
+        return SocketOutbox(
+            self._socket,
+            self._peers,
+            self._transport,
+            self._watch,
+            fetched=self._aggregator.fetched,
+            stuck=lambda peer: self.expel(peer, "hang", "does not take its messages"),
+            assess=self._assessments.ask,
+            wake=self._wake,
+            stopped=self._note_stop,
+        )
+
+    def _make_clock(self, emulated_s: float, wall_s: float) -> WallClock:
+        return WallClock(self._plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
 
     def _restore_or_describe(self) -> None:
         """The core, the aggregator and the clock, as new or as the last checkpoint left them."""
@@ -122,7 +125,7 @@ class Server:
         else:
             start(strategy.optimizer(), self._buffer.vectors(self._buffer.latest[1]))
             runinfo.describe(self._store, plan, strategy)
-        self._clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+        self._clock = self._make_clock(emulated_s, wall_s)
         active = strategy.max_training(len(devices))
         self._slowest_step_s = plan.prepared.host_step_s * max(1.0, active / usable_cores())
         self._store.set_meta(status="running")
@@ -147,11 +150,12 @@ class Server:
                 ready = dict(poller.poll(self._alarms.wait_ms(most)))
                 self._watch.to("receive")
                 if self._socket in ready:
-                    self._drain()
+                    self._reception.drain()
                 if self._channel.fileno() in ready or self._channel.waiting:
                     for message in self._channel.receive_ready():
                         self._hear_supervisor(message)
                 self._executor.retry_sum()
+                self._advance()
                 self._alarms.run_due()
             self._conclude()
         finally:
@@ -175,18 +179,24 @@ class Server:
         self._started = True
         self._clock.start()
         self._executor.carry_out(self._core.pending())
-        spread_s = self._experiment.fleet.join_spread_s
-        draws = stream(self._experiment.seed, "join").uniform(0.0, 1.0, len(self._plan.clients))
-        for peer in self._peers.of(*CLIENTS):
-            at_s = spread_s * float(draws[peer.number]) - self._clock.now_s()
-            if at_s <= 0.0:
-                self._join(peer.number)
-            else:
-                self._joining += 1
-                self._alarms.after(at_s * self._clock.time_scale, partial(self._come_online, peer))
+        self._join_fleet()
         wall_s = self._experiment.stop.wall_s
         if wall_s is not None:
             self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
+
+    def _joins_at_s(self, client: int) -> float:
+        """When this device comes online: the same whoever asks, and whatever the other devices are."""
+        draw = stream(self._experiment.seed, "join", client).uniform(0.0, 1.0)
+        return self._experiment.fleet.join_spread_s * float(draw)
+
+    def _join_fleet(self) -> None:
+        for peer in self._peers.of(control.CLIENT):
+            wait_s = self._joins_at_s(peer.number) - self._clock.now_s()
+            if wait_s <= 0.0:
+                self._join(peer.number)
+            else:
+                self._joining += 1
+                self._alarms.after(wait_s * self._clock.time_scale, partial(self._come_online, peer))
 
     def _come_online(self, peer: Peer) -> None:
         self._joining -= 1
@@ -212,86 +222,43 @@ class Server:
         if self._stopped is None:
             self._executor.handle(Halted(self._clock.now_s(), reason))
 
-    # ---- messages ------------------------------------------------------------------------------
+    # ---- what comes in (Reception's listener) --------------------------------------------------
 
-    def _drain(self) -> None:
-        for _ in range(MESSAGES_AT_ONCE):
-            self._watch.to("receive")
-            began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            peer = self._peers.heard(frames[0])
-            if peer is None or peer.expelled:
-                self._gauge.strangers += peer is None
-                continue
-            try:
-                message = wire.decode_from_client(frames[1] if len(frames) > 1 else b"")
-                self._handlers[type(message)](peer, message, frames[2:])
-                if type(message) is wire.Done:
-                    self._gauge.cost(time.perf_counter_ns() + self._watch.ns.get("sum", 0) - began_ns)
-            except (WireError, SlotError) as error:
-                self._roster.expel(peer, "malformed", str(error))
-
-    def _on_ready(self, peer: Peer, message: wire.Ready, _: list[bytes]) -> None:
-        if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
-            raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
-        if peer.ready:
-            return
-        peer.ready = True
+    def ready(self, peer: Peer) -> None:
         if peer.role == control.EVALUATOR:
             self._assessments.send()
         elif self._started:
-            self._join(peer.number)
+            self._welcome(peer)
         self._start_if_ready()
 
-    def _on_chunk(self, peer: Peer, message: wire.Chunk, body: list[bytes]) -> None:
-        lease = self._aggregator.leases.get(message.task)
-        if lease is None or lease.client != peer.number:
-            raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
-        self._transport.accept(message, wire.payload([b"", *body]))
+    def holds(self, peer: Peer, client: int, task: int) -> bool:
+        lease = self._aggregator.leases.get(task)
+        return lease is not None and lease.client == client == peer.number
 
-    def _on_done(self, peer: Peer, done: wire.Done, _: list[bytes]) -> None:
-        lease = self._aggregator.leases.get(done.task)
-        if (
-            lease is None
-            or done.client != peer.number
-            or lease.client != peer.number
-            or lease.slot != done.slot
-        ):
-            raise WireError(f"an update of task {done.task}, which is not the sender's")
-        peer.deaths_in_a_row = 0
-        if done.trained_version != lease.version:
-            now_s = self._clock.now_s()
-            detail = f"task {done.task}: trained {done.trained_version}, was given {lease.version}"
-            self._store.incident(now_s, peer.number, "version", detail)
-            self._executor.handle(Failed(done.client, done.task, now_s, detail))
-            return
-        if self._experiment.server.transport == "wire":
-            self._buffer.written(lease.slot, task=done.task, checksum=done.checksum)
-        elif self._buffer.state[lease.slot] != SlotState.WRITTEN:
-            raise WireError(f"an update of task {done.task} whose slot is not written")
-        elif done.checksum != int(self._buffer.checksum[lease.slot]):
-            raise WireError(f"an update of task {done.task} with two checksums")
-        self._executor.arrived(done, lease, self._clock.now_s())
-        self._gauge.trip(done)
+    def finished(self, done: wire.Done | wire.Gone) -> None:
+        if isinstance(done, wire.Gone):
+            self._executor.handle(Failed(done.client, done.task, self._clock.now_s(), done.reason))
+        else:
+            self._executor.arrived(done, self._aggregator.leases[done.task], self._clock.now_s())
+            self._gauge.trip(done)
 
-    def _on_gone(self, peer: Peer, gone: wire.Gone, _: list[bytes]) -> None:
-        lease = self._aggregator.leases.get(gone.task)
-        if lease is None or lease.client != peer.number:
-            return
-        reason = gone.reason[:MOST_DETAIL]
-        if reason != "cancelled":
-            self._store.incident(self._clock.now_s(), peer.number, "failed", reason)
-        self._executor.handle(Failed(peer.number, gone.task, self._clock.now_s(), reason))
-
-    def _on_assessed(self, peer: Peer, answer: wire.Assessed, _: list[bytes]) -> None:
-        if peer.role != control.EVALUATOR:
-            raise WireError(f"{peer.role} {peer.number} is no evaluator")
+    def assessed(self, answer: wire.Assessed) -> None:
         if self._assessments.answered(answer.version):
             self._gauge.assessed(answer)
             self._executor.assessed(answer)
+
+    def note(self, client: int, kind: str, detail: str) -> None:
+        self._store.incident(self._clock.now_s(), client, kind, detail)
+
+    def expel(self, peer: Peer, kind: str, detail: str) -> None:
+        self._roster.expel(peer, kind, detail)
+
+    def _welcome(self, peer: Peer) -> None:
+        """A process that replaces another is ready."""
+        self._join(peer.number)
+
+    def _advance(self) -> None:
+        """Take events that are due; on the wall clock they come by themselves."""
 
     # ---- what the outbox leaves to the server --------------------------------------------------
 
@@ -387,26 +354,3 @@ class Server:
         """The processes of before are gone: their tasks are lost."""
         for client in sorted((*self._core.running, *self._core.idle)):
             self._executor.handle(Left(client, self._clock.now_s(), "interrupted"))
-
-
-def main(channel_fd: int, parent_pid: int) -> int:
-    become_child(parent_pid, "edgefl-server")
-    set_time_slice()
-    channel: Channel[control.ToServer] = Channel.inherit(channel_fd, control.ToServer)
-    try:
-        plan = channel.receive()
-        assert isinstance(plan, control.Serve)
-        Server(channel, plan, ParameterBuffer.attach(channel.descriptor())).run()
-    except Closed:
-        return 1
-    except EdgeflError as error:
-        channel.send(control.Broken(str(error), config=isinstance(error, ConfigError)))
-        return 1
-    except OSError as error:
-        channel.send(control.Broken(f"the run's folder cannot be written: {error}", config=False))
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -25,7 +25,7 @@ from typing import Any
 from edgefl import checkpoint, config, control, runinfo
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed, pair
-from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale
+from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.live import View, make_view
@@ -92,8 +92,8 @@ class _Supervisor:
         *,
         resuming: bool,
     ) -> None:
-        if experiment.clock.kind == "virtual":
-            raise ConfigError("clock.kind: 'virtual' is not in this version of edgefl yet; allowed: 'wall'")
+        self._virtual = experiment.clock.kind == "virtual"
+        self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
         self._experiment, self._folder, self._base = experiment, folder, base
         self._clients, self._resuming = clients, resuming
         self._strategy = resolve(experiment.strategy, [base])
@@ -132,7 +132,7 @@ class _Supervisor:
             stack.enter_context(self._signals())
             environment = single_threaded_environment(dict(os.environ))
             self._zygote = self._start("edgefl.zygote", control.FromZygote, environment)
-            self._server = self._start("edgefl.server", control.FromServer, environment)
+            self._server = self._start("edgefl.server_process", control.FromServer, environment)
             self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients))
             self._view.say("loading data and model")
             stack.enter_context(self._view)
@@ -199,11 +199,15 @@ class _Supervisor:
                 strict=True,
             )
         ]
-        self._scale = choose_time_scale(
-            demands,
-            scale=self._experiment.clock.time_scale,
-            active=self._strategy.max_training(len(self._clients)),
-            lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
+        self._scale = (
+            self._virtual_scale()
+            if self._virtual
+            else choose_time_scale(
+                demands,
+                scale=self._experiment.clock.time_scale,
+                active=self._strategy.max_training(len(self._clients)),
+                lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
+            )
         )
         self._view.describe(self._clients, prepared, self._scale)
         vectors = self._strategy.optimizer().vectors
@@ -225,7 +229,7 @@ class _Supervisor:
             prepared=self._prepared,
             time_scale=self._scale.value,
             load=self._scale.load,
-            workers=len(self._clients),
+            workers=self._workers,
             resume=self._resuming,
         )
         self._server.send(plan, fd=self._buffer.fd)
@@ -233,8 +237,12 @@ class _Supervisor:
     def _on_listening(self, message: control.Listening) -> None:
         self._address = message.endpoint
         self._spawn(control.EVALUATOR, 0, 0)
-        for info in self._clients:
-            self._spawn(control.CLIENT, info.client, 0)
+        for number in range(self._workers):
+            self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
+
+    def _virtual_scale(self) -> TimeScale:
+        why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
+        return TimeScale(1.0, 0.0, 0.0, why, "fits")
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
         assert self._scale is not None
@@ -265,7 +273,7 @@ class _Supervisor:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            self._children[module.rpartition(".")[2]] = subprocess.Popen(
+            self._children[module.rpartition(".")[2].partition("_")[0]] = subprocess.Popen(
                 [sys.executable, "-m", module, str(fd), str(os.getpid())],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,

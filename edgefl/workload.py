@@ -102,6 +102,7 @@ class Workload:
             examples=[len(rows) for rows in self._rows],
             labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],
             flops_per_example=self.flops_per_example,
+            flops=[plan.flops for plan in plans],
             steps=[work.steps for work in works],
             host_step_s=step_s,
             emulated_trip_s=[plan.total_s for plan in plans],

@@ -76,6 +76,7 @@ class IdleWorkload:
             examples=[1] * count,
             labels=[[0]] * count,
             flops_per_example=0.0,
+            flops=[0.0] * count,
             steps=[1] * count,
             host_step_s=0.0,
             emulated_trip_s=[0.0] * count,

@@ -160,7 +160,7 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
     infos = [control.ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
     with (
         started("edgefl.zygote", control.FromZygote, idle.NAME) as zygote,
-        started("edgefl.server", control.FromServer) as server,
+        started("edgefl.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(experiment, str(folder), infos))
         prepared = expect(zygote, control.Prepared)

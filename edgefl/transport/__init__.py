@@ -24,6 +24,9 @@ Frame = bytes | memoryview
 class ServerEnd(Protocol):
     """The server's end of a transport."""
 
+    carries_updates: bool
+    """Whether updates come over the socket, so that the server is the one to say that a slot is whole."""
+
     def model_frames(self, entry: int) -> list[Frame]:
         """Payload frames that carry a ring entry's model with a task."""
 

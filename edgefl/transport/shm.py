@@ -13,6 +13,8 @@ from edgefl.wire import Chunk, Task
 class ShmServer:
     """Nothing to send and nothing to receive."""
 
+    carries_updates = False
+
     def model_frames(self, entry: int) -> list[Frame]:
         return []
 

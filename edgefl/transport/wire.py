@@ -15,12 +15,19 @@ from edgefl.wire import Chunk, Task, encode
 class WireServer:
     """Sends a model with each task and puts the parts of an update into its slot."""
 
+    carries_updates = True
+
     def __init__(self, buffer: ParameterBuffer) -> None:
         self._buffer = buffer
+        self._copied = (-1, -1)
+        self._copy = b""
 
     def model_frames(self, entry: int) -> list[Frame]:
-        # A copy, because the ring entry may be overwritten before the socket has sent it.
-        return [self._buffer.model(entry).tobytes()]
+        # A copy, because the ring entry may be overwritten before the socket has sent it; one a version.
+        wanted = (entry, self._buffer.entry_version[entry])
+        if wanted != self._copied:
+            self._copy, self._copied = self._buffer.model(entry).tobytes(), wanted
+        return [self._copy]
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
         buffer = self._buffer

@@ -64,6 +64,7 @@ def prepared(size: int = 1234) -> control.Prepared:
         examples=[],
         labels=[],
         flops_per_example=1.0,
+        flops=[],
         steps=[],
         host_step_s=0.001,
         emulated_trip_s=[],
