@@ -67,7 +67,7 @@ class Line:
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
-        self._later: deque[tuple[wire.FromServer, list[bytes]]] = deque()
+        self._later: deque[tuple[wire.FromServer, list[Frame]]] = deque()
 
     def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Send a message; waits where the server is behind, leaves where it is gone."""
