@@ -23,6 +23,15 @@ EF_PRIM EF(V) EF(load_part)(const int dtype, const char *p, int64_t i, int64_t n
     return EF(load)(dtype, full, 0);
 }
 
+/* x with zeros from n on, where a scale that is not finite may have made NaNs of the zeros. */
+EF_PRIM EF(V) EF(first)(EF(V) x, int64_t n)
+{
+    float part[EF_W];
+    EF(vstore)(part, x);
+    memset(part + n, 0, (size_t)(EF_W - n) * 4);
+    return EF(vload)(part);
+}
+
 EF_PRIM double EF(fold)(EF(N) n)
 {
     double l[EF_LANES];
@@ -39,17 +48,18 @@ EF_PRIM double EF(fold)(EF(N) n)
 #define EF_START(j)                                                                                          \
     w##j = EF(vset)(u[j].weight), n##j = EF(nzero)(), p##j = (const char *)u[j].data + at * ef_size(dtype);
 #define EF_SCALE(j) s##j = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]);
-#define EF_TAKE(j, loaded, from_memory)                                                                      \
+#define EF_TAKE(j, loaded, from_memory, count)                                                                      \
     {                                                                                                        \
         EF(V) x = loaded;                                                                                    \
         if (dtype == EF_I8) x = EF(vmul)(s##j, x);                                                           \
+        if (dtype == EF_I8 && count < EF_W) x = EF(first)(x, count);                                         \
         n##j = from_memory ? EF(nadd_at)(n##j, p##j + 4 * i) : EF(nadd)(n##j, x);                            \
         sum = EF(vadd)(sum, EF(vmul)(w##j, x));                                                              \
     }
 #define EF_FULL(j)                                                                                           \
     EF_PREFETCH(p##j + i * ef_size(dtype) + EF_AHEAD);                                                       \
-    EF_TAKE(j, EF(load)(dtype, p##j, i), dtype == EF_F32)
-#define EF_PART(j) EF_TAKE(j, EF(load_part)(dtype, p##j, i, end - i), 0)
+    EF_TAKE(j, EF(load)(dtype, p##j, i), dtype == EF_F32, EF_W)
+#define EF_PART(j) EF_TAKE(j, EF(load_part)(dtype, p##j, i, end - i), 0, end - i)
 #define EF_NORM(j) norms[j] = EF(fold)(n##j);
 
 EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
@@ -184,6 +194,7 @@ EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n
     for (int64_t i = 0; i < n; i += EF_W) {                                                                  \
         EF(V) x = n - i < EF_W ? EF(load_part)(name, p, i, n - i) : EF(load)(name, p, i);                    \
         if (name == EF_I8) x = EF(vmul)(EF(vset)(u->scales[(at + i) / EF_SCALE_BLOCK]), x);                  \
+        if (name == EF_I8 && n - i < EF_W) x = EF(first)(x, n - i);                                          \
         norm = EF(nadd)(norm, x);                                                                            \
     }
     switch (dtype) {

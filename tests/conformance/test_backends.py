@@ -213,3 +213,17 @@ def test_random_averages(
         for key, array in averages[0].arrays().items():
             np.testing.assert_array_equal(array, average.arrays()[key])
         same_bits(averages[0].mean(range(5)), average.mean(range(5)))
+
+
+def test_scales_that_are_not_finite(fast: str) -> None:
+    """The end of a block is padded with zeros, of which an infinite scale makes NaNs: none may be counted."""
+    for size in (3, 5, BLOCK + 9, TILE + 3):
+        scales = np.full(-(-size // BLOCK), np.inf, dtype=np.float32)
+        case = {
+            "base": np.zeros(size, np.float32),
+            "updates": [np.full(size, 2, np.int8)] * 2,
+            "weights": [1.0, 0.5],
+            "scales": [scales] * 2,
+        }
+        _check(fast, case)
+        assert _run(fast, case)[1].tolist() == [np.inf] * 2

@@ -1,0 +1,242 @@
+"""Random cases for every CPU back end, instruction set and thread count against the reference's bits.
+
+    python benchmarks/fuzz_kernels.py --cases 1000000 --seconds 3600 --seed 0
+
+A case is one call of one kernel on random sizes, types, values (denormals, infinities and NaNs among
+them) and places in memory (any byte). It is counted once however many back ends ran it. The first
+difference ends the run with its case number; ``--only N`` runs that case again. Exit code 1 on a
+difference, 0 otherwise. ``--start`` lets a long run be made in slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.strategies import ServerOptimizer
+
+TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
+EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
+LARGE = 3 * 65536 + 5
+"""Of several parts and threads. One case in 500, because it costs as much as all the others."""
+OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
+_LARGEST, _HALVES = (
+    (65504, 65520, 3.4028235e38, np.inf, np.nan),
+    (6.1035156e-05, 5.9604645e-08, 2.9802322e-08),
+)
+_POSITIVE = (0.0, 1e-45, 1.1754942e-38, 1.1754944e-38, 0.5, 1.0, 126.5, 127.5, *_HALVES, *_LARGEST)
+SPECIAL = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], dtype=np.float32)
+
+
+def _size(rng: np.random.Generator) -> int:
+    choice = rng.random()
+    if choice < 0.002:
+        return int(LARGE + rng.integers(0, 600))
+    if choice < 0.15:
+        return int(rng.choice(EDGES))
+    return int(rng.integers(0, 40) if choice < 0.7 else rng.integers(0, 1200))
+
+
+def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A copy that begins at a random byte."""
+    raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
+    start = -raw.ctypes.data % 64 + int(rng.integers(0, 64)) * int(rng.random() < 0.5)
+    view = raw[start : start + array.nbytes].view(array.dtype)
+    view[:] = array
+    return view
+
+
+def _floats(size: int, rng: np.random.Generator) -> np.ndarray:
+    kind = rng.integers(0, 4)
+    if kind == 0:
+        return rng.standard_normal(size, dtype=np.float32)
+    if kind == 1:
+        return rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
+    if kind == 2:
+        return rng.choice(SPECIAL, size)
+    exponents = rng.integers(-45, 38, size).astype(np.float32)
+    return (rng.standard_normal(size, dtype=np.float32) * np.float32(10) ** exponents).astype(np.float32)
+
+
+def _update(size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+    kind = rng.integers(0, 4)
+    if kind == 0:
+        return _placed(_floats(size, rng), rng), None
+    if kind == 3:
+        scales = _placed(_floats(-(-size // BLOCK), rng), rng)
+        return _placed(rng.integers(-128, 128, size, dtype=np.int8), rng), scales
+    halves = rng.integers(0, 1 << 16, size, dtype=np.uint16)
+    if rng.random() < 0.5:
+        halves = (_floats(size, rng).view(np.uint32) >> 16).astype(np.uint16)
+    return _placed(halves.view(np.float16) if kind == 1 else halves, rng), None
+
+
+def _blank(size: int, dtype: Any, place: int) -> np.ndarray:
+    raw = np.full(size * np.dtype(dtype).itemsize + 128, 0xA5, dtype=np.uint8)
+    start = -raw.ctypes.data % 64 + place
+    return raw[start : start + size * np.dtype(dtype).itemsize].view(dtype)
+
+
+def _sum_case(rng: np.random.Generator) -> Any:
+    size, count = _size(rng), int(rng.integers(0, 14))
+    pairs = [_update(size, rng) for _ in range(count)]
+    weights = _floats(count, rng).astype(np.float64)
+    base = _placed(_floats(size, rng), rng) if rng.random() < 0.8 else None
+    place, in_place, sums = int(rng.integers(0, 64)), rng.random() < 0.2, rng.random() < 0.5
+
+    def run(backend: str) -> list[np.ndarray]:
+        out = _blank(size, np.float32, place)
+        model = base
+        if base is not None and in_place:
+            out[:] = base
+            model = out
+        checks = np.zeros(count, np.uint64) if sums else None
+        norms = kernels.weighted_sum(
+            out,
+            model,
+            [u for u, _ in pairs],
+            weights,
+            backend,
+            scales=[s for _, s in pairs],
+            checksums=checks,
+        )
+        return [out, norms] if checks is None else [out, norms, checks]
+
+    return run
+
+
+def _step_case(rng: np.random.Generator) -> Any:
+    size, count = _size(rng), int(rng.integers(0, 9))
+    pairs = [_update(size, rng) for _ in range(count)]
+    weights = _floats(count, rng).astype(np.float64)
+    name = OPTIMIZERS[rng.integers(0, len(OPTIMIZERS))]
+    if name in ("sgd", "momentum"):
+        optimizer = ServerOptimizer(lr=rng.choice([1.0, 0.3]), momentum=0.9 * (name == "momentum"))
+    else:
+        optimizer = ServerOptimizer(
+            kind=name, lr=rng.choice([1.0, 0.01]), beta1=rng.random(), beta2=rng.random()
+        )
+    base = _placed(_floats(size, rng), rng)
+    old = [_placed(_floats(size, rng), rng) for _ in range(optimizer.vectors)]
+    if len(old) == 2 and rng.random() < 0.7:
+        old[1] = np.abs(old[1])
+    base_scale, place = rng.choice([1.0, 0.9]), int(rng.integers(0, 64))
+
+    def run(backend: str) -> list[np.ndarray]:
+        out, *new = (_blank(size, np.float32, place) for _ in range(1 + len(old)))
+        norms = kernels.weighted_step(
+            out, base, [u for u, _ in pairs], weights, optimizer, old, new, backend,
+            base_scale=base_scale, scales=[s for _, s in pairs],
+        )  # fmt: skip
+        return [out, *new, norms]
+
+    return run
+
+
+def _quantize_case(rng: np.random.Generator) -> Any:
+    size = _size(rng)
+    update, residual = (_placed(_floats(size, rng), rng) for _ in range(2))
+    dtype = [np.float32, np.float16, np.uint16, np.int8][rng.integers(0, 4)]
+    old = residual if rng.random() < 0.5 else None
+    weight, place, keep = float(rng.choice([1.0, 0.3, -2.0])), int(rng.integers(0, 64)), rng.random() < 0.7
+
+    def run(backend: str) -> list[np.ndarray]:
+        out = _blank(size, dtype, place)
+        scales = _blank(-(-size // BLOCK), np.float32, place) if dtype is np.int8 else None
+        left = _blank(size, np.float32, place) if keep else None
+        norm = kernels.quantize(
+            out, update, scales=scales, residual=old, new_residual=left, weight=weight, backend=backend
+        )
+        values = (out.astype(np.uint32) << 16).view(np.float32) if dtype is np.uint16 else out
+        return [values, np.array([norm]), *(x for x in (scales, left) if x is not None)]
+
+    return run
+
+
+def _checksum_case(rng: np.random.Generator) -> Any:
+    data = _placed(rng.integers(0, 256, _size(rng) * int(rng.integers(1, 5)), dtype=np.uint8), rng)
+    update, scales = _update(_size(rng), rng)
+
+    def run(backend: str) -> list[np.ndarray]:
+        norm = kernels.sq_norm(update, backend, scale=scales)
+        return [np.array([kernels.checksum(data, backend)], np.uint64), np.array([norm])]
+
+    return run
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Bits, but for which NaN a NaN is."""
+    if a.dtype.kind == "f":
+        nan = np.isnan(a)
+        if not np.array_equal(nan, np.isnan(b)):
+            return False
+        a, b = np.where(nan, a.dtype.type(0), a), np.where(nan, b.dtype.type(0), b)
+    return a.tobytes() == b.tobytes()
+
+
+def _ways(names: list[str]) -> list[tuple[str, str | None]]:
+    ways: list[tuple[str, str | None]] = []
+    if "c" in names and kernels.backends()["c"] == "ok":
+        from edgefl.kernels import _c
+
+        ways += [("c", isa) for isa in _c.isas()]
+    if "numba" in names and kernels.backends()["numba"] == "ok":
+        ways.append(("numba", None))
+    return ways
+
+
+def _differs(seed: int, number: int, ways: list[tuple[str, str | None]]) -> str | None:
+    rng = np.random.default_rng([seed, number])
+    make = [_sum_case, _sum_case, _step_case, _quantize_case, _checksum_case][rng.integers(0, 5)]
+    run = make(rng)
+    kernels.set_threads(1 + number % 3) if number % 64 == 0 else None
+    expected = run("reference")
+    for backend, isa in ways:
+        if isa is not None:
+            from edgefl.kernels import _c
+
+            _c.set_isa(isa)
+        for i, (a, b) in enumerate(zip(expected, run(backend), strict=True)):
+            if not _same(a, b):
+                return (
+                    f"{make.__name__[1:]}: result {i} of {backend} {isa or ''} ({kernels.threads()} threads)"
+                )
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--backends", nargs="+", default=["c", "numba"])
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", RuntimeWarning)  # values overflow on purpose
+    ways, started, number = _ways(options.backends), time.monotonic(), options.start
+    if options.only is not None:
+        number, options.cases = options.only, 1
+    first = number
+    while number < first + options.cases and time.monotonic() - started < options.seconds:
+        if found := _differs(options.seed, number, ways):
+            print(f"case {number} of seed {options.seed}: {found}")
+            return 1
+        number += 1
+    names = ", ".join(f"{b} {isa}" if isa else b for b, isa in ways)
+    seconds = time.monotonic() - started
+    print(
+        f"{number - first} cases ({first} to {number - 1}, seed {options.seed}) of {names}: "
+        f"no difference, {seconds:.0f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

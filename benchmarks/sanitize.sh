@@ -1,0 +1,30 @@
+#!/bin/sh
+# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer in a temporary folder and runs
+# the kernels' tests and a slice of the fuzzing driver on it. Nothing in the repository changes.
+#
+#   benchmarks/sanitize.sh [PYTHON] [FUZZ_CASES]
+#
+# Needs gcc or clang with both sanitizers. numba's back end is left out: it has no C of ours.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${1:-$root/.venv/bin/python}
+cases=${2:-2000}
+cc=${CC:-cc}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cp -R "$root/edgefl" "$root/kernels" "$root/profiles" "$root/tests" "$root/benchmarks" \
+    "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$work"
+rm -f "$work"/edgefl/kernels/_c*.so
+cd "$work"
+
+flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
+CFLAGS=$flags LDFLAGS=$flags EDGEFL_REQUIRE_C=1 "$python" setup.py -q build_ext --inplace
+
+# Python itself is not built for ASan, so its run-time library comes first; what Python never frees is not ours.
+runtime=$($cc -print-file-name=libasan.so)
+export LD_PRELOAD="$runtime" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
+export PYTHONPATH="$work" PYTHONMALLOC=malloc OMP_NUM_THREADS=1
+"$python" -c 'from edgefl.kernels import _c; print(_c.__file__, _c.isas())'
+"$python" -m pytest -q -p no:cacheprovider -k "not numba and not selection and not flush and not rounding" \
+    tests/unit/test_kernels_*.py tests/conformance/test_backends*.py
+"$python" benchmarks/fuzz_kernels.py --backends c --cases "$cases" --seconds 600 --seed 1
