@@ -76,10 +76,10 @@ def choose_time_scale(
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
     by default: each is on a trip all the time). ``auto`` is the smallest scale of at least 1 with a load of
-    at most ``target_load`` and no client above 0.7 of a core (0.25 while it computes), rounded up to two digits. Clients
-    in ``lockstep`` start trips at the same instant, so their windows of computing coincide: then the work due
-    in any stretch of time must fit into that stretch too. An explicit scale
-    is taken as it is and judged. ConfigError if a demand or the scale is not finite.
+    at most ``target_load`` and no client above 0.7 of a core (0.25 while it computes), rounded up to two
+    digits. Clients in ``lockstep`` start trips at the same instant, so their windows of computing coincide:
+    then the work due in any stretch of time must fit into that stretch too. An explicit scale is taken as it
+    is and judged. ConfigError if a demand or the scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0

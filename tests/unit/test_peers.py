@@ -82,7 +82,7 @@ def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) ->
     for number in range(5):
         table.ready(CLIENT, number)
     table.now += 6
-    for peer in table.peers.silent(5.0):
+    for peer, _ in table.peers.silent(5.0):
         table.peers.remove(peer.role, peer.number, peer.epoch)
         table.peers.expect(peer.role, peer.number, peer.epoch + 1)
     assert {peer.epoch for peer in table.peers.of(CLIENT)} == {1}
