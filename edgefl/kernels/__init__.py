@@ -8,6 +8,7 @@
     backend_reference.py   numpy, the oracle
     backend_numba.py       compiled at run time, where there was no C compiler: numba_loops, numba_vectors
     backend_c.py, _c       the native extension, built from the repository's kernels/
+    backend_cuda.py        a GPU, where there is one; cuda_library finds or builds kernels/cuda.cu
     staleness.py           moving averages indexed by client
 
 All CPU back ends give the same bits, for any instruction set and any number of threads: updates are

@@ -1,0 +1,95 @@
+"""Finds the CUDA kernels' shared library, or builds it with nvcc, and says why there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgefl.errors import ConfigError
+
+DEVICE_NODES = ("/dev/nvidiactl", "/dev/dxg")
+"""There where a driver is; looking for them starts no CUDA context, which would not survive a fork."""
+FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+
+
+def sources() -> Path | None:
+    """The folder with cuda.cu: in the repository, or installed with the package."""
+    spec = importlib.util.find_spec("edgefl._kernels_src")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in (*map(Path, folders), Path(__file__).parents[2] / "kernels"):
+        if (folder / "cuda.cu").is_file():
+            return folder
+    return None
+
+
+def problem() -> str | None:
+    """Why the CUDA back end cannot run here, as far as can be told without starting CUDA."""
+    if not any(os.path.exists(node) for node in DEVICE_NODES):
+        return "no CUDA device (no NVIDIA driver on this machine)"
+    if found() is None and shutil.which("nvcc") is None:
+        return "its library is not built and nvcc is not on PATH; EDGEFL_CUDA_LIBRARY may name one"
+    return None
+
+
+def found() -> Path | None:
+    """The library that EDGEFL_CUDA_LIBRARY names, else the one built of these sources."""
+    named = os.environ.get("EDGEFL_CUDA_LIBRARY")
+    if named:
+        return Path(named)
+    target = _target()
+    return target if target is not None and target.is_file() else None
+
+
+def build(target: Path, arch: str = "native") -> None:
+    """Compile kernels/cuda.cu to ``target``; it takes half a minute. `ConfigError` with nvcc's last lines.
+
+    ``arch`` is nvcc's -arch: ``native`` is the devices of this machine, ``sm_90`` an H100, and so on.
+    """
+    folder, nvcc = sources(), shutil.which("nvcc")
+    if folder is None or nvcc is None:
+        raise ConfigError(f"the CUDA kernels cannot be built: {'no nvcc' if folder else 'no cuda.cu'} here")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "made.so"
+        command: Sequence[str] = [nvcc, *FLAGS, f"-arch={arch}", "-o", str(made), str(folder / "cuda.cu")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"the CUDA kernels do not build: {(done.stderr or done.stdout).strip()[-400:]}")
+        made.replace(target)  # a reader sees all of it or nothing
+
+
+def load(abi: int) -> ctypes.CDLL:
+    """The library, built first where it is not there yet. `ConfigError` if it cannot be used."""
+    path = found()
+    if path is None:
+        path = _target()
+        if path is None:
+            raise ConfigError("the CUDA kernels' source kernels/cuda.cu is not there")
+        build(path)
+    try:
+        library = ctypes.CDLL(str(path))
+        built = library.efc_abi()
+    except (OSError, AttributeError) as error:
+        raise ConfigError(f"the CUDA kernels' library {path} does not load: {error}") from None
+    if built != abi:
+        raise ConfigError(f"the CUDA kernels' library {path} has ABI {built}, this edgefl needs {abi}")
+    return library
+
+
+def _target() -> Path | None:
+    """Where a library of these sources belongs: their digest is part of its name."""
+    folder = sources()
+    if folder is None:
+        return None
+    digest = hashlib.sha256()
+    for name in ("cuda.cu", "edgefl_kernels.h"):
+        digest.update((folder / name).read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "edgefl" / f"libedgefl_cuda-{digest.hexdigest()[:16]}.so"

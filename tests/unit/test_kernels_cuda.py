@@ -1,0 +1,161 @@
+"""The CUDA back end: it compiles where nvcc is, says why it is absent, and gives the reference's bits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl import kernels
+from edgefl.errors import ConfigError
+from edgefl.kernels import backend_cuda, cuda_library, selection, steps
+from edgefl.strategies import ServerOptimizer
+
+WHY_NOT = kernels.backends()["cuda"]
+needs_device = pytest.mark.skipif(WHY_NOT != "ok", reason=f"CUDA: {WHY_NOT}")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+
+
+@needs_nvcc
+@pytest.mark.timeout(300)
+def test_it_compiles_and_offers_its_functions(tmp_path: Path) -> None:
+    """On a machine without a device too: the code is checked wherever nvcc is."""
+    target = tmp_path / "libedgefl_cuda.so"
+    cuda_library.build(target, arch="sm_90")
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+    library = ctypes.CDLL(str(target))
+    assert library.efc_abi() == selection.ABI
+    for name in (
+        "efc_devices",
+        "efc_error",
+        "efc_sum_host",
+        "efc_sum_device",
+        "efc_register",
+        "efc_unregister",
+    ):
+        assert getattr(library, name)
+
+
+@needs_nvcc
+def test_a_build_that_fails_shows_the_compilers_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^the CUDA kernels do not build: .*sm_1"):
+        cuda_library.build(tmp_path / "x.so", arch="sm_1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_nvcc_a_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^the CUDA kernels cannot be built: no nvcc here$"):
+        cuda_library.build(tmp_path / "x.so")
+
+
+def test_reasons_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path / "none"),))
+    assert cuda_library.problem() == "no CUDA device (no NVIDIA driver on this machine)"
+    monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path),))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("EDGEFL_CUDA_LIBRARY", raising=False)
+    assert "nvcc is not on PATH" in str(cuda_library.problem())
+    monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(tmp_path / "mine.so"))
+    assert cuda_library.problem() is None
+    assert cuda_library.found() == tmp_path / "mine.so"
+
+
+def test_a_library_that_is_not_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = tmp_path / "wrong.so"
+    wrong.write_bytes(b"no library")
+    monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(wrong))
+    with pytest.raises(ConfigError, match=r"^the CUDA kernels' library .*wrong\.so does not load: "):
+        cuda_library.load(selection.ABI)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, library = tmp_path / "old.c", tmp_path / "old.so"
+    source.write_text("int efc_abi(void) { return 1; }\n")
+    assert os.system(f"cc -shared -fPIC -o {library} {source}") == 0
+    monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(library))
+    with pytest.raises(ConfigError, match=rf"old\.so has ABI 1, this edgefl needs {selection.ABI}$"):
+        cuda_library.load(selection.ABI)
+
+
+def test_what_the_library_is_given() -> None:
+    """The structures of kernels/edgefl_kernels.h, field by field."""
+    assert ctypes.sizeof(backend_cuda.Vector) == 24
+    assert ctypes.sizeof(backend_cuda.StepVectors) == 80
+    x, q, scale = np.ones(9, np.float32), np.ones(9, np.int8), np.ones(1, np.float32)
+    first, second = backend_cuda.vectors([x, q], np.array([0.5, 2.0], np.float32), [None, scale])
+    assert (first.data, first.scales, first.weight, first.dtype) == (x.ctypes.data, None, 0.5, 0)
+    assert (second.data, second.scales, second.dtype) == (q.ctypes.data, scale.ctypes.data, 3)
+    made = backend_cuda.step_vectors(ServerOptimizer(kind="yogi", lr=0.25), x, x, [x, x], [x, x])
+    assert (made.kind, made.lr, made.old_b, made.out) == (
+        steps.KINDS.index("yogi"),
+        0.25,
+        x.ctypes.data,
+        x.ctypes.data,
+    )
+    one = backend_cuda.step_vectors(ServerOptimizer(momentum=0.5), x, x, [x], [x])
+    assert (one.kind, one.keep1, one.old_b, one.new_b) == (0, 0.5, None, None)
+
+
+def test_what_stays_on_the_cpu_has_the_same_bits() -> None:
+    x = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
+    out = np.empty(1000, np.float16)
+    assert backend_cuda.sq_norm(x, None, 1) == kernels.sq_norm(x, "reference")
+    assert backend_cuda.checksum(x, 1) == kernels.checksum(x, "reference")
+    assert backend_cuda.quantize(out, x, None, None, None, 1.0, 1) == kernels.quantize(
+        out, x, backend="reference"
+    )
+
+
+# ---- with a device -------------------------------------------------------------------------------
+
+DTYPES: tuple[Any, ...] = (np.float32, np.float16, np.uint16, np.int8)
+
+
+def _case(size: int, count: int) -> dict[str, Any]:
+    rng = np.random.default_rng([size, count])
+    updates = [rng.standard_normal(size, dtype=np.float32) for _ in range(count)]
+    scales: list[Any] = [None] * count
+    for k in range(count):
+        dtype = DTYPES[k % 4]
+        out = np.empty(size, dtype)
+        scales[k] = np.empty(-(-size // 256), np.float32) if dtype is np.int8 else None
+        kernels.quantize(out, updates[k], scales=scales[k])
+        updates[k] = out
+    base = rng.standard_normal(size, dtype=np.float32)
+    return {"base": base, "updates": updates, "weights": rng.standard_normal(count), "scales": scales}
+
+
+@pytest.mark.cuda
+@needs_device
+@pytest.mark.parametrize("size", [0, 1, 3, 257, 16384, 16385, 3_000_001])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_sums_have_the_references_bits(size: int, count: int) -> None:
+    case, made = _case(size, count), []
+    for backend in ("reference", "cuda"):
+        out, sums = np.empty(size, np.float32), np.zeros(count, np.uint64)
+        norms = kernels.weighted_sum(out, backend=backend, checksums=sums, **case)
+        made.append((out.tobytes(), sums.tolist(), norms))
+    assert made[0][:2] == made[1][:2]
+    np.testing.assert_allclose(made[1][2], made[0][2], rtol=1e-12)
+
+
+@pytest.mark.cuda
+@needs_device
+@pytest.mark.parametrize("kind", ["sgd", "adam", "yogi", "adagrad"])
+def test_steps_have_the_references_bits(kind: Any) -> None:
+    optimizer, size = ServerOptimizer(kind=kind, momentum=0.9, lr=0.1), 1_100_003
+    case, made = _case(size, 5), []
+    old = [np.full(size, 0.25, np.float32) for _ in range(optimizer.vectors)]
+    for backend in ("reference", "cuda"):
+        out, *new = (np.empty(size, np.float32) for _ in range(1 + len(old)))
+        kernels.weighted_step(out, optimizer=optimizer, old_state=old, new_state=new, backend=backend, **case)
+        made.append([x.tobytes() for x in (out, *new)])
+    assert made[0] == made[1]
