@@ -160,7 +160,9 @@ class Client:
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
         # The phone's own copy of the version it trains from: the base of its delta.
         self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        self._update: Floats = np.empty(buffer.shape.size, dtype=np.float32)
+        # The update is written in one pass into the slot, or into memory of its own that is then sent.
+        self._update: Floats = np.empty(0, dtype=np.float32)
+        self._own: Floats | None = None
         limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
         self._memory = limit_memory(limit_mib) if limit_mib and experiment.fleet.memory_limit else None
 
@@ -212,6 +214,7 @@ class Client:
         workload, base, pacer = self._workload, self._base, self._pacer
         cpu_started = time.thread_time()
         self._transport.fetch(task.entry, task.version, frames, base)
+        self._update = self._room_for(task)
         if self._paced:
             self._buffer.fetched[task.slot] = 1
         plan = workload.plan(task.client, task.trip)
@@ -294,7 +297,16 @@ class Client:
             np.copyto(part, trained)
         else:
             np.subtract(trained, self._base[start:stop], out=part)
-        self._transport.put(task, start, part)
+        if self._update is self._own:
+            self._transport.put(task, start, part)
+
+    def _room_for(self, task: wire.Task) -> Floats:
+        room = self._transport.room(task)
+        if room is not None:
+            return room
+        if self._own is None:
+            self._own = np.empty(self._buffer.shape.size, dtype=np.float32)
+        return self._own
 
 
 def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:

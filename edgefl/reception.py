@@ -16,12 +16,13 @@ import zmq
 from edgefl import control, wire
 from edgefl.aggregator import Aggregator
 from edgefl.buffer import SlotState
+from edgefl.endpoint import receive_now
 from edgefl.errors import SlotError, WireError
 from edgefl.peers import Peer, Peers
 from edgefl.progress import Gauge
 from edgefl.roster import MOST_DETAIL
 from edgefl.stopwatch import Stopwatch
-from edgefl.transport import ServerEnd
+from edgefl.transport import Frame, ServerEnd
 
 MESSAGES_AT_ONCE = 256
 
@@ -79,10 +80,10 @@ class Reception:
             self._watch.to("receive")
             began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_now(self._socket, headers=2)
             except zmq.Again:
                 return
-            peer = self._peers.heard(frames[0])
+            peer = self._peers.heard(bytes(frames[0]))
             if peer is None or peer.expelled:
                 self._gauge.strangers += peer is None
                 continue
@@ -94,20 +95,20 @@ class Reception:
             except (WireError, SlotError) as error:
                 self._listener.expel(peer, "malformed", str(error))
 
-    def _ready(self, peer: Peer, message: wire.Ready, _: list[bytes]) -> None:
+    def _ready(self, peer: Peer, message: wire.Ready, _: list[Frame]) -> None:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
             raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
         if not peer.ready:
             peer.ready = True
             self._listener.ready(peer)
 
-    def _chunk(self, peer: Peer, message: wire.Chunk, body: list[bytes]) -> None:
+    def _chunk(self, peer: Peer, message: wire.Chunk, body: list[Frame]) -> None:
         lease = self._aggregator.leases.get(message.task)
         if lease is None or not self._listener.holds(peer, lease.client, message.task):
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
         self._transport.accept(message, wire.payload([b"", *body]))
 
-    def _done(self, peer: Peer, done: wire.Done, _: list[bytes]) -> None:
+    def _done(self, peer: Peer, done: wire.Done, _: list[Frame]) -> None:
         lease = self._aggregator.leases.get(done.task)
         holds = lease is not None and self._listener.holds(peer, done.client, done.task)
         if lease is None or not holds or lease.slot != done.slot:
@@ -126,7 +127,7 @@ class Reception:
             raise WireError(f"an update of task {done.task} with two checksums")
         self._listener.finished(done)
 
-    def _gone(self, peer: Peer, gone: wire.Gone, _: list[bytes]) -> None:
+    def _gone(self, peer: Peer, gone: wire.Gone, _: list[Frame]) -> None:
         if not self._listener.holds(peer, gone.client, gone.task):
             return
         reason = gone.reason[:MOST_DETAIL]
@@ -134,7 +135,7 @@ class Reception:
             self._listener.note(gone.client, "failed", reason)
         self._listener.finished(wire.Gone(gone.client, gone.epoch, gone.task, reason))
 
-    def _assessed(self, peer: Peer, answer: wire.Assessed, _: list[bytes]) -> None:
+    def _assessed(self, peer: Peer, answer: wire.Assessed, _: list[Frame]) -> None:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
         self._listener.assessed(answer)

@@ -146,7 +146,7 @@ class Server:
             poller.register(self._channel.fileno(), zmq.POLLIN)
             while not self._over:
                 most = 1 if self._executor.deferred is not None else 0 if self._channel.waiting else 1000
-                self._watch.to("wait")
+                self._watch.to("wait" if self._started else "start")
                 ready = dict(poller.poll(self._alarms.wait_ms(most)))
                 self._watch.to("receive")
                 if self._socket in ready:

@@ -40,6 +40,9 @@ class ClientEnd(Protocol):
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         """Read the task's model into ``out``."""
 
+    def room(self, task: Task) -> Floats | None:
+        """Where the update may be written so that it need not be put; None where there is no such place."""
+
     def put(self, task: Task, start: int, part: Floats) -> None:
         """Send parameters ``start`` to ``start + len(part)`` of the update."""
 

@@ -31,5 +31,8 @@ class ShmClient:
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         self._buffer.read_model(entry, version, out)
 
+    def room(self, task: Task) -> Floats | None:
+        return self._buffer.slot(task.slot)
+
     def put(self, task: Task, start: int, part: Floats) -> None:
         self._buffer.slot(task.slot)[start : start + part.size] = part
