@@ -12,134 +12,24 @@ import os
 import resource
 import signal
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import zmq
 
 from edgefl import control, failpoints, kernels, wire
 from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
-from edgefl.emulation.pacing import Pacer, Spent, set_time_slice, set_timer_slack
-from edgefl.endpoint import receive_now, send_now
+from edgefl.emulation.pacing import Pacer, Spent
 from edgefl.errors import SlotError, WireError
+from edgefl.line import Cancelled, Leave, Line
 from edgefl.transport import ClientEnd, Frame
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
-
-CLIENT_SLICE_NS = 400_000
-"""Longer than the server's, so that the server runs first, and long enough that switching costs little."""
-FINE_WAIT_NS = 2_000_000
-"""A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""
-
-
-class Cancelled(Exception):
-    """The server does not want the running task any more."""
-
-
-class Leave(Exception):
-    """The run is over, or whoever started this process is gone."""
-
-
-class Line:
-    """The client's connection: sends, receives, and keeps the heartbeat going while it waits."""
-
-    def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
-        self._spec = spec
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.DEALER)
-        socket.routing_id = control.routing_id(spec.role, spec.peer, spec.epoch)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 16
-        socket.immediate = True
-        socket.connect(spec.endpoint)
-        self._socket = socket
-        self._lifeline = lifeline
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(lifeline, zmq.POLLIN)
-        self._beat_ns = int(heartbeat_s * 1e9 / 3)
-        self._next_beat_ns = time.monotonic_ns() + self._beat_ns
-        self.task: int | None = None
-        self._later: deque[tuple[wire.FromServer, list[Frame]]] = deque()
-
-    def send(self, frames: Sequence[bytes | memoryview]) -> None:
-        """Send a message; waits where the server is behind, leaves where it is gone."""
-        while True:
-            try:
-                send_now(self._socket, frames)
-            except zmq.Again:
-                self._poll_out()
-            else:
-                self._next_beat_ns = time.monotonic_ns() + self._beat_ns
-                return
-
-    def say(self, message: wire.FromClient) -> None:
-        self.send([wire.encode(message)])
-
-    def receive(self) -> tuple[wire.FromServer, list[Frame]]:
-        """The next message and its payload frames."""
-        if self._later:
-            return self._later.popleft()
-        while True:
-            self._listen(self._beat_ns // 1_000_000)
-            if (message := self._take()) is not None:
-                return message
-
-    def wait_until(self, deadline_ns: int) -> None:
-        """The pacer's wait: to the deadline, unless the server cancels the task meanwhile."""
-        while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
-            if left_ns > FINE_WAIT_NS:
-                self._listen(min(left_ns - FINE_WAIT_NS, self._beat_ns) // 1_000_000)
-                self.check()
-            else:
-                time.sleep(left_ns * 1e-9)
-
-    def pulse(self) -> None:
-        """Between two steps, which may not have waited at all: be heard, and hear a cancel."""
-        self.check()
-        if time.monotonic_ns() >= self._next_beat_ns:
-            self._listen(0)
-
-    def check(self) -> None:
-        """Hear what the server says during a task. What is not about this task waits for its end."""
-        while (got := self._take()) is not None:
-            match got[0]:
-                case wire.Cancel(task=task) if task == self.task:
-                    raise Cancelled
-                case wire.Bye():
-                    raise Leave
-                case _:
-                    self._later.append(got)
-
-    def close(self) -> None:
-        self._socket.close(linger=1000)
-        self._context.term()
-
-    def _take(self) -> tuple[wire.FromServer, list[Frame]] | None:
-        try:
-            frames = receive_now(self._socket, headers=1)
-        except zmq.Again:
-            return None
-        return wire.decode_from_server(frames[0]), frames[1:]
-
-    def _listen(self, timeout_ms: int) -> None:
-        ready = dict(self._poller.poll(max(0, timeout_ms)))
-        if self._lifeline in ready:
-            raise Leave
-        if time.monotonic_ns() >= self._next_beat_ns:
-            self.say(wire.Beat(self._spec.peer, self._spec.epoch))
-
-    def _poll_out(self) -> None:
-        self._socket.poll(100, zmq.POLLOUT)
-        if self._lifeline in dict(self._poller.poll(0)):
-            raise Leave
 
 
 class Client:
@@ -307,15 +197,3 @@ class Client:
         if self._own is None:
             self._own = np.empty(self._buffer.shape.size, dtype=np.float32)
         return self._own
-
-
-def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
-    """What a freshly forked process does with its life."""
-    set_timer_slack()
-    set_time_slice(CLIENT_SLICE_NS)
-    if spec.role == control.EVALUATOR:
-        from edgefl.evaluator import Evaluator
-
-        Evaluator(spec, workload, buffer, lifeline).run()
-    else:
-        Client(spec, workload, buffer, lifeline).run()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from edgefl import control, wire
 from edgefl.buffer import ParameterBuffer
-from edgefl.client import Leave, Line
 from edgefl.errors import SlotError
+from edgefl.line import Leave, Line
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from edgefl import control, kernels
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
-from edgefl.client import run_peer
 from edgefl.errors import ConfigError, EdgeflError
+from edgefl.peer_process import run_peer
 from edgefl.processes import become_child
 
 if TYPE_CHECKING:

@@ -1,0 +1,25 @@
+"""What a process that the zygote forked does with its life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgefl import control
+from edgefl.buffer import ParameterBuffer
+from edgefl.client import Client
+from edgefl.emulation.pacing import set_time_slice, set_timer_slack
+from edgefl.evaluator import Evaluator
+
+if TYPE_CHECKING:
+    from edgefl.workload import Workload
+
+SLICE_NS = 400_000
+"""Longer than the server's, so that the server runs first, and long enough that switching costs little."""
+
+
+def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
+    """Be a client, a worker or the evaluator until the server says goodbye."""
+    set_timer_slack()
+    set_time_slice(SLICE_NS)
+    kind = Evaluator if spec.role == control.EVALUATOR else Client
+    kind(spec, workload, buffer, lifeline).run()
