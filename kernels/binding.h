@@ -102,6 +102,7 @@ PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs
 /* probe.c: for benchmarks and tests */
 PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_isas(PyObject *self, PyObject *unused);
 PyObject *ef_py_isa(PyObject *self, PyObject *unused);
 PyObject *ef_py_set_isa(PyObject *self, PyObject *name);

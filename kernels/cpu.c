@@ -296,3 +296,24 @@ void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int th
     move_job job = {NULL, &src, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, dst, 0};
     ef_pool_run(copy_piece, &job, job.pieces, threads);
 }
+
+/* STREAM's triad: two vectors read, one written, a product and a sum for each element. */
+typedef struct {
+    ef_loose_float *a;
+    const ef_loose_float *b, *c;
+    int64_t n;
+    float scalar;
+} triad_job;
+
+static void triad_piece(void *context, int64_t piece)
+{
+    const triad_job *job = context;
+    const int64_t at = piece * (PIECE_BYTES / 4), end = at + PIECE_BYTES / 4;
+    for (int64_t i = at; i < (end < job->n ? end : job->n); i++) job->a[i] = job->b[i] + job->scalar * job->c[i];
+}
+
+void ef_triad(float *a, const float *b, const float *c, float scalar, int64_t n, int threads)
+{
+    triad_job job = {a, b, c, n, scalar};
+    ef_pool_run(triad_piece, &job, (n * 4 + PIECE_BYTES - 1) / PIECE_BYTES, threads);
+}

@@ -81,6 +81,7 @@ int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);
+void ef_triad(float *a, const float *b, const float *c, float scalar, int64_t n, int threads);
 void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int threads);
 
 /* pool.c: runs task(context, i) for every 0 <= i < count on up to `threads` threads, the caller among them. */

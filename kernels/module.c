@@ -114,6 +114,7 @@ static PyMethodDef methods[] = {
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
     {"read", FAST(ef_py_read), "read(buffers, threads)"},
     {"copy", FAST(ef_py_copy), "copy(to, from, threads)"},
+    {"triad", FAST(ef_py_triad), "triad(a, b, c, scalar, threads): a = b + scalar * c"},
     {"isas", ef_py_isas, METH_NOARGS, "Usable instruction sets, fastest first."},
     {"isa", ef_py_isa, METH_NOARGS, "The instruction set in use."},
     {"set_isa", ef_py_set_isa, METH_O, "Use this instruction set."},

@@ -51,6 +51,29 @@ PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "copy needs two flat buffers of one length");
 }
 
+/* triad(a, b, c, scalar, threads) */
+PyObject *ef_py_triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_buffer views[3] = {{0}};
+    double scalar;
+    int ok = 1;
+    (void)self;
+    if (nargs != 5) return PyErr_Format(PyExc_TypeError, "triad takes 5 arguments (got %zd)", nargs);
+    const long threads = PyLong_AsLong(args[4]);
+    if (threads == -1 && PyErr_Occurred()) return NULL;
+    for (int i = 0; ok && i < 3; i++)
+        ok = flat(args[i], &views[i], i == 0) && is_format(&views[i], 'f', 4) && views[i].len == views[0].len;
+    ok = ok && !overlap(&views[0], &views[1]) && !overlap(&views[0], &views[2]) && number_of(args[3], &scalar);
+    if (ok) {
+        Py_BEGIN_ALLOW_THREADS
+        ef_triad(views[0].buf, views[1].buf, views[2].buf, (float)scalar, views[0].len / 4,
+                 share(3 * views[0].len, threads));
+        Py_END_ALLOW_THREADS
+    }
+    release(views, 3);
+    return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "triad needs three float32 buffers of one length");
+}
+
 PyObject *ef_py_isas(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);

@@ -1,8 +1,9 @@
 """The weighted sum against what else could do it and against the memory's limit, all in one run.
 
-Every figure counts the same bytes: K updates and the base read, the result written, (K+2)·D·4. The
-limits are a loop that only reads that much and a copy that moves that much. Contenders take turns, so
-that a host which slows down slows all of them; each figure is the median of at least 9 turns.
+Every figure of a row counts the same bytes: the K updates and the base read, the result written, which is
+(K+2)·D·4 for float32. The limits are a loop that only reads that much, STREAM's triad and a copy.
+Contenders take turns, so that a host which slows down slows all of them; each figure is the median of at
+least 9 turns. aggregate_contenders.py says who takes part, aggregate_picture.py draws the roofline.
 """
 
 from __future__ import annotations
@@ -11,59 +12,65 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import psutil
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from edgefl import kernels
+from edgefl.bench.aggregate_contenders import NEEDS_STACK, Call, contenders, work_of
 
-SIZES = ((62_006, 5), (468_458, 5), (1_000_000, 5), (1_000_000, 10), (1_000_000, 32), (10_000_000, 10))
-QUICK_SIZES = ((62_006, 5), (1_000_000, 10))
-LAYERS = 10
+PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
+UPDATES = (5, 10, 32, 100)
+QUICK = ((62_006, 5), (1_000_000, 10))
+TYPED = ((1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
+"""Sizes at which the other types of updates are measured."""
 _TURN_S = 0.004
 """A turn repeats a contender's call until it takes about as long."""
 _CALM_S = 0.04
 """Pause before a turn: the threads of BLAS and OpenMP spin for some 30 ms after their own."""
-
-Call = Callable[[], object]
-
-
-class Work(NamedTuple):
-    """One size's arrays, all aligned to 64 bytes as slots of the parameter buffer are."""
-
-    stacked: np.ndarray[Any, np.dtype[np.float32]]
-    base: np.ndarray[Any, np.dtype[np.float32]]
-    out: np.ndarray[Any, np.dtype[np.float32]]
-    weights: list[float]
-
-    @property
-    def moved_bytes(self) -> int:
-        return (len(self.weights) + 2) * self.base.nbytes
+_LARGEST_ROW_BYTES = 5 << 30
 
 
-def run(json_path: Path | str | None = None, quick: bool = False) -> dict[str, Any]:
-    """Measure, print a table, write ``json_path`` if given, and return what it holds.
+def run(
+    json_path: Path | str | None = None,
+    quick: bool = False,
+    sizes: Sequence[tuple[int, int]] | None = None,
+) -> dict[str, Any]:
+    """Measure, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
 
-    ``rows`` has one entry a size: ``parameters``, ``updates``, ``bytes``, and for each contender its
-    ``seconds`` (median), ``spread`` (interquartile range over median), ``gbytes_per_s`` and ``of_limit``
-    (against the read loop; None without the C extension).
+    ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
+    ``dtype``, ``threads``, ``bytes``, and for each contender its ``seconds`` (median), ``spread``
+    (interquartile range over median), ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (against the read
+    loop; None without the C extension). ``skipped`` names the sizes that memory did not allow.
     """
-    repetitions = 9 if quick else 11
+    repetitions, everything = 9 if quick else 11, kernels.threads()
+    grid = list(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]))
+    typed = QUICK[1:] if quick else [size for size in TYPED if sizes is None or size in grid]
+    wanted = [(*size, "float32", everything) for size in grid]
+    wanted += [(*size, "float32", 1) for size in grid if everything > 1 and (quick or size[1] == 10)]
+    wanted += [(*size, dtype, everything) for size in typed for dtype in ("float16", "bfloat16", "int8")]
+    most_bytes = min(_LARGEST_ROW_BYTES, int(0.5 * psutil.virtual_memory().available))
+    fits = [row for row in wanted if (row[1] + 2) * row[0] * 4 <= most_bytes]
     result = {
         "host": _host(),
         "call_overhead_us": _call_overhead_us(),
         "repetitions": repetitions,
-        "rows": [_measured(*size, repetitions=repetitions) for size in (QUICK_SIZES if quick else SIZES)],
+        "skipped": [list(row) for row in wanted if row not in fits],
+        "rows": [_measured(*row, repetitions=repetitions) for row in fits],
     }
     _print(result)
     if json_path is not None:
-        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
+        from edgefl.bench.aggregate_picture import draw
+
+        path = Path(json_path)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
     return result
 
 
@@ -108,29 +115,42 @@ def _call_overhead_us() -> float:
     return round(best * 1e6, 2)
 
 
-def _measured(parameters: int, updates: int, *, repetitions: int) -> dict[str, Any]:
-    work = _work(parameters, updates)
-    contenders = dict(_contenders(work))
-    counts = {name: _warm(call) for name, call in contenders.items()}
-    turns: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repetitions):
-        for name, call in contenders.items():
-            turns[name].append(_timed(call, counts[name]))
+def _measured(parameters: int, updates: int, dtype: str, threads: int, *, repetitions: int) -> dict[str, Any]:
+    work = work_of(parameters, updates, dtype, threads)
+    kernels.set_threads(threads)
+    try:
+        calls = dict(contenders(work))
+        if threads == 1:  # only what one thread of ours does; the others' threads are their own
+            calls = {
+                name: call for name, call in calls.items() if name.startswith("edgefl") or "read" in name
+            }
+        counts = {name: _warm(call) for name, call in calls.items()}
+        turns: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(repetitions):
+            for name, call in calls.items():
+                turns[name].append(_timed(call, counts[name]))
+    finally:
+        kernels.set_threads(None)
     limit = float(np.median(turns["read loop"])) if "read loop" in turns else None
     return {
         "parameters": parameters,
         "updates": updates,
+        "dtype": dtype,
+        "threads": threads,
         "bytes": work.moved_bytes,
-        "contenders": {name: _figures(samples, work.moved_bytes, limit) for name, samples in turns.items()},
+        "contenders": {
+            name: _figures(samples, work.moved_bytes, updates, limit) for name, samples in turns.items()
+        },
     }
 
 
-def _figures(samples: list[float], moved_bytes: int, limit_s: float | None) -> dict[str, Any]:
+def _figures(samples: list[float], moved_bytes: int, updates: int, limit_s: float | None) -> dict[str, Any]:
     low, seconds, high = np.percentile(samples, [25, 50, 75]).tolist()
     return {
         "seconds": seconds,
         "spread": (high - low) / seconds,
         "gbytes_per_s": moved_bytes / seconds / 1e9,
+        "updates_per_s": updates / seconds,
         "of_limit": None if limit_s is None else limit_s / seconds,
     }
 
@@ -152,116 +172,89 @@ def _timed(call: Call, count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
-def _work(parameters: int, updates: int) -> Work:
-    rng = np.random.default_rng([parameters, updates])
-    stacked = _aligned(updates * parameters).reshape(updates, parameters)
-    for row in stacked:
-        rng.standard_normal(parameters, dtype=np.float32, out=row)
-    base, out = _aligned(parameters), _aligned(parameters)
-    rng.standard_normal(parameters, dtype=np.float32, out=base)
-    return Work(stacked, base, out, rng.random(updates).tolist())
+# ---- tables --------------------------------------------------------------------------------------
 
-
-def _aligned(size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    raw = np.zeros(size * 4 + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size * 4].view(np.float32)
-
-
-def _contenders(work: Work) -> Iterator[tuple[str, Call]]:
-    """Names and calls; every sum is checked against numpy's before it is measured."""
-    expected = work.base + np.asarray(work.weights, np.float32) @ work.stacked
-    for name, call in [*_ours(work), *_theirs(work)]:
-        work.out.fill(np.nan)
-        call()
-        np.testing.assert_allclose(work.out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
-        yield name, call
-    yield from _limits(work)
-
-
-def _ours(work: Work) -> Iterator[tuple[str, Call]]:
-    rows = list(work.stacked)
-    for backend in ("c", "numba"):
-        if kernels.backends()[backend] == "ok":
-            yield (
-                f"edgefl {backend}",
-                lambda backend=backend: kernels.weighted_sum(  # type: ignore[misc]
-                    work.out, work.base, rows, work.weights, backend
-                ),
-            )
-
-
-def _theirs(work: Work) -> Iterator[tuple[str, Call]]:
-    weights = np.asarray(work.weights, np.float32)
-
-    def gemv() -> None:
-        np.matmul(weights, work.stacked, out=work.out)
-        np.add(work.out, work.base, out=work.out)
-
-    bounds = np.linspace(0, work.base.size, LAYERS + 1).astype(int)
-    layers = [slice(a, b) for a, b in pairwise(bounds)]
-
-    def by_layer() -> None:
-        for layer in layers:
-            total = work.base[layer].copy()
-            for weight, update in zip(weights, work.stacked, strict=True):
-                total += weight * update[layer]
-            work.out[layer] = total
-
-    yield "BLAS gemv *", gemv
-    try:
-        import torch
-    except ImportError:
-        pass
-    else:
-        matrix, vector = torch.from_numpy(work.stacked).T, torch.from_numpy(weights)
-        base, out = torch.from_numpy(work.base), torch.from_numpy(work.out)
-        yield "torch addmv *", lambda: torch.addmv(base, matrix, vector, out=out)
-    yield "numpy by layer", by_layer
-
-
-def _limits(work: Work) -> Iterator[tuple[str, Call]]:
-    """The same bytes, only read; and half of them read and written elsewhere."""
-    half = work.moved_bytes // 8
-    source, target = np.ones(half, np.float32), np.ones(half, np.float32)
-    if kernels.backends()["c"] != "ok":
-        yield "copy (one thread)", lambda: np.copyto(target, source)
-        return
-    from edgefl.kernels import _c
-
-    buffers, threads = [*work.stacked, work.base, work.out], kernels.threads()
-    yield "read loop", lambda: _c.read(buffers, threads)
-    yield "copy", lambda: _c.copy(target, source, threads)
+_SHORT = {
+    "edgefl c": "c",
+    "edgefl numba": "numba",
+    "edgefl cuda": "cuda",
+    "BLAS gemv": "gemv*",
+    "torch addmv": "addmv*",
+    "torch _foreach": "foreach",
+    "numpy by layer": "numpy",
+    "pfl-research": "pfl",
+    "STREAM triad": "triad",
+    "read loop": "read",
+    "copy (one thread)": "copy",
+}
 
 
 def _print(result: dict[str, Any]) -> None:
-    host = result["host"]
-    rows = result["rows"]
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title="Weighted sum of K float32 updates of D: GB/s, and % of the read loop",
+    host, rows, console = result["host"], result["rows"], Console()
+    most = [row for row in rows if row["dtype"] == "float32" and row["threads"] == host["threads"]]
+    names = list(dict.fromkeys(name for row in most for name in row["contenders"]))
+    table = _table(
+        "Weighted sum of K float32 updates of D: GB/s", [_SHORT.get(n, n) for n in names] + ["c/read"]
     )
-    table.add_column("D × K", no_wrap=True)
-    for row in rows:
-        table.add_column(f"{_short(row['parameters'])}×{row['updates']}", justify="right", no_wrap=True)
-    for name in rows[0]["contenders"]:
-        table.add_row(name, *(_cell(row["contenders"][name]) for row in rows))
-    console = Console()
+    for row in most:
+        figures = row["contenders"]
+        cells = [f"{figures[n]['gbytes_per_s']:.1f}" if n in figures else "" for n in names]
+        table.add_row(_size(row), *cells, _ratio(figures.get("edgefl c", {}).get("of_limit")))
     console.print(table)
+    single = [row for row in rows if row["threads"] == 1 != host["threads"]]
+    if single:
+        columns = list(dict.fromkeys(name for row in single for name in row["contenders"]))
+        table = _table("On one thread: GB/s", [_SHORT.get(n, n) for n in columns])
+        for row in single:
+            table.add_row(_size(row), *(f"{row['contenders'][n]['gbytes_per_s']:.1f}" for n in columns))
+        console.print(table)
+    _print_types(console, most, [row for row in rows if row["dtype"] != "float32"])
     console.print(
         f"{host['cpu']}, {host['cores']} cores, {host['threads']} threads, {host['backend']} "
         f"({host['instruction_set']}), load {host['load_1min']}; a call costs "
-        f"{result['call_overhead_us']} μs; medians of {result['repetitions']}; "
-        "* needs the updates stacked in one matrix"
+        f"{result['call_overhead_us']} μs; medians of {result['repetitions']}"
     )
+    if any(name in NEEDS_STACK for name in names):
+        console.print("* needs the updates stacked in one matrix")
+    if result["skipped"]:
+        sizes = dict.fromkeys(f"{_short(d)}×{k}" for d, k, *_ in result["skipped"])
+        console.print(f"left out for want of memory: {', '.join(sizes)}")
 
 
-def _cell(figures: dict[str, Any]) -> str:
-    share = "" if figures["of_limit"] is None else f" {100 * figures['of_limit']:3.0f}"
-    return f"{figures['gbytes_per_s']:.1f}{share}"
+def _print_types(console: Console, floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> None:
+    if not typed:
+        return
+    table = _table(
+        "Other types of updates, c: updates/s, and against float32", ["updates/s", "times", "GB/s", "c/read"]
+    )
+    for row in typed:
+        same = [r for r in floats if (r["parameters"], r["updates"]) == (row["parameters"], row["updates"])]
+        figures = row["contenders"].get("edgefl c")
+        if figures is None:
+            continue
+        times = (
+            figures["updates_per_s"] / same[0]["contenders"]["edgefl c"]["updates_per_s"] if same else None
+        )
+        cells = (f"{figures['updates_per_s']:.0f}", _ratio(times), f"{figures['gbytes_per_s']:.1f}")
+        table.add_row(f"{_size(row)} {row['dtype']}", *cells, _ratio(figures["of_limit"]))
+    console.print(table)
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title)
+    table.add_column("D × K", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _size(row: dict[str, Any]) -> str:
+    return f"{_short(row['parameters'])}×{row['updates']}"
 
 
 def _short(parameters: int) -> str:
-    return f"{parameters / 1e6:g}M" if parameters % 1_000_000 == 0 else f"{parameters / 1e3:.0f}k"
+    return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.0f}k"
