@@ -23,13 +23,19 @@ EF_PRIM EF(V) EF(load_part)(const int dtype, const char *p, int64_t i, int64_t n
     return EF(load)(dtype, full, 0);
 }
 
-/* x with zeros from n on, where a scale that is not finite may have made NaNs of the zeros. */
-EF_PRIM EF(V) EF(first)(EF(V) x, int64_t n)
+/* The squares of the last n < EF_W int8 elements. */
+EF_PRIM EF(I) EF(iadd_part)(EF(I) sum, const char *p, int64_t n)
 {
-    float part[EF_W];
-    EF(vstore)(part, x);
-    memset(part + n, 0, (size_t)(EF_W - n) * 4);
-    return EF(vload)(part);
+    char full[EF_W] = {0};
+    memcpy(full, p, (size_t)n);
+    return EF(iadd_at)(sum, full);
+}
+
+/* What one scale block of int8 adds to the squared norm: the square of a float is exact in a double, and so
+ * is the sum of the integers' squares. */
+EF_PRIM double EF(scaled)(float scale, EF(I) squares)
+{
+    return (double)scale * (double)scale * (double)EF(isum)(squares);
 }
 
 EF_PRIM double EF(fold)(EF(N) n)
@@ -44,23 +50,36 @@ EF_PRIM double EF(fold)(EF(N) n)
 #define EF_EACH(x)                                                                                           \
     x(0) if (count > 1) { x(1) } if (count > 2) { x(2) } if (count > 3) { x(3) }                             \
     if (count > 4) { x(4) } if (count > 5) { x(5) }
-#define EF_NAME(j) EF(V) w##j, s##j; EF(N) n##j; const char *p##j;
+#define EF_NAME(j) EF(V) w##j, s##j; EF(N) n##j; EF(I) q##j; double t##j = 0.0; const char *p##j;
 #define EF_START(j)                                                                                          \
     w##j = EF(vset)(u[j].weight), n##j = EF(nzero)(), p##j = (const char *)u[j].data + at * ef_size(dtype);
-#define EF_SCALE(j) s##j = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]);
-#define EF_TAKE(j, loaded, from_memory, count)                                                                      \
+#define EF_SCALE(j) s##j = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]), q##j = EF(izero)();
+#define EF_SCALED(j) t##j += EF(scaled)(u[j].scales[(at + run) / EF_SCALE_BLOCK], q##j);
+#define EF_TAKE(j, loaded, whole)                                                                            \
     {                                                                                                        \
         EF(V) x = loaded;                                                                                    \
+        if (dtype == EF_I8) q##j = whole ? EF(iadd_at)(q##j, p##j + i) : EF(iadd_part)(q##j, p##j + i, end - i);\
+        else if (dtype == EF_F32 && whole) n##j = EF(nadd_at)(n##j, p##j + 4 * i);                           \
+        else n##j = EF(nadd)(n##j, x);                                                                       \
         if (dtype == EF_I8) x = EF(vmul)(s##j, x);                                                           \
-        if (dtype == EF_I8 && count < EF_W) x = EF(first)(x, count);                                         \
-        n##j = from_memory ? EF(nadd_at)(n##j, p##j + 4 * i) : EF(nadd)(n##j, x);                            \
         sum = EF(vadd)(sum, EF(vmul)(w##j, x));                                                              \
     }
 #define EF_FULL(j)                                                                                           \
     EF_PREFETCH(p##j + i * ef_size(dtype) + EF_AHEAD);                                                       \
-    EF_TAKE(j, EF(load)(dtype, p##j, i), dtype == EF_F32, EF_W)
-#define EF_PART(j) EF_TAKE(j, EF(load_part)(dtype, p##j, i, end - i), 0, end - i)
-#define EF_NORM(j) norms[j] = EF(fold)(n##j);
+    EF_TAKE(j, EF(load)(dtype, p##j, i), 1)
+/* Two vectors of one update, for the narrow types: half as many prefetches, and integers squared by pairs. */
+#define EF_PAIR(j)                                                                                           \
+    {                                                                                                        \
+        EF_PREFETCH(p##j + i * ef_size(dtype) + EF_AHEAD);                                                   \
+        EF(V) x = EF(load)(dtype, p##j, i), y = EF(load)(dtype, p##j, i + EF_W);                             \
+        if (dtype == EF_I8) q##j = EF(iadd2_at)(q##j, p##j + i);                                             \
+        else n##j = EF(nadd_wide)(EF(nadd_wide)(n##j, x), y);                                                \
+        if (dtype == EF_I8) x = EF(vmul)(s##j, x), y = EF(vmul)(s##j, y);                                    \
+        sum = EF(vadd)(sum, EF(vmul)(w##j, x));                                                              \
+        next = EF(vadd)(next, EF(vmul)(w##j, y));                                                            \
+    }
+#define EF_PART(j) EF_TAKE(j, EF(load_part)(dtype, p##j, i, end - i), 0)
+#define EF_NORM(j) norms[j] = dtype == EF_I8 ? t##j : EF(fold)(n##j);
 
 EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
                        const ef_update *u, int64_t at, int64_t n, double *norms)
@@ -72,6 +91,12 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
         const int64_t end = run + step < n ? run + step : n;
         int64_t i = run;
         if (dtype == EF_I8) { EF_EACH(EF_SCALE) }
+        for (; dtype != EF_F32 && i + 2 * EF_W <= end; i += 2 * EF_W) {
+            EF(V) sum = EF(vload)(src + i), next = EF(vload)(src + i + EF_W);
+            EF_EACH(EF_PAIR)
+            if (stream) EF(vstream)(dst + i, sum), EF(vstream)(dst + i + EF_W, next);
+            else EF(vstore)(dst + i, sum), EF(vstore)(dst + i + EF_W, next);
+        }
         for (; i + EF_W <= end; i += EF_W) {
             EF(V) sum = EF(vload)(src + i);
             EF_EACH(EF_FULL)
@@ -86,6 +111,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
             EF(vstore)(part, sum);
             memcpy(dst + i, part, (size_t)(end - i) * 4);
         }
+        if (dtype == EF_I8) { EF_EACH(EF_SCALED) }
     }
     EF_EACH(EF_NORM)
 }
@@ -93,8 +119,10 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
 #undef EF_NAME
 #undef EF_START
 #undef EF_SCALE
+#undef EF_SCALED
 #undef EF_TAKE
 #undef EF_FULL
+#undef EF_PAIR
 #undef EF_PART
 #undef EF_NORM
 
@@ -191,17 +219,24 @@ EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n
     const char *p = (const char *)u->data + at * ef_size(dtype);
     EF(N) norm = EF(nzero)();
 #define EF_NORM(name)                                                                                        \
-    for (int64_t i = 0; i < n; i += EF_W) {                                                                  \
-        EF(V) x = n - i < EF_W ? EF(load_part)(name, p, i, n - i) : EF(load)(name, p, i);                    \
-        if (name == EF_I8) x = EF(vmul)(EF(vset)(u->scales[(at + i) / EF_SCALE_BLOCK]), x);                  \
-        if (name == EF_I8 && n - i < EF_W) x = EF(first)(x, n - i);                                          \
-        norm = EF(nadd)(norm, x);                                                                            \
-    }
+    for (int64_t i = 0; i < n; i += EF_W)                                                                    \
+        norm = EF(nadd)(norm, n - i < EF_W ? EF(load_part)(name, p, i, n - i) : EF(load)(name, p, i));
     switch (dtype) {
     case EF_F16: EF_NORM(EF_F16) break;
     case EF_BF16: EF_NORM(EF_BF16) break;
-    case EF_I8: EF_NORM(EF_I8) break;
-    default: EF_NORM(EF_F32)
+    case EF_F32: EF_NORM(EF_F32) break;
+    default: {
+        double total = 0.0;
+        for (int64_t run = 0; run < n; run += EF_SCALE_BLOCK) {
+            const int64_t end = run + EF_SCALE_BLOCK < n ? run + EF_SCALE_BLOCK : n;
+            EF(I) squares = EF(izero)();
+            int64_t i = run;
+            for (; i + EF_W <= end; i += EF_W) squares = EF(iadd_at)(squares, p + i);
+            if (i < end) squares = EF(iadd_part)(squares, p + i, end - i);
+            total += EF(scaled)(u->scales[(at + run) / EF_SCALE_BLOCK], squares);
+        }
+        return total;
+    }
     }
 #undef EF_NORM
     return EF(fold)(norm);

@@ -28,6 +28,8 @@ constexpr int STREAMS = 2;
 
 struct quad {
     float x[QUAD];
+    float scale;     /* int8 only */
+    int squares;     /* int8 only: the integers' */
 };
 struct words {
     uint64_t sum, weighted;
@@ -62,13 +64,18 @@ __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, i
             w->weighted += (at + j) * raw[j];
         }
     }
-    const float scale = DTYPE == EF_I8 ? u.scales[i / EF_SCALE_BLOCK] : 1.0f;
+    q.scale = DTYPE == EF_I8 ? u.scales[i / EF_SCALE_BLOCK] : 1.0f;
+    q.squares = 0;
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
         if (DTYPE == EF_F32) q.x[j] = __uint_as_float(raw[j]);
         else if (DTYPE == EF_BF16) q.x[j] = __uint_as_float(raw[j / 2] >> (16 * (j % 2)) << 16);
         else if (DTYPE == EF_F16) q.x[j] = __half2float(__ushort_as_half((unsigned short)(raw[j / 2] >> (16 * (j % 2)))));
-        else q.x[j] = i + j < n ? __fmul_rn(scale, (float)(int8_t)(raw[0] >> (8 * j))) : 0.0f;
+        else {
+            const int value = (int8_t)(raw[0] >> (8 * j));
+            q.squares += value * value;
+            q.x[j] = __fmul_rn(q.scale, (float)value);
+        }
     }
     return q;
 }
@@ -88,8 +95,9 @@ __device__ __forceinline__ void take(quad (&total)[QUADS], const ef_update &u, i
 #pragma unroll
         for (int j = 0; j < QUAD; j++) {
             total[g].x[j] = __fadd_rn(total[g].x[j], __fmul_rn(u.weight, q.x[j]));
-            norm = __fma_rn((double)q.x[j], (double)q.x[j], norm); /* the product is exact */
+            if (DTYPE != EF_I8) norm = __fma_rn((double)q.x[j], (double)q.x[j], norm); /* exact products */
         }
+        if (DTYPE == EF_I8) norm = __fma_rn((double)q.scale * (double)q.scale, (double)q.squares, norm);
     }
     for (int d = 16; d; d /= 2) {
         norm = __dadd_rn(norm, __shfl_down_sync(~0u, norm, d));
@@ -146,7 +154,7 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *ba
             if (i + 1 < n) whole.y = base[i + 1];
             if (i + 2 < n) whole.z = base[i + 2];
         }
-        total[g] = {{whole.x, whole.y, whole.z, whole.w}};
+        total[g] = {{whole.x, whole.y, whole.z, whole.w}, 1.0f, 0};
     }
     for (int64_t k = 0; k < count; k++) {
         double *share = partial + ((int64_t)blockIdx.x * count + k) * WARPS + threadIdx.x / 32;

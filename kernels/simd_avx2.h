@@ -7,6 +7,7 @@
 
 typedef __m256 EF(V);
 typedef struct { __m256d l[2]; } EF(N);
+typedef __m256i EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(32)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return _mm256_set1_ps(x); }
@@ -52,8 +53,35 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
 }
+/* The same for a vector that was made here: by way of the stack, where it is widened from memory. */
+EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v)
+{
+    float x[8] __attribute__((aligned(32)));
+    _mm256_store_ps(x, v);
+    __asm__("" : "+m"(x)); /* or the compiler would see through it */
+    return EF(nadd_at)(n, x);
+}
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
 {
     _mm256_storeu_pd(lanes, n.l[0]);
     _mm256_storeu_pd(lanes + 4, n.l[1]);
+}
+
+/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
+EF_PRIM EF(I) EF(izero)(void) { return _mm256_setzero_si256(); }
+EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
+{
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+}
+EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
+{
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+}
+EF_PRIM int32_t EF(isum)(EF(I) sum)
+{
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 }

@@ -7,6 +7,7 @@
 
 typedef __m512 EF(V);
 typedef struct { __m512d l; } EF(N);
+typedef __m256i EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(64)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return _mm512_set1_ps(x); }
@@ -52,4 +53,23 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)p + 8));
 }
+EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }
+
+/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
+EF_PRIM EF(I) EF(izero)(void) { return _mm256_setzero_si256(); }
+EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
+{
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+}
+EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
+{
+    return EF(iadd_at)(EF(iadd_at)(sum, p), (const char *)p + EF_W);
+}
+EF_PRIM int32_t EF(isum)(EF(I) sum)
+{
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}

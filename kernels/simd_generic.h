@@ -9,6 +9,7 @@ typedef float EF(v2f) __attribute__((vector_size(8)));
 typedef double EF(v2d) __attribute__((vector_size(16)));
 typedef struct { EF(v4f) a, b; } EF(V);
 typedef struct { EF(v2d) l[4]; } EF(N);
+typedef int32_t EF(I) __attribute__((vector_size(16)));
 typedef uint64_t EF(U) __attribute__((vector_size(16)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return (EF(V)){{x, x, x, x}, {x, x, x, x}}; }
@@ -110,4 +111,20 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
     return (EF(N)){{n.l[0] + d0 * d0, n.l[1] + d1 * d1, n.l[2] + d2 * d2, n.l[3] + d3 * d3}};
 }
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
+EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }
+
+/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
+EF_PRIM EF(I) EF(izero)(void) { return (EF(I)){0, 0, 0, 0}; }
+EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
+{
+    int8_t q[8];
+    memcpy(q, p, 8);
+    for (int i = 0; i < 4; i++) sum[i] += q[i] * q[i] + q[i + 4] * q[i + 4];
+    return sum;
+}
+EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
+{
+    return EF(iadd_at)(EF(iadd_at)(sum, p), (const char *)p + EF_W);
+}
+EF_PRIM int32_t EF(isum)(EF(I) sum) { return sum[0] + sum[1] + sum[2] + sum[3]; }

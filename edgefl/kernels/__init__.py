@@ -69,8 +69,9 @@ def weighted_sum(
 
     ``checksums`` (uint64[K]) is filled with each update's `checksum`, in the same pass over memory.
 
-    Returns float64[K], the same bits for any number of threads. A norm that is not finite marks a bad
-    update (an inf or NaN, or one in its scales).
+    Returns float64[K], the same bits for any number of threads: Σ_i u[i]² in float64, and for int8
+    Σ_b scales[b]² · Σ q², where the inner sum is of integers. A norm that is not finite marks a bad update
+    (an inf or NaN, or one in its scales).
 
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
 

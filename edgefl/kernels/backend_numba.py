@@ -31,7 +31,12 @@ def _sum_part(out: Floats, given: Sum, partial: Doubles, start: int, stop: int) 
         return
     with np.errstate(all="ignore"):
         vectors = [decoded(u, s, start, stop) for u, s in zip(given.updates, given.scales, strict=True)]
-    _sum_floats(out, base, vectors, given.weights, partial[:, start // TILE : -(-stop // TILE)], 1)
+    norms = partial[:, start // TILE : -(-stop // TILE)]
+    _sum_floats(out, base, vectors, given.weights, norms, 1)
+    for update, scale, row in zip(given.updates, given.scales, norms, strict=True):
+        if scale is not None:
+            blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
+            numba_loops.int8_norms(update[start:stop], blocks, row)
 
 
 def _sum_floats(

@@ -125,6 +125,8 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _sq_norm(update: Update, scale: Floats | None) -> float:
+    if scale is not None:
+        return _total(int8_norms(update, scale))
     total = 0.0
     for start in range(0, update.size, _CHUNK):
         x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
@@ -135,6 +137,24 @@ def _sq_norm(update: Update, scale: Floats | None) -> float:
         pairs = halves[:, :2] + halves[:, 2:]
         for block in (pairs[:, 0] + pairs[:, 1]).tolist():
             total += block
+    return total
+
+
+def int8_norms(update: Update, scale: Floats) -> Doubles:
+    """Each tile's Σ_b scale_b² · Σ q² over its scale blocks: all but the last product and sum are exact."""
+    tiles = -(-update.size // TILE)
+    padded = np.zeros((tiles * (TILE // SCALE_BLOCK), SCALE_BLOCK), dtype=np.int32)
+    padded.reshape(-1)[: update.size] = update
+    factors = np.zeros(len(padded))
+    factors[: scale.size] = scale
+    blocks = factors * factors * np.square(padded).sum(axis=1)
+    return np.ascontiguousarray(blocks.reshape(tiles, TILE // SCALE_BLOCK).cumsum(axis=1)[:, -1])
+
+
+def _total(blocks: Doubles) -> float:
+    total = 0.0
+    for block in blocks.tolist():
+        total += block
     return total
 
 

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numba import types
 
-from edgefl.kernels.arguments import LANES, TILE, Doubles, Floats, Ids
+from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids
 from edgefl.kernels.numba_vectors import GROUP, float_at, next_number, put_float, sum_group
 
 
@@ -162,6 +162,22 @@ def step(
             b[i] = old_b[i] + g[i] * g[i]
     for i in range(g.size):
         out[i] = base[i] + a[i] / (np.sqrt(b[i]) + epsilon) * lr
+
+
+@_jit(types.void(_input(types.int8), _input(types.float32), _output(types.float64)))
+def int8_norms(q: Any, scales: Floats, norms: Doubles) -> None:
+    """Each tile's Σ_b scale_b² · Σ q² over its scale blocks."""
+    for tile in range(norms.size):
+        total = 0.0
+        for block in range(
+            tile * (TILE // SCALE_BLOCK), min((tile + 1) * (TILE // SCALE_BLOCK), scales.size)
+        ):
+            squares = np.int32(0)
+            for i in range(block * SCALE_BLOCK, min((block + 1) * SCALE_BLOCK, q.size)):
+                squares += np.int32(q[i]) * np.int32(q[i])
+            scale = np.float64(scales[block])
+            total += scale * scale * np.float64(squares)
+        norms[tile] = total
 
 
 @_jit(types.void(_input(types.uint32), _output(types.uint64)))

@@ -216,7 +216,8 @@ def test_random_averages(
 
 
 def test_scales_that_are_not_finite(fast: str) -> None:
-    """The end of a block is padded with zeros, of which an infinite scale makes NaNs: none may be counted."""
+    """The end of a block is padded with zeros, of which an infinite scale makes NaNs: none may be counted.
+    A block of zeros with such a scale is not a finite update either."""
     for size in (3, 5, BLOCK + 9, TILE + 3):
         scales = np.full(-(-size // BLOCK), np.inf, dtype=np.float32)
         case = {
@@ -227,3 +228,14 @@ def test_scales_that_are_not_finite(fast: str) -> None:
         }
         _check(fast, case)
         assert _run(fast, case)[1].tolist() == [np.inf] * 2
+    zeros = np.zeros(BLOCK + 1, np.int8)
+    scales = np.array([1.0, np.inf], np.float32)
+    assert np.isnan(kernels.sq_norm(zeros, fast, scale=scales))
+
+
+def test_int8_norms_are_those_of_the_exact_products(fast: str) -> None:
+    case = _case("int8", 2 * TILE + 300, 3)
+    _, norms = _run(fast, case)
+    for update, scale, norm in zip(case["updates"], case["scales"], norms, strict=True):
+        exact = update.astype(np.float64) * scale.astype(np.float64).repeat(BLOCK)[: update.size]
+        assert norm == pytest.approx(float(np.sum(exact**2)), rel=1e-13)
