@@ -2,7 +2,7 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume
-    results      compare, report
+    results      compare, report, trace
     devices      profiles, calibrate
     machine      doctor
     bench        bench aggregate, ingest, spawn

@@ -1,4 +1,4 @@
-"""``edgefl compare`` and ``edgefl report``."""
+"""``edgefl compare``, ``edgefl report`` and ``edgefl trace``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from edgefl.cli.run import require_run
 def add(app: typer.Typer) -> None:
     app.command()(compare)
     app.command()(report)
+    app.command()(trace)
 
 
 def compare(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")
-    ],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write summary.json, report.html and trace.json here."),
@@ -43,3 +42,14 @@ def report(
     from edgefl.report.html import write_report
 
     typer.echo(write_report(folder))
+
+
+def trace(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
+) -> None:
+    """Write a run's Perfetto timeline and say where it is."""
+    require_run(folder)
+
+    from edgefl.report.trace import write_trace
+
+    typer.echo(write_trace(folder))

@@ -261,6 +261,11 @@ def test_resume_compare_and_report_call_what_they_should(
     stand_in(monkeypatch, "edgefl.report.html", write_report=written)
     assert main(["report", "a"]) == 0
     assert capsys.readouterr().out == "a/report.html\n"
+    traced = Calls()
+    traced.then = lambda folder: folder / "trace.json"
+    stand_in(monkeypatch, "edgefl.report.trace", write_trace=traced)
+    assert main(["trace", "a"]) == 0
+    assert capsys.readouterr().out == "a/trace.json\n"
 
 
 BENCHES = [path.stem for path in bench.BENCHES.glob("*.py") if path.stem in ("aggregate", "ingest", "spawn")]
@@ -384,23 +389,3 @@ def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> N
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("edgefl")
-
-
-@pytest.mark.parametrize("arguments", [[], ["bench"]])
-def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("Usage: edgefl")
-
-
-@pytest.mark.parametrize(
-    "command", ["", "run", "resume", "compare", "report", "profiles", "calibrate", "doctor", "bench aggregate"]
-)
-def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([*command.split(), "--help"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert f"Usage: edgefl {command}".strip() in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out
