@@ -126,7 +126,7 @@ class Record:
 
     def _open(self) -> sqlite3.Connection:
         address = f"{self.path.resolve().as_uri()}?mode=ro"
-        db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None)
+        db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
         try:
             db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
@@ -134,7 +134,9 @@ class Record:
             log = self.path.with_name(f"{FILE_NAME}-wal")
             if not log.exists() or log.stat().st_size == 0:
                 db.close()
-                db = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+                db = sqlite3.connect(
+                    f"{address}&immutable=1", uri=True, isolation_level=None, check_same_thread=False
+                )
         except sqlite3.DatabaseError:
             pass  # check_file says what is wrong
         return db

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import edgefl
 from edgefl import ConfigError, Fleet, Server, Stop
 from edgefl.record import Record
+from edgefl.result import Result
 
 from .runs import Command, experiment, summary, wait_for_versions
 
@@ -131,3 +133,15 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path) -> None:
     code, _, err = Command("resume", str(folder)).finish()
     assert code == 2
     assert "this run is over" in err
+
+
+def test_a_run_in_a_thread_of_the_user_s(tmp_path: Path) -> None:
+    """A notebook's or a server's thread: no signal handlers, and the result is used from another one."""
+    found: list[Result] = []
+    wanted = experiment(stop=Stop(versions=2))
+    thread = threading.Thread(target=lambda: found.append(edgefl.run(wanted, tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert found[0].summary()["versions"] == 2
+    assert len(found[0].record.versions["version"]) == 2
+    found.clear()
