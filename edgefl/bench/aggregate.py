@@ -34,7 +34,7 @@ _TURN_S = 0.004
 """A turn repeats a contender's call until it takes about as long."""
 _CALM_S = 0.04
 """Pause before a turn: the threads of BLAS and OpenMP spin for some 30 ms after their own."""
-_LARGEST_ROW_BYTES = 5 << 30
+_LARGEST_ROW_BYTES = 3 << 30
 
 
 def run(
@@ -194,7 +194,7 @@ def _print(result: dict[str, Any]) -> None:
     most = [row for row in rows if row["dtype"] == "float32" and row["threads"] == host["threads"]]
     names = list(dict.fromkeys(name for row in most for name in row["contenders"]))
     table = _table(
-        "Weighted sum of K float32 updates of D: GB/s", [_SHORT.get(n, n) for n in names] + ["c/read"]
+        "Weighted sum of K float32 updates of D: GB/s", [_SHORT.get(n, n) for n in names] + ["c/r"]
     )
     for row in most:
         figures = row["contenders"]
@@ -215,7 +215,7 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['call_overhead_us']} μs; medians of {result['repetitions']}"
     )
     if any(name in NEEDS_STACK for name in names):
-        console.print("* needs the updates stacked in one matrix")
+        console.print("* needs the updates stacked in one matrix; c/r: c against the read loop")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{_short(d)}×{k}" for d, k, *_ in result["skipped"])
         console.print(f"left out for want of memory: {', '.join(sizes)}")
