@@ -219,6 +219,7 @@ _COUNT: _Rule = (_count, f"a whole number from 1 to {MAX_COUNT}")
 _RULES: dict[str, _Rule] = {
     "seed": (lambda v: 0 <= v < 2**63, f"a whole number from 0 to {2**63 - 1}"),
     "fleet.rejoin_s": _NOT_NEGATIVE,
+    "fleet.join_spread_s": _NOT_NEGATIVE,
     "data.alpha": _POSITIVE,
     "data.classes_per_client": _COUNT,
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, both excluded"),

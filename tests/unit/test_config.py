@@ -126,6 +126,7 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ("fleet.devices.pi-4=100000", "fleet.devices: at most 100000 clients in all, got 100008"),
         ("fleet.devices=3", "fleet.devices: expected a table or a string, got 3"),
         ("fleet.rejoin_s=-1", "fleet.rejoin_s: must be a finite number of at least 0, got -1"),
+        ("fleet.join_spread_s=inf", "fleet.join_spread_s: must be a finite number of at least 0, got inf"),
         ("fleet.memory_limit=1", "fleet.memory_limit: expected true or false, got 1"),
         ("fleet.on_death=restart", "fleet.on_death: 'restart' is not allowed; allowed: drop, replace"),
         ("clock.kind=wal", "clock.kind: 'wal' is not allowed; did you mean 'wall'? allowed: virtual, wall"),
