@@ -155,7 +155,7 @@ class Core(Ledger):
             self._drop(task, client, "its count of examples or steps is below 0", actions)
         else:
             update = self.hold(event)
-            discard = self._call("arrive", self.strategy.arrive, self._state, update, self)
+            discard = self._call("arrive", self.strategy.arrive, self._state, update, self, read=_updates)
             if discard:
                 self._discard(discard, actions)
         return True
@@ -220,7 +220,7 @@ class Core(Ledger):
         """Make the next version if it is due, else stop if that is due, else start clients."""
         due = self._due()
         if due is None or (due == "trips" and not stepped):  # the last trip may fill a buffer
-            answer: Step | None = self._call("step", self.strategy.step, self._state, self)
+            answer: Step | None = self._call("step", self.strategy.step, self._state, self, read=_step)
             if answer is not None:
                 self._order(answer, actions)
                 return
@@ -228,19 +228,18 @@ class Core(Ledger):
             self._finish(due, actions)
             return
         if self.idle:
-            for client in tuple(self._call("assign", self.strategy.assign, self._state, self)):
+            for client in self._call("assign", self.strategy.assign, self._state, self, read=tuple):
                 begun = self.start(client)
                 if begun is None:
                     raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
                 task, trip = begun
                 actions.append(Train(client, task, self.version, trip))
         if self._wakes_itself:
-            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self)
+            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=_instant)
             if at_s is not None:
                 self._wake(at_s, actions)
 
     def _order(self, step: Step, actions: list[Action]) -> None:
-        step = step._replace(updates=tuple(step.updates), weights=tuple(step.weights))
         got = f"{len(step.weights)} for {len(step.updates)}"
         if not step.updates or len(step.updates) != len(step.weights):
             raise self._wrong("step", "a weight for each of one or more updates", got)
@@ -248,10 +247,10 @@ class Core(Ledger):
         for update, weight in zip(step.updates, step.weights, strict=True):
             if not self.holds(update):
                 raise self._wrong("step", "updates that are held", f"task {update.task}")
-            weights[update.task] = weights.get(update.task, 0.0) + float(weight)
+            weights[update.task] = weights.get(update.task, 0.0) + weight
         if not (math.isfinite(step.base_scale) and all(map(math.isfinite, weights.values()))):
             raise self._wrong("step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
-        order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), float(step.base_scale))
+        order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), step.base_scale)
         self._sum = (order, step)
         actions.append(order)
 
@@ -263,7 +262,7 @@ class Core(Ledger):
             self.forget(order.tasks)
             actions.extend([Release(task, "applied") for task in order.tasks])
         self._call("stepped", self.strategy.stepped, self._state, step, self)
-        for client in tuple(self._call("cancel", self.strategy.cancel, self._state, self)):
+        for client in self._call("cancel", self.strategy.cancel, self._state, self, read=tuple):
             task = self.task_of(client)
             if task is None:
                 raise self._wrong("cancel", "clients with a task", f"client {client}")
@@ -333,12 +332,36 @@ class Core(Ledger):
             self._wakes.add(at_s)
             actions.append(Wake(at_s))
 
-    def _call(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+    def _call(
+        self, name: str, method: Callable[..., Any], *args: Any, read: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """What the strategy answers, as ``read`` takes it: a user's may answer anything."""
         try:
-            return method(*args)
+            answer = method(*args)
+            return answer if read is None else read(answer)
         except Exception as error:
             where = f"{type(self.strategy).__name__}.{name}"
             raise RunError(f"strategy {where} raised {type(error).__name__}: {error}") from error
 
     def _wrong(self, method: str, allowed: str, got: str) -> RunError:
         return RunError(f"strategy {type(self.strategy).__name__}.{method} must give {allowed}, got {got}")
+
+
+def _step(answer: Any) -> Step | None:
+    if answer is None:
+        return None
+    updates, weights, base_scale, keep = answer
+    return Step(_updates(updates), tuple(map(float, weights)), float(base_scale), bool(keep))
+
+
+def _updates(answer: Any) -> tuple[Update, ...]:
+    """No answer discards nothing, as a method without a return does."""
+    updates = () if answer is None else tuple(answer)
+    for update in updates:
+        if not isinstance(update, Update):
+            raise TypeError(f"expected an Update, got {type(update).__name__}")
+    return updates
+
+
+def _instant(answer: Any) -> float | None:
+    return None if answer is None else float(answer)

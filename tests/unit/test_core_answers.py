@@ -47,6 +47,15 @@ def only(actions: list[Action], kind: type[Kind]) -> list[Kind]:
     return [action for action in actions if isinstance(action, kind)]
 
 
+FOREIGN: dict[str, Any] = {
+    "step-number": 7,
+    "step-none": Step((), None),  # type: ignore[arg-type]
+    "step-text": Step((), ("a",)),  # type: ignore[arg-type]
+    "step-tasks": Step((0,), (1.0,)),  # type: ignore[arg-type]
+}
+"""Answers of the wrong type."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Strategy):
     """Answers what it is told to."""
@@ -60,9 +69,13 @@ class Scripted(Strategy):
             return (0, 0)
         if self.what == "assign-raises":
             raise ZeroDivisionError("oh")
-        return view.idle
+        return None if self.what == "assign-none" else view.idle  # type: ignore[return-value]
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
+        if self.what == "arrive-none":
+            return None  # type: ignore[return-value]
+        if self.what == "arrive-tasks":
+            return (update.task,)  # type: ignore[return-value]
         return (update._replace(task=77),) if self.what == "arrive-unknown" else ()
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
@@ -80,12 +93,14 @@ class Scripted(Strategy):
             return Step(view.held, ())
         if self.what == "step-twice":
             return Step((view.held[0],) * 3, (0.25, 0.25, 0.5))
+        if self.what in FOREIGN:
+            return FOREIGN[self.what]  # type: ignore[no-any-return]
         if self.what == "step-base":
             return Step((view.held[0],), (1.0,), base_scale=math.inf)
         return Step((view.held[0],), (weight,), keep=self.what == "keep")
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        return {"wake": 7.0, "wake-past": -1.0, "wake-nan": math.nan}.get(self.what)
+        return {"wake": 7.0, "wake-past": -1.0, "wake-nan": math.nan, "wake-text": "soon"}.get(self.what)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +116,16 @@ class Scripted(Strategy):
         ("step-empty", "Scripted.step must give a weight for each of one or more updates, got 0 for 0"),
         ("step-short", "got 0 for 1"),
         ("step-unknown", "Scripted.step must give updates that are held, got task 77"),
+        ("assign-none", "strategy Scripted.assign raised TypeError: 'NoneType' object is not iterable"),
+        ("arrive-tasks", "strategy Scripted.arrive raised TypeError: expected an Update, got int"),
+        ("step-number", "strategy Scripted.step raised TypeError: cannot unpack non-iterable int object"),
+        ("step-none", "strategy Scripted.step raised TypeError: 'NoneType' object is not iterable"),
+        ("step-text", "strategy Scripted.step raised ValueError: could not convert string to float: 'a'"),
+        ("step-tasks", "strategy Scripted.step raised TypeError: expected an Update, got int"),
+        (
+            "wake-text",
+            "strategy Scripted.wake_s raised ValueError: could not convert string to float: 'soon'",
+        ),
     ],
 )
 def test_a_strategy_that_answers_nonsense_is_named(what: str, message: str) -> None:
@@ -112,6 +137,11 @@ def test_a_strategy_that_answers_nonsense_is_named(what: str, message: str) -> N
     with pytest.raises(RunError) as caught:
         drive()
     assert message in str(caught.value)
+
+
+def test_no_answer_to_an_arrival_discards_nothing() -> None:
+    core = started(2, strategy=Scripted(what="arrive-none"))
+    assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
 
 
 def test_an_update_named_more_than_once_is_summed_once_with_all_its_weight() -> None:
