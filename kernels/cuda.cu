@@ -14,22 +14,21 @@
 #include <string.h>
 
 #include <mutex>
+#include <vector>
 
 #include "edgefl_kernels.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
 constexpr int QUADS = EF_TILE / (THREADS * QUAD); /* groups of four elements for each thread of a tile */
 constexpr int64_t CHUNK = 64 * EF_TILE;           /* elements copied at once from the host */
 constexpr int STREAMS = 2;
 
 struct quad {
-    float x[QUAD];
-    float scale;     /* int8 only */
-    int squares;     /* int8 only: the integers' */
+    float x[QUAD], scale; /* the scale and the sum of the integers' squares: int8 only */
+    int squares;
 };
 struct words {
     uint64_t sum, weighted;
@@ -40,9 +39,9 @@ enum { NO_STEP = EF_OPTIMIZERS };
 template <int DTYPE, bool SUMS>
 __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, int64_t first, words *w)
 {
-    quad q;
-    uint32_t raw[DTYPE == EF_F32 ? 4 : DTYPE == EF_I8 ? 1 : 2];
     constexpr int SIZE = DTYPE == EF_F32 ? 4 : DTYPE == EF_I8 ? 1 : 2;
+    quad q;
+    uint32_t raw[SIZE];
     const char *p = (const char *)u.data + i * SIZE;
     if (i + QUAD <= n) {
         if (DTYPE == EF_F32) *(uint4 *)raw = __ldcs((const uint4 *)p);
@@ -234,6 +233,8 @@ thread_local char message[200];
         }                                                                                                    \
     } while (0)
 
+size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
 /* Device memory that grows and is kept from call to call; one call at a time. */
 struct arena {
     char *memory = nullptr;
@@ -251,7 +252,7 @@ struct arena {
     void *take(size_t bytes)
     {
         void *p = memory + used;
-        used += (bytes + 255) / 256 * 256;
+        used += padded(bytes);
         return p;
     }
 };
@@ -266,11 +267,10 @@ int make_streams()
     return 0;
 }
 
-size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 int64_t size_of(int dtype) { return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2; }
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
-/* What every call needs on the device besides vectors; `host` and `sums` go back to the caller. */
+/* What every call needs on the device besides vectors. */
 struct results {
     double *partial, *norms;
     words *sums;
@@ -301,10 +301,8 @@ results make_results(int64_t count, int64_t n)
 }
 
 } // namespace
-
 EXPORT int efc_abi(void) { return EF_ABI; }
 EXPORT const char *efc_error(void) { return message; }
-
 /* Devices that can be used; -1 with a reason in efc_error. */
 EXPORT int efc_devices(void)
 {
@@ -334,7 +332,7 @@ EXPORT int efc_sum_device(float *out, const float *base, const ef_update *u, int
     if (make_streams() || device.reserve(results_bytes(count, n) + padded(count * sizeof *u))) return -1;
     const cudaStream_t stream = streams[0];
     const results r = make_results(count, n);
-    ef_update *list = (ef_update *)device.take(count * sizeof *u);
+    auto list = (ef_update *)device.take(count * sizeof *u);
     TRY(cudaMemcpyAsync(list, u, count * sizeof *u, cudaMemcpyHostToDevice, stream));
     if (sums) TRY(cudaMemsetAsync(r.sums, 0, count * sizeof(words), stream));
     if (n) sum_part(out, base, list, count, n, 0, r.partial, sums ? r.sums : nullptr, step, stream);
@@ -355,15 +353,11 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
     TRY(cudaMemsetAsync(r.sums, 0, count * sizeof(words), streams[0]));
     TRY(cudaStreamSynchronize(streams[0]));
     const size_t shared = device.used;
-    ef_update *list = count ? new ef_update[STREAMS * count] : nullptr;
-    struct owner {
-        ef_update *p;
-        ~owner() { delete[] p; }
-    } const owned = {list};
+    std::vector<ef_update> list(STREAMS * count);
     for (int64_t first = 0, turn = 0; first < n; first += CHUNK, turn++) {
         const int64_t m = n - first < CHUNK ? n - first : CHUNK;
         const cudaStream_t stream = streams[turn % STREAMS];
-        ef_update *mine = list + turn % STREAMS * count;
+        ef_update *mine = list.data() + turn % STREAMS * count;
         TRY(cudaStreamSynchronize(stream)); /* its list and its buffers are about to be used again */
         device.used = shared + turn % STREAMS * lane;
 #define TO(name, source, bytes)                                                                              \
