@@ -5,8 +5,7 @@
  * Elements have the reference's bits: __fmul_rn and __fadd_rn round every product and every sum and are never
  * fused, updates are taken in ascending order, denormals count (no -ftz). Norms are summed in double in an
  * order of their own, fixed by the grid: the same bits from run to run, within 1e-12 of the reference's.
- *
- *   nvcc -O3 --fmad=false -shared -Xcompiler -fPIC -o libedgefl_cuda.so cuda.cu */
+ * edgefl/kernels/cuda_library.py has the command that builds it. */
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
