@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edgefl import checkpoint, config, control, runinfo
+from edgefl import checkpoint, config, control, run_folder, runinfo
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed, pair
 from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
@@ -34,7 +34,6 @@ from edgefl.result import Result
 from edgefl.rows import Memory
 from edgefl.strategies import resolve
 
-EXPERIMENT_FILE = "experiment.toml"
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
 RING_BYTES = 256 * 2**20
@@ -53,21 +52,22 @@ def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | Non
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     resolve(experiment.strategy, [base]).check(len(clients))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / EXPERIMENT_FILE).write_text(config.dump(experiment))
-    return _Supervisor(experiment, out.absolute(), quiet, base, clients, resuming=False).run()
+    out = out.absolute()
+    with run_folder.new(out, config.dump(experiment)):
+        return _Supervisor(experiment, out, quiet, base, clients, resuming=False).run()
 
 
 def resume(folder: Path, quiet: bool = False) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint.
 
-    `ConfigError` if there is none, or if the run is over.
+    `ConfigError` if there is none, if the run is over, or if another process is at it.
     """
     folder = folder.absolute()
-    experiment = config.load(folder / EXPERIMENT_FILE)
-    base = runinfo.require_resumable(folder)
-    checkpoint.latest(folder / "checkpoints")
-    return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), resuming=True).run()
+    experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+    with run_folder.held(folder):
+        base = runinfo.require_resumable(folder)
+        checkpoint.latest(folder / "checkpoints")
+        return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), resuming=True).run()
 
 
 def fleet_of(experiment: Experiment) -> list[control.ClientInfo]:
@@ -175,11 +175,14 @@ class _Supervisor:
         self._server.send(control.Interrupt("interrupted"))
 
     def _death(self, name: str) -> str:
+        how = "closed its channel"
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._children[name].wait(1.0)
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return f"the {name} process ended early ({how}); carry on with: edgefl resume {self._folder}"
-        return f"the {name} process closed its channel; carry on with: edgefl resume {self._folder}"
+            how = f"ended early (signal {-code})" if code < 0 else f"ended early (exit code {code})"
+        onward = (
+            f"; carry on with: edgefl resume {self._folder}" if run_folder.resumable(self._folder) else ""
+        )
+        return f"the {name} process {how}{onward}"
 
     # ---- messages ------------------------------------------------------------------------------
 

@@ -1,0 +1,86 @@
+"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgefl.continuity import FOLDER
+from edgefl.errors import ConfigError
+from edgefl.rows import FILE_NAME
+
+EXPERIMENT_FILE = "experiment.toml"
+"""The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
+
+
+@contextlib.contextmanager
+def new(folder: Path, experiment: str) -> Iterator[None]:
+    """Make ``folder``, write the ``experiment`` into it, and hold it.
+
+    If what follows fails before there is a checkpoint, nothing is left: the same command works again.
+    Raises `ConfigError` if the folder is not empty or cannot be made.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = (folder / EXPERIMENT_FILE).exists()
+        if taken or any(folder.iterdir()):
+            what = "holds a run" if taken else "not empty"
+            raise ConfigError(f"{folder}: {what}, expected a new or empty folder")
+        file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # a file, or another process was faster
+        raise ConfigError(f"{folder}: taken, expected a new or empty folder") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        _lock(file, folder)
+        os.write(file, experiment.encode())
+        yield
+    except BaseException:
+        if not resumable(folder):
+            _forget(folder, made)
+        raise
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the ``folder`` of a run. Raises `ConfigError` if another process does, or there is no run."""
+    try:
+        file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR)
+    except OSError as error:
+        raise ConfigError(f"{folder / EXPERIMENT_FILE}: cannot be written: {error.strerror}") from None
+    try:
+        _lock(file, folder)
+        yield
+    finally:
+        os.close(file)
+
+
+def resumable(folder: Path) -> bool:
+    """Whether there is a checkpoint from which the run in ``folder`` may go on."""
+    return any((folder / FOLDER).glob("journal-*.safetensors"))
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{folder}: another edgefl process runs it; wait for its end or stop it") from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _forget(folder: Path, made: bool) -> None:
+    own = [EXPERIMENT_FILE, *(FILE_NAME + ending for ending in ("", "-wal", "-shm", "-journal"))]
+    with contextlib.suppress(OSError):
+        for name in own:
+            (folder / name).unlink(missing_ok=True)
+        if (folder / FOLDER).is_dir():
+            (folder / FOLDER).rmdir()
+        if made:
+            folder.rmdir()
