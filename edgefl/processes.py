@@ -14,13 +14,14 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def become_child(parent_pid: int, name: str) -> None:
-    """Die with the parent, leave Ctrl-C and SIGTERM to the supervisor, and carry a readable name.
+    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name.
 
     The kernel's parent-death signal covers a parent killed with -9. Where it is not to be had, the end of
     the channel to the parent does the same a little later.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -177,6 +177,8 @@ class Server:
         if self._started or self._absent:
             return
         self._started = True
+        if not self._plan.resume:
+            self._checkpoint()  # whatever happens from now on, the run can be resumed
         self._clock.start()
         self._executor.carry_out(self._core.pending())
         self._join_fleet()

@@ -286,7 +286,10 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn Ctrl-C and SIGTERM into an orderly end. Only the main thread may; others are left alone."""
+        """Turn Ctrl-C, SIGTERM and a closed terminal into an orderly end.
+
+        Only the main thread may; others are left alone, and so is ``nohup``.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -295,7 +298,10 @@ class _Supervisor:
             self._interrupts += 1
             os.write(self._wakeup[1], b"!")
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, note) for number in numbers}
         try:
             yield
         finally:

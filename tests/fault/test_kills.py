@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -54,6 +56,27 @@ def test_two_interrupts_end_at_once(tmp_path: Path) -> None:
     code, _, err = command.finish()
     assert code == 130
     assert "Traceback" not in err
+
+
+def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
+    """As when a connection breaks: the whole foreground group hears of it."""
+    folder = tmp_path / "run"
+    command = Command.run(experiment(stop=Stop(versions=100_000)), folder)
+    wait_for_versions(folder, 3, command)
+    os.killpg(command.process.pid, signal.SIGHUP)
+    code, _, err = command.finish()
+    assert code == 130, err
+    assert summary(folder)["status"] == "interrupted"
+    check_resumes(folder)
+
+
+def test_a_run_can_be_resumed_before_its_first_regular_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=1e6)), folder)
+    wait_for_versions(folder, 3, command)
+    command.kill_group()
+    command.finish()
+    check_resumes(folder)
 
 
 def check_resumes(folder: Path) -> None:
