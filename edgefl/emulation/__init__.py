@@ -1,6 +1,7 @@
 """What makes a process behave like a phone.
 
-schema, profiles   what a device, network and fleet file hold; finding, reading and checking them
+schema             what a device, network and fleet file hold
+profiles           loading them; profile_files finds them, profile_checks says all that is wrong with one
 delay              delays drawn from a distribution
 link, plan         a client's link; its whole trip, decided before it starts
 pacing             work-paced waiting against absolute deadlines
@@ -12,15 +13,8 @@ fidelity           how far the emulation was from what it declared
 
 from __future__ import annotations
 
-from edgefl.emulation.profiles import (
-    check_file,
-    device_names,
-    fleet_names,
-    load_device,
-    load_fleet,
-    load_network,
-    network_names,
-)
+from edgefl.emulation.profile_files import device_names, fleet_names, network_names
+from edgefl.emulation.profiles import check_file, load_device, load_fleet, load_network
 from edgefl.emulation.schema import Device, FleetFile, Network, to_json
 
 __all__ = [

@@ -1,7 +1,7 @@
 """What a device, a network and a fleet file hold: plain frozen data, units in the names.
 
 Every figure in a device or network file has its source in the file's ``[sources]`` table; the rules
-are checked by `edgefl.emulation.profiles`.
+are checked by `edgefl.emulation.profile_checks`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import numpy as np
 
 from edgefl.emulation.delay import Delay
 
+SCHEMA = 1
+"""Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,17 +40,44 @@ class Cluster(_Table, frozen=True, kw_only=True):
     """Peak of one core."""
     max_ma: Positive | None = None
     """Current of one core at its highest frequency, from the device's power profile."""
+    freq_mhz: tuple[Positive, ...] = ()
+    """Its frequencies, ascending; the last is ``max_mhz``."""
+    power_ma: tuple[Positive, ...] = ()
+    """Current of one core at each of ``freq_mhz``; the last is ``max_ma``."""
+
+
+class Threads(_Table, frozen=True, kw_only=True):
+    """One rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
+
+    one: Positive | None = msgspec.field(default=None, name="1t")
+    all: Positive | None = msgspec.field(default=None, name="nt")
+
+
+OpClass = Literal["train", "gemm", "conv", "depthwise", "elementwise"]
 
 
 class RateGflops(_Table, frozen=True, kw_only=True):
-    """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two)."""
+    """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two) by op class."""
 
     train: Positive
     """Forward and backward pass of a small CNN with every core that training uses: what paces a client."""
-    gemm_1t: Positive | None = None
-    """Inference at GEMM-like speed (MobileNet-v1-224), one thread."""
-    gemm_nt: Positive | None = None
-    """The same with the fastest number of threads."""
+    gemm: Threads | None = None
+    """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
+    conv: Threads | None = None
+    """3 × 3 convolutions: inference of ResNet-18."""
+    depthwise: Threads | None = None
+    """3 × 3 depthwise convolutions."""
+    elementwise: Threads | None = None
+    """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
+
+    def of(self, op_class: OpClass) -> float | None:
+        """The rate of that class with the most threads that is known, GFLOPS; None if none is.
+
+        >>> RateGflops(train=1.5, gemm=Threads(one=3.0, all=9.0)).of("gemm")
+        9.0
+        """
+        rate: float | Threads | None = getattr(self, op_class)
+        return (rate.all or rate.one) if isinstance(rate, Threads) else rate
 
 
 class Cpu(_Table, frozen=True, kw_only=True):
@@ -65,11 +96,27 @@ class Memory(_Table, frozen=True, kw_only=True):
     bandwidth_gbytes_per_s: Positive | None = None
 
 
+class Storage(_Table, frozen=True, kw_only=True):
+    """The flash memory, read and written in sequence; 10⁶ bytes a second are 1 MB/s."""
+
+    read_mbytes_per_s: Positive
+    write_mbytes_per_s: Positive | None = None
+
+
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery; carried as data."""
+    """The battery, and the currents drawn from it beside those of the cores."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
+    """Nominal."""
+    idle_ma: NotNegative | None = None
+    """The processor awake and doing nothing."""
+    wifi_ma: NotNegative | None = None
+    """More while Wi-Fi transfers."""
+    radio_ma: NotNegative | None = None
+    """More while the mobile radio transfers."""
+    min_soc: Share | None = None
+    """State of charge, 0 to 1, below which the device takes no work."""
 
 
 class Trip(_Table, frozen=True, kw_only=True):
@@ -80,14 +127,34 @@ class Trip(_Table, frozen=True, kw_only=True):
 
 
 class Thermal(_Table, frozen=True, kw_only=True):
-    """Throttling steps in ascending order of temperature; carried as data."""
+    """How the device heats and what it then does.
+
+    A device that trains without end goes from ``ambient_c`` towards ``ambient_c + busy_w · r_c_per_w``, and
+    63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
+    """
 
     trips: tuple[Trip, ...]
+    """Throttling steps in ascending order of temperature."""
     off_c: Positive | None = None
     """The device switches itself off here."""
     ambient_c: float | None = None
     r_c_per_w: Positive | None = None
+    """Thermal resistance to the surroundings, °C/W."""
     tau_s: Positive | None = None
+    """Time constant."""
+    busy_w: Positive | None = None
+    """Heat while training at full speed, W."""
+
+
+Interval = tuple[NotNegative, NotNegative]
+
+
+class Availability(_Table, frozen=True, kw_only=True):
+    """When the device can be asked to work: from start to end of each interval, again every ``period_s``."""
+
+    intervals_s: tuple[Interval, ...]
+    """Emulated seconds from the start of a period, ascending, apart from each other."""
+    period_s: Positive
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
@@ -106,9 +173,10 @@ class Device(_Table, frozen=True, kw_only=True):
 
     id: Name
     name: Text
-    kind: Literal["flagship", "mid-range", "budget", "board", "wearable", "paper"] = msgspec.field(
+    kind: Literal["flagship", "mid-range", "budget", "board", "wearable", "tier", "paper"] = msgspec.field(
         name="class"
     )
+    schema: Schema = SCHEMA
     sources: dict[str, Text]
     """Dotted field (or the table above it) to where its figure came from. ``derived:`` starts a figure that
     was computed from others, ``assumed:`` one that nobody published."""
@@ -118,8 +186,11 @@ class Device(_Table, frozen=True, kw_only=True):
     soc: Text | None = None
     cpu: Cpu | None = None
     memory: Memory | None = None
+    storage: Storage | None = None
     battery: Battery | None = None
     thermal: Thermal | None = None
+    availability: Availability | None = None
+    """None: always."""
     network: Name | None = None
     """The network profile that suits it, for fleets that name none."""
     delay_model: Delay | None = None
@@ -162,6 +233,11 @@ class Direction(_Table, frozen=True, kw_only=True):
     ``exponential``: delay + Exp(mean jitter)."""
     loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
     """Packets lost, each sent again: costs its bytes, and one round trip a message that lost any."""
+    queue_kib: Positive | None = None
+    """What waits before the link at most; None is without limit."""
+    trace: Text | None = None
+    """A trace in Mahimahi's format that sets the rate instead of ``rate_mbps``: a file beside the profile's.
+    A loaded profile holds its absolute path."""
 
 
 class Network(_Table, frozen=True, kw_only=True):
@@ -171,6 +247,7 @@ class Network(_Table, frozen=True, kw_only=True):
     name: Text
     down: Direction
     up: Direction
+    schema: Schema = SCHEMA
     sources: dict[str, Text]
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
@@ -189,6 +266,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     id: Name
     name: Text
     devices: dict[str, Count]
+    schema: Schema = SCHEMA
     source: Text
     """Where this mix came from, or what it was put together for."""
     network: str | dict[str, str] = "wifi"
@@ -215,7 +293,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ()}
     if isinstance(value, list | tuple):
         return [_without_none(v) for v in value]
     return value

@@ -112,8 +112,14 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
     ("override", "words"),
     [
         ("lr=3", "unknown key 'lr'; did you mean 'training.lr'? allowed at the top: checkpoint, clock,"),
-        ("training.learning_rate=3", "unknown key 'training.learning_rate'; did you mean 'training.lr'? allowed in [training]: batch"),
-        ("stop.version=3", "unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]: acc"),
+        (
+            "training.learning_rate=3",
+            "unknown key 'training.learning_rate'; did you mean 'training.lr'? allowed in [training]: batch",
+        ),
+        (
+            "stop.version=3",
+            "unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]: acc",
+        ),
         ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
         ("training=3", "training: expected a table, got 3"),
         ("fleet=x", "fleet: expected a table, got 'x'"),
@@ -137,10 +143,19 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ("clock.workers=0", "clock.workers: must be a whole number from 1 to 1000000000, got 0"),
         ("data.alpha=0", "data.alpha: must be a finite number greater than 0, got 0"),
         ("data.classes_per_client=0", "data.classes_per_client: must be a whole number from 1"),
-        ("data.test_fraction=1.0", "data.test_fraction: must be a number between 0 and 1, both excluded, got 1.0"),
+        (
+            "data.test_fraction=1.0",
+            "data.test_fraction: must be a number between 0 and 1, both excluded, got 1.0",
+        ),
         ("data.max_examples=0", "data.max_examples: must be a whole number from 1"),
-        ("data.partition=random", "data.partition: 'random' is not allowed; allowed: by-device, dirichlet, iid"),
-        ("data.labels={pi-5=[1]}", "data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? have: pi-4,"),
+        (
+            "data.partition=random",
+            "data.partition: 'random' is not allowed; allowed: by-device, dirichlet, iid",
+        ),
+        (
+            "data.labels={pi-5=[1]}",
+            "data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? have: pi-4,",
+        ),
         ("data.labels={pi-4=[]}", "data.labels.pi-4: must be labels of at least 0, each once, got []"),
         ("data.labels={pi-4=[1,1]}", "data.labels.pi-4: must be labels of at least 0, each once, got [1, 1]"),
         ("data.labels={pi-4=[-1]}", "data.labels.pi-4: must be labels of at least 0, each once, got [-1]"),
@@ -155,7 +170,10 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ("training.steps=0", "training.steps: must be a whole number from 1 to 1000000000, got 0"),
         ("training.epochs=-1", "training.epochs: must be a whole number from 1 to 1000000000, got -1"),
         ("training.steps=2.0", "training.steps: expected a whole number, got 2.0"),
-        ("training={steps=1,epochs=1}", "training: give steps or epochs, not both; got steps = 1 and epochs = 1"),
+        (
+            "training={steps=1,epochs=1}",
+            "training: give steps or epochs, not both; got steps = 1 and epochs = 1",
+        ),
         ("training.momentum=1", "training.momentum: must be a number of at least 0 and below 1, got 1"),
         ("training.weight_decay=-1", "training.weight_decay: must be a finite number of at least 0, got -1"),
         ("training.batch_size=0", "training.batch_size: must be a whole number from 1"),
@@ -163,7 +181,10 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ("server.transport=tcp", "server.transport: 'tcp' is not allowed; allowed: shm, wire"),
         ("evaluation.every_versions=0", "evaluation.every_versions: must be a whole number from 1"),
         ("checkpoint.every_s=0", "checkpoint.every_s: must be a finite number greater than 0, got 0"),
-        ("stop={}", "stop: no end given; give at least one of: versions, trips, emulated_s, wall_s, accuracy"),
+        (
+            "stop={}",
+            "stop: no end given; give at least one of: versions, trips, emulated_s, wall_s, accuracy",
+        ),
         ("stop.versions=0", "stop.versions: must be a whole number from 1 to 1000000000, got 0"),
         ("stop.emulated_s=inf", "stop.emulated_s: must be a finite number greater than 0, got inf"),
         ("stop.accuracy=1.01", "stop.accuracy: must be a number above 0 and at most 1, got 1.01"),
@@ -176,7 +197,10 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ('name="a\\u0000"', "name: must be 1 to 100 bytes that name a folder"),
         ("name=3", "name: expected a string, got 3"),
         ("strategy={name=3}", "strategy.name: must be a string, such as 'fedbuff', got 3"),
-        ("strategy.x=[{y=2020-01-01}]", "strategy.x[0].y: expected a string, number, true or false, array or"),
+        (
+            "strategy.x=[{y=2020-01-01}]",
+            "strategy.x[0].y: expected a string, number, true or false, array or",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_the_source(toml: Path, override: str, words: str) -> None:
@@ -273,20 +297,32 @@ def test_a_fleet_file_beats_the_default_network_in_python_too() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("fleet.devices={pi4=1}", "fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? have: "),
-        ("fleet.devices=mixed24", "fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?"),
-        ("fleet.devices=./none.toml", "fleet.devices: profile file"),
-        ("fleet.devices={'a/b'=1}", "fleet.devices: profile file"),
-        ('fleet.devices="./a\\u0000"', "fleet.devices: embedded null byte"),
-        ('fleet.network="./a\\u0000"', "fleet.network: embedded null byte"),
-        ("fleet.network=/" + "x" * 5000, "fleet.network: profile file '/xxx"),
+        (
+            "fleet.devices={pi4=1}",
+            "fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? have: ",
+        ),
+        (
+            "fleet.devices=mixed24",
+            "fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?",
+        ),
+        ("fleet.devices=./none.toml", f"fleet.devices: {Path.cwd()}/none.toml: no such file"),
+        ("fleet.devices={'a/b'=1}", f"fleet.devices: {Path.cwd()}/a/b: no such file"),
+        ('fleet.devices="./a\\u0000"', "fleet.devices: a path holds a NUL"),
+        ('fleet.network="./a\\u0000"', "fleet.network: a path holds a NUL"),
+        ("fleet.network=/" + "x" * 5000, "fleet.network: /xxx"),
         ("fleet.network=wfi", "fleet.network: network profile 'wfi' not found; did you mean 'wifi'? have: "),
-        ("fleet.network={pi-4='wifi'}", "fleet.network: no network for pixel-3a; give one for each device, or"),
+        (
+            "fleet.network={pi-4='wifi'}",
+            "fleet.network: no network for pixel-3a; give one for each device, or",
+        ),
         (
             "fleet.network={pi-4='wifi',pixel-3a='lte',pi-5='lte'}",
             "fleet.network.pi-5: device in the fleet 'pi-5' not found; did you mean 'pi-4'? have: pi-4, pixel-3a",
         ),
-        ("fleet.network={pi-4='wifi',pixel-3a='x'}", "fleet.network.pixel-3a: network profile 'x' not found;"),
+        (
+            "fleet.network={pi-4='wifi',pixel-3a='x'}",
+            "fleet.network.pixel-3a: network profile 'x' not found;",
+        ),
     ],
 )
 def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
@@ -298,9 +334,9 @@ def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
 def test_paths_are_found_beside_the_file_from_any_folder(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgefl.emulation.profiles import _folder
+    from edgefl.emulation.profile_files import folder
 
-    own = (_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
+    own = (folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     (tmp_path / "data").mkdir()
     toml.write_text(
@@ -344,13 +380,20 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
     [
         (Experiment(fleet=None, stop=Stop(trips=1)), "fleet.*missing"),  # type: ignore[arg-type]
         (Experiment(fleet=Fleet(devices={"pi-4": 1})), "stop: no end given"),
-        (Experiment(fleet=Fleet(devices={3: 1}), stop=Stop(trips=1)), "fleet.devices: keys must be strings, got 3"),  # type: ignore[dict-item]
         (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}),
+            Experiment(fleet=Fleet(devices={3: 1}), stop=Stop(trips=1)),
+            "fleet.devices: keys must be strings, got 3",
+        ),  # type: ignore[dict-item]
+        (
+            Experiment(
+                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}
+            ),
             "strategy.f: expected a string, number, .* got a builtin_function_or_method",
         ),
         (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": None}),
+            Experiment(
+                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": None}
+            ),
             "strategy.f: expected a string, number, .* got a NoneType",
         ),
         (

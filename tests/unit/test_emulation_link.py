@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.emulation import load_device, load_network, network_names
 from edgefl.emulation.delay import Delay
 from edgefl.emulation.link import CHUNK_BYTES, Link, Transfer, move
 from edgefl.emulation.pacing import Pacer
 from edgefl.emulation.plan import TripPlan, plan_trip
-from edgefl.emulation.profiles import load_device, load_network, network_names
 from edgefl.emulation.schema import Device, Direction, Network
 from edgefl.seeds import stream
 
