@@ -15,15 +15,12 @@ from typing import NamedTuple
 from edgefl import control, wire
 from edgefl.buffer import SlotState
 from edgefl.clock import WallClock
-from edgefl.emulation.link import Link
-from edgefl.emulation.plan import plan_trip
 from edgefl.errors import RunError
 from edgefl.events import Failed, Joined, Ticked
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import Peer
-from edgefl.seeds import stream
 from edgefl.server import Server
-from edgefl.workload_devices import device_of, network_of
+from edgefl.workload_devices import trip_of
 
 TASKS_AHEAD = 2
 """Tasks that a worker holds: one it computes and one so that it never waits for the next."""
@@ -119,14 +116,9 @@ class VirtualServer(Server):
 
     def _trip_s(self, task: wire.Task) -> float:
         """How long this trip takes, drawn as the client itself would draw it."""
-        seed, info = self._experiment.seed, self._plan.clients[task.client]
-        rng = stream(seed, "trip", task.client, task.trip)
-        link = Link(network_of(info.network), rng)
+        info, flops = self._plan.clients[task.client], self._plan.prepared.flops[task.client]
         model_bytes = 4 * self._buffer.shape.size
-        flops = self._plan.prepared.flops[task.client]
-        return plan_trip(
-            device_of(seed, task.client, info.profile), link, rng, model_bytes, flops, model_bytes
-        ).total_s
+        return trip_of(self._experiment.seed, info, task.trip, model_bytes, flops, model_bytes).total_s
 
     def _dispatch(self) -> None:
         """Give waiting tasks, oldest first, to the workers that have least to do."""

@@ -14,8 +14,7 @@ import torch
 
 from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device
-from edgefl.emulation.link import Link
-from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult, evaluate
@@ -26,7 +25,7 @@ from edgefl.learning.partition import partition
 from edgefl.learning.train import LocalRule, Trainer, TrainResult
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
-from edgefl.workload_devices import device_of, network_of
+from edgefl.workload_devices import device_of, trip_of
 
 MEASURED_TRIPS = 5
 CACHE_BYTES = 64 * 2**20
@@ -67,11 +66,9 @@ class Workload:
 
     def plan(self, client: int, trip: int) -> TripPlan:
         """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
-        rng = stream(self.experiment.seed, "trip", client, trip)
-        link = Link(network_of(self._clients[client].network), rng)
         model_bytes = 4 * self.flat.size
         flops = self.flops_per_example * self.rule.work(len(self._rows[client])).examples
-        return plan_trip(self.device(client), link, rng, model_bytes, flops, model_bytes)
+        return trip_of(self.experiment.seed, self._clients[client], trip, model_bytes, flops, model_bytes)
 
     def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> TrainResult:
         """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs."""
