@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgefl import kernels
-from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.buffer import ParameterBuffer
 from edgefl.errors import SlotError
 from edgefl.events import Sum
 from edgefl.strategies.base import ServerOptimizer
+from edgefl.update_format import Raw, with_scales
 
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
@@ -89,15 +90,16 @@ class Aggregator:
         """The model of this slot's task left the ring (it was sent as a frame)."""
         self._unread.pop(slot, None)
 
-    def restore(self, *, task: int, client: int, version: int, update: Floats) -> None:
+    def restore(self, *, task: int, client: int, version: int, update: Raw) -> None:
         """Put an update of an earlier process back into a slot of its own."""
-        if not self._free or update.shape != (self.buffer.shape.size,):
-            room = f"{len(self._free)} slots of {self.buffer.shape.size} parameters are free"
-            raise SlotError(f"task {task}'s update of {update.size} parameters does not fit: {room}")
+        if not self._free or update.shape != (self.buffer.shape.update_bytes,):
+            room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
+            raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
         slot = self._free.pop()
         self.buffer.lease(slot, task=task, client=client, base_version=version)
-        self.buffer.slot(slot)[:] = update
-        self.buffer.written(slot, task=task, checksum=kernels.checksum(self.buffer.slot(slot)))
+        self.buffer.raw(slot)[:] = update
+        checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
+        self.buffer.written(slot, task=task, checksum=checksum)
         self.leases[task] = Lease(slot, -1, client, version)
 
     def release(self, task: int) -> None:
@@ -134,7 +136,7 @@ class Aggregator:
         buffer = self.buffer
         slots = [self.leases[task].slot for task in action.tasks]
         started = time.perf_counter()
-        norms, seen = self._make(action, [buffer.slot(slot) for slot in slots], entry)
+        norms, seen = self._make(action, slots, entry)
         altered = tuple(
             task
             for task, slot, checksum in zip(action.tasks, slots, seen, strict=True)
@@ -151,11 +153,11 @@ class Aggregator:
         buffer.publish(action.version, entry)
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
-        self.totals.bytes += (len(slots) + 2) * 4 * buffer.shape.size
+        self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
         return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
     def _make(
-        self, action: Sum, updates: list[Floats], entry: int
+        self, action: Sum, slots: list[int], entry: int
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors into ``entry``.
 
@@ -163,20 +165,22 @@ class Aggregator:
         """
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         buffer.retire(entry)
-        sums = np.empty(len(updates), dtype=np.uint64)
+        sums = np.empty(len(slots), dtype=np.uint64)
+        scales = [buffer.scales(slot) for slot in slots]
         norms = kernels.weighted_step(
             buffer.model(entry),
             buffer.model(old_entry),
-            updates,
+            [buffer.slot(slot) for slot in slots],
             action.weights,
             self.optimizer,
             buffer.vectors(old_entry),
             buffer.vectors(entry),
             self.backend,
             base_scale=action.base_scale,
+            scales=scales if buffer.shape.update_format.scaled else None,
             checksums=sums,
         )
-        return tuple(norms.tolist()), tuple(sums.tolist())
+        return tuple(norms.tolist()), tuple(map(with_scales, sums.tolist(), scales))
 
     def _overflowing(self, action: Sum, norms: tuple[float, ...], entry: int) -> tuple[int, ...]:
         """The largest update's task, if the model is not finite although every update is."""

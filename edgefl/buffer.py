@@ -4,7 +4,9 @@
     ring headers   64 bytes each: the version an entry holds
     slot headers   64 bytes each: whose update lies there, from which version, its checksum, its state
     ring           entries of one model and the server optimiser's state vectors, float32[D] each
-    slots          one update each, float32[D]
+    slots          one update each, in the run's `edgefl.update_format`
+    sides          which of a client's two residuals is the one to go on from
+    residuals      two a client where updates are rounded with error feedback, float32[D] each
 
 The mapping is anonymous (a memfd where the kernel has one, else an unlinked file), so it has no name that
 could outlive its processes. The server writes version n+1 into a ring entry that nobody reads and publishes
@@ -13,6 +15,7 @@ it by one store; a client writes only into the slot that came with its task.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -20,13 +23,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from edgefl.errors import RunError, SlotError
+from edgefl.kernels.arguments import Update
+from edgefl.update_format import FORMATS, Raw, UpdateFormat
 
 Floats = npt.NDArray[np.float32]
 
 MAGIC = 0x6564676566_6C31
-LAYOUT = 1
+LAYOUT = 2
 PAGE = 4096
 
 _HEADER = np.dtype(
@@ -37,6 +43,8 @@ _HEADER = np.dtype(
         ("ring", "<i8"),
         ("slots", "<i8"),
         ("vectors", "<i8"),
+        ("format", "S16"),
+        ("residuals", "<i8"),
         ("latest_version", "<i8"),
         ("latest_entry", "<i8"),
     ]
@@ -68,30 +76,64 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the parts of a buffer are: D parameters, ring entries, slots, optimiser vectors an entry."""
+    """How large the parts of a buffer are: D parameters, ring entries, slots, optimiser vectors an entry.
+
+    ``format`` is the name of the updates' format, ``residuals`` the number of clients that keep what
+    rounding left.
+    """
 
     size: int
     ring: int
     slots: int
     vectors: int = 0
+    format: str = "float32"
+    residuals: int = 0
 
     @property
     def possible(self) -> bool:
-        return self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
+        counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1
+        return counts and self.vectors >= 0 and self.residuals >= 0 and self.format in FORMATS
+
+    @property
+    def update_format(self) -> UpdateFormat:
+        """The format of the updates in the slots."""
+        return FORMATS[self.format]
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of one update."""
+        return self.update_format.nbytes(self.size)
 
     @property
     def stride(self) -> int:
         """Bytes from one vector to the next, a whole number of pages."""
-        return -(-self.size * 4 // PAGE) * PAGE
+        return _pages(self.size * 4)
+
+    @property
+    def slot_stride(self) -> int:
+        """Bytes from one slot to the next, a whole number of pages."""
+        return _pages(self.update_bytes)
 
     @property
     def data_offset(self) -> int:
         headers = self.ring * _ENTRY.itemsize + self.slots * _SLOT.itemsize
-        return PAGE + -(-headers // PAGE) * PAGE
+        return PAGE + _pages(headers)
+
+    @property
+    def slots_offset(self) -> int:
+        return self.data_offset + self.ring * (1 + self.vectors) * self.stride
+
+    @property
+    def sides_offset(self) -> int:
+        return self.slots_offset + self.slots * self.slot_stride
+
+    @property
+    def residuals_offset(self) -> int:
+        return self.sides_offset + _pages(8 * self.residuals)
 
     @property
     def total_bytes(self) -> int:
-        return self.data_offset + (self.ring * (1 + self.vectors) + self.slots) * self.stride
+        return self.residuals_offset + 2 * self.residuals * self.stride
 
 
 class ParameterBuffer:
@@ -117,10 +159,15 @@ class ParameterBuffer:
         self._entries = whole[PAGE:ring_end].view(_ENTRY)
         self._slots = whole[ring_end:slots_end].view(_SLOT)
         # One view a vector, made once: slicing costs more than the header writes of a whole trip.
-        self._vectors = [
-            self._vector_at(whole, index) for index in range(shape.ring * (1 + shape.vectors) + shape.slots)
-        ]
-        self._first_slot = shape.ring * (1 + shape.vectors)
+        vectors = range(shape.ring * (1 + shape.vectors))
+        self._vectors = [self._floats(shape.data_offset + index * shape.stride) for index in vectors]
+        kind = shape.update_format
+        starts = range(shape.slots_offset, shape.sides_offset, shape.slot_stride)
+        self._raws = [whole[start : start + shape.update_bytes] for start in starts]
+        self._updates = [kind.values(raw, shape.size) for raw in self._raws]
+        self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
+        sides = whole[shape.sides_offset : shape.sides_offset + 8 * shape.residuals]
+        self.side: memoryview[int] = sides.view(np.int64).data
         self.state = _words(self._slots, "state")
         self.task = _words(self._slots, "task")
         self.client = _words(self._slots, "client")
@@ -131,9 +178,9 @@ class ParameterBuffer:
         self._latest_version = _words(self._header, "latest_version")
         self._latest_entry = _words(self._header, "latest_entry")
 
-    def _vector_at(self, whole: npt.NDArray[np.uint8], index: int) -> Floats:
-        start = self.shape.data_offset + index * self.shape.stride
-        return whole[start : start + 4 * self.shape.size].view(np.float32)
+    def _floats(self, start: int) -> Floats:
+        assert self._whole is not None
+        return self._whole[start : start + 4 * self.shape.size].view(np.float32)
 
     # ---- making and unmaking -------------------------------------------------------------------
 
@@ -141,10 +188,13 @@ class ParameterBuffer:
     def create(cls, shape: Shape) -> ParameterBuffer:
         """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
         if not shape.possible:
-            raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, vectors ≥ 0; got {shape}")
+            raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
         fd = _anonymous_file()
         try:
-            # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later.
+            # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later. More
+            # than there is would not fail: the system would kill processes to make room.
+            if shape.total_bytes > psutil.virtual_memory().available:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             os.posix_fallocate(fd, 0, shape.total_bytes)
             memory = mmap.mmap(fd, shape.total_bytes)
         except (OSError, OverflowError) as error:
@@ -152,13 +202,15 @@ class ParameterBuffer:
             mib = shape.total_bytes / 2**20
             raise RunError(
                 f"the parameter buffer needs {mib:.0f} MiB of shared memory "
-                f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters): "
+                f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters"
+                f"{_of_residuals(shape)}): "
                 f"{getattr(error, 'strerror', 'more than this system can address')}"
             ) from error
         buffer = cls(fd, memory, shape)
         header = buffer._header
         header["layout"], header["size"], header["ring"] = LAYOUT, shape.size, shape.ring
         header["slots"], header["vectors"] = shape.slots, shape.vectors
+        header["format"], header["residuals"] = shape.format.encode(), shape.residuals
         header["latest_version"] = header["latest_entry"] = -1
         for entry in range(shape.ring):
             buffer.retire(entry)
@@ -180,6 +232,8 @@ class ParameterBuffer:
             ring=int(header["ring"]),
             slots=int(header["slots"]),
             vectors=int(header["vectors"]),
+            format=bytes(header["format"]).decode(errors="replace"),
+            residuals=int(header["residuals"]),
         )
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
@@ -228,9 +282,17 @@ class ParameterBuffer:
 
     # ---- slots ---------------------------------------------------------------------------------
 
-    def slot(self, slot: int) -> Floats:
-        """The update in a slot, float32[D]."""
-        return self._vectors[self._first_slot + slot]
+    def slot(self, slot: int) -> Update:
+        """The values of the update in a slot: D numbers of the run's format."""
+        return self._updates[slot]
+
+    def scales(self, slot: int) -> Floats | None:
+        """The scales of the update in a slot, where its format has them."""
+        return self._scales[slot]
+
+    def raw(self, slot: int) -> Raw:
+        """The update in a slot as bytes, scales and all."""
+        return self._raws[slot]
 
     def lease(self, slot: int, *, task: int, client: int, base_version: int) -> None:
         """Hand a free slot to one task."""
@@ -254,6 +316,32 @@ class ParameterBuffer:
         """Take a slot back. Only once its client can no longer write to it."""
         self.state[slot] = SlotState.FREE
         self.task[slot] = -1
+
+    # ---- residuals -----------------------------------------------------------------------------
+
+    def residual(self, client: int, *, new: bool = False) -> Floats:
+        """What rounding left of the client's last accepted update, float32[D].
+
+        ``new`` is where its next trip writes what it leaves. It counts from `accepted` on, so a trip that
+        is lost, or done twice, leaves nothing.
+        """
+        side = self.side[client] ^ new
+        return self._floats(self.shape.residuals_offset + (2 * client + side) * self.shape.stride)
+
+    def accepted(self, client: int) -> None:
+        """The client's update arrived: its next one starts from what this one left."""
+        if self.shape.residuals:
+            self.side[client] ^= 1
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _of_residuals(shape: Shape) -> str:
+    if not shape.residuals:
+        return ""
+    return f", 2 residuals for each of {shape.residuals} clients: server.error_feedback = false needs none"
 
 
 def _words(headers: npt.NDArray[np.void], field: str) -> memoryview[int]:

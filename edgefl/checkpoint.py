@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from edgefl import kernels
 from edgefl.buffer import Floats
 from edgefl.errors import ConfigError
+from edgefl.update_format import Raw
 
-FORMAT = "edgefl-1"
+FORMAT = "edgefl-2"
 KEEP = 2
 
 Layout = list[tuple[str, list[int], int]]
@@ -36,8 +39,10 @@ class Checkpoint:
     wall_s: float
     model: Floats
     vectors: list[Floats]
-    held: dict[int, Floats]
-    """Updates in the buffer, by task."""
+    held: dict[int, Raw]
+    """Updates in the buffer, by task, as they lie there."""
+    residuals: dict[int, Floats] = field(default_factory=dict)
+    """What rounding left of clients' last updates, by client."""
 
 
 def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool = False) -> Path:
@@ -50,9 +55,10 @@ def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool =
         "emulated_s": repr(checkpoint.emulated_s),
         "wall_s": repr(checkpoint.wall_s),
     }
-    tensors = {"model": checkpoint.model}
+    tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
     tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
     tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
+    tensors |= {f"residual.{client}": left for client, left in checkpoint.residuals.items()}
     path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
     _replace(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
     if final:
@@ -103,10 +109,11 @@ def _read(path: Path) -> Checkpoint:
         model=tensors["model"],
         vectors=[tensors[name] for name in vectors],
         held={_number(name): tensors[name] for name in tensors if name.startswith("held.")},
+        residuals={_number(name): tensors[name] for name in tensors if name.startswith("residual.")},
     )
 
 
-def _checksum(tensors: dict[str, Floats]) -> str:
+def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
     """Of all numbers: the file format has none of its own."""
     return " ".join(f"{kernels.checksum(tensors[name]):016x}" for name in sorted(tensors))
 

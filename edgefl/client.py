@@ -27,6 +27,7 @@ from edgefl.line import Cancelled, Leave, Line
 from edgefl.transport import ClientEnd, Frame
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
+from edgefl.update_format import Raw, with_scales
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
@@ -51,8 +52,9 @@ class Client:
         # The phone's own copy of the version it trains from: the base of its delta.
         self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into memory of its own that is then sent.
-        self._update: Floats = np.empty(0, dtype=np.float32)
-        self._own: Floats | None = None
+        self._format = buffer.shape.update_format
+        self._raw: Raw = np.empty(0, dtype=np.uint8)
+        self._own: Raw | None = None
         limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
         self._memory = limit_memory(limit_mib) if limit_mib and experiment.fleet.memory_limit else None
 
@@ -104,7 +106,7 @@ class Client:
         workload, base, pacer = self._workload, self._base, self._pacer
         cpu_started = time.thread_time()
         self._transport.fetch(task.entry, task.version, frames, base)
-        self._update = self._room_for(task)
+        self._raw = self._room_for(task)
         if self._paced:
             self._buffer.fetched[task.slot] = 1
         plan = workload.plan(task.client, task.trip)
@@ -114,7 +116,7 @@ class Client:
             result = workload.train(task.client, task.trip, lambda _: self._line.pulse())
             down, up = (Spent(t.nbytes, t.declared_s, t.declared_s, 0.0) for t in (plan.down, plan.up))
             compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
-            self._send_update(task, 0, base.size)
+            self._send_update(task, 0, self._raw.size)
         else:
             pacer.begin(received_ns)
             down = move(
@@ -129,10 +131,10 @@ class Client:
             result = workload.train(task.client, task.trip, done)
             compute = phase.end()
             self._fail(task)
-            up = move(pacer, plan.up, lambda a, b: self._send_update(task, a // 4, b // 4))
-        checksum = kernels.checksum(self._update)
+            up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
+        checksum = self._checksum()
         if failpoints.hit("alter", task.client, task.trip):
-            self._transport.put(task, 0, -self._update[:1])
+            self._transport.put(task, 0, ~self._raw[:1])
         if self._workload.experiment.server.transport == "shm":
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         phases = (down, compute, up)
@@ -165,7 +167,7 @@ class Client:
         """Fail in the way that a test asked for, after the training and before the upload."""
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
-            self._send_update(task, 0, self._base.size // 2)
+            self._send_update(task, 0, self._raw.size // 8 * 4)
             os.kill(os.getpid(), signal.SIGKILL)
         if failpoints.hit("hang", *place):
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -180,20 +182,43 @@ class Client:
             raise SlotError("left by a failpoint")
 
     def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
-        """Send parameters ``start`` to ``stop``: of Δ = y − w, or of y where the strategy wants that."""
-        part = self._update[start:stop]
+        """Send bytes ``start`` to ``stop`` of the update: Δ = y − w, or y where the strategy wants that."""
+        if self._format.name == "float32":
+            self._write(start // 4, stop // 4)
+        elif start == 0:
+            self._round(task.client)
+        if self._raw is self._own:
+            self._transport.put(task, start, self._raw[start:stop])
+
+    def _write(self, start: int, stop: int) -> None:
+        """Parameters ``start`` to ``stop`` of an update that is sent as it is."""
+        part = self._raw[4 * start : 4 * stop].view(np.float32)
         trained = self._workload.flat.array[start:stop]
         if self._workload.upload == "model":
             np.copyto(part, trained)
         else:
             np.subtract(trained, self._base[start:stop], out=part)
-        if self._update is self._own:
-            self._transport.put(task, start, part)
 
-    def _room_for(self, task: wire.Task) -> Floats:
+    def _round(self, client: int) -> None:
+        """The whole update in the run's format, and what that leaves for the client's next one."""
+        trained, size = self._workload.flat.array, self._buffer.shape.size
+        old = new = None
+        if self._workload.upload == "delta":
+            np.subtract(trained, self._base, out=trained)
+            if self._buffer.shape.residuals:
+                old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
+        values, scales = self._format.values(self._raw, size), self._format.scales(self._raw, size)
+        kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
+
+    def _checksum(self) -> int:
+        size = self._buffer.shape.size
+        values, scales = self._format.values(self._raw, size), self._format.scales(self._raw, size)
+        return with_scales(kernels.checksum(values), scales)
+
+    def _room_for(self, task: wire.Task) -> Raw:
         room = self._transport.room(task)
         if room is not None:
             return room
         if self._own is None:
-            self._own = np.empty(self._buffer.shape.size, dtype=np.float32)
+            self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
         return self._own

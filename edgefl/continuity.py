@@ -32,7 +32,12 @@ def save(folder: Path, executor: Executor, clock: WallClock, layout: Layout, *, 
             wall_s=clock.wall_s(),
             model=buffer.model(entry),
             vectors=buffer.vectors(entry),
-            held={held.task: buffer.slot(aggregator.leases[held.task].slot) for held in core.held},
+            held={held.task: buffer.raw(aggregator.leases[held.task].slot) for held in core.held},
+            residuals={
+                client: left
+                for client in range(buffer.shape.residuals)
+                if (left := buffer.residual(client)).any()
+            },
         ),
         layout,
         final=final,
@@ -55,6 +60,8 @@ def restore(folder: Path, core: Core, aggregator: Aggregator, store: Store) -> C
     missing = [held.task for held in core.held if held.task not in last.held]
     if missing:
         raise ConfigError(f"the checkpoint in {folder} lacks the updates of tasks {missing[:5]}")
+    for client, left in last.residuals.items():
+        buffer.residual(client)[:] = left
     for held in core.held:
         update = last.held[held.task]
         aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)

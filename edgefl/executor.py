@@ -55,8 +55,8 @@ class _Trip:
     arrived_s: float = 0.0
     staleness: int = 0
 
-    def row(self, size_bytes: int, checksum_seen: int | None = None) -> TripRow:
-        """What is known of it. The model and the update are ``size_bytes`` each."""
+    def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
+        """What is known of it, with the bytes of the model and of the update."""
         order, done = self.order, self.done
         if done is None:
             return TripRow(order.task, order.client, order.version, order.trip, self.sent_s)
@@ -73,8 +73,8 @@ class _Trip:
             steps=done.steps,
             loss=done.loss,
             trained_version=done.trained_version,
-            down_bytes=size_bytes,
-            up_bytes=size_bytes,
+            down_bytes=size_bytes[0],
+            up_bytes=size_bytes[1],
             down_s=done.down.achieved_s,
             compute_s=done.compute.achieved_s,
             up_s=done.up.achieved_s,
@@ -132,6 +132,7 @@ class Executor:
         if trip is None or trip.done is not None:
             raise WireError(f"an update of task {done.task}, which had been done before")
         trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
+        self.aggregator.buffer.accepted(done.client)
         self.handle(
             Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)
         )
@@ -165,7 +166,8 @@ class Executor:
     # ---- carrying out --------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
-        self._size_bytes = 4 * self.aggregator.buffer.shape.size
+        shape = self.aggregator.buffer.shape
+        self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._do: dict[type, Callable[..., None]] = {
             Train: self._train,
             Cancel: lambda action: self.outbox.cancel(action.client, action.task),

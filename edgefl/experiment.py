@@ -78,6 +78,10 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How the server talks and what it tolerates."""
 
     transport: Literal["shm", "wire"] = "shm"
+    update_format: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    """How clients upload their numbers: 16 bits halve the bytes, int8 (a scale for 256) quarters them."""
+    error_feedback: bool = True
+    """A client adds what rounding left of its last update to its next (where updates are rounded)."""
     heartbeat_s: float = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung."""
 

@@ -217,7 +217,12 @@ class _Supervisor:
         clients = len(self._clients)
         ring = max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * prepared.size * (1 + vectors))))
         slots = self._strategy.max_training(clients) + self._strategy.max_held(clients)
-        self._buffer = ParameterBuffer.create(Shape(prepared.size, ring, slots, vectors))
+        server = self._experiment.server
+        rounded = server.update_format != "float32" and self._strategy.upload == "delta"
+        residuals = clients if rounded and server.error_feedback else 0
+        self._buffer = ParameterBuffer.create(
+            Shape(prepared.size, ring, slots, vectors, server.update_format, residuals)
+        )
         self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
 
     def _on_adopted(self, _: control.Adopted) -> None:

@@ -117,8 +117,9 @@ class VirtualServer(Server):
     def _trip_s(self, task: wire.Task) -> float:
         """How long this trip takes, drawn as the client itself would draw it."""
         info, flops = self._plan.clients[task.client], self._plan.prepared.flops[task.client]
-        model_bytes = 4 * self._buffer.shape.size
-        return trip_of(self._experiment.seed, info, task.trip, model_bytes, flops, model_bytes).total_s
+        shape = self._buffer.shape
+        down_bytes, up_bytes = 4 * shape.size, shape.update_bytes
+        return trip_of(self._experiment.seed, info, task.trip, down_bytes, flops, up_bytes).total_s
 
     def _dispatch(self) -> None:
         """Give waiting tasks, oldest first, to the workers that have least to do."""

@@ -25,6 +25,7 @@ from edgefl.learning.partition import partition
 from edgefl.learning.train import LocalRule, Trainer, TrainResult
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
+from edgefl.update_format import FORMATS
 from edgefl.workload_devices import device_of, trip_of
 
 MEASURED_TRIPS = 5
@@ -66,9 +67,10 @@ class Workload:
 
     def plan(self, client: int, trip: int) -> TripPlan:
         """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
-        model_bytes = 4 * self.flat.size
+        info = self._clients[client]
         flops = self.flops_per_example * self.rule.work(len(self._rows[client])).examples
-        return trip_of(self.experiment.seed, self._clients[client], trip, model_bytes, flops, model_bytes)
+        up_bytes = FORMATS[self.experiment.server.update_format].nbytes(self.flat.size)
+        return trip_of(self.experiment.seed, info, trip, 4 * self.flat.size, flops, up_bytes)
 
     def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> TrainResult:
         """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs."""

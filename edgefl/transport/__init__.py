@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from edgefl.buffer import ParameterBuffer
 from edgefl.errors import WireError
+from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task
 
 Floats = npt.NDArray[np.float32]
@@ -40,11 +41,11 @@ class ClientEnd(Protocol):
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         """Read the task's model into ``out``."""
 
-    def room(self, task: Task) -> Floats | None:
+    def room(self, task: Task) -> Raw | None:
         """Where the update may be written so that it need not be put; None where there is no such place."""
 
-    def put(self, task: Task, start: int, part: Floats) -> None:
-        """Send parameters ``start`` to ``start + len(part)`` of the update."""
+    def put(self, task: Task, start: int, part: Raw) -> None:
+        """Send bytes ``start`` to ``start + len(part)`` of the update."""
 
 
 def server_end(kind: str, buffer: ParameterBuffer) -> ServerEnd:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from edgefl.buffer import ParameterBuffer
 from edgefl.errors import WireError
 from edgefl.transport import Floats, Frame
+from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task
 
 
@@ -31,8 +32,8 @@ class ShmClient:
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         self._buffer.read_model(entry, version, out)
 
-    def room(self, task: Task) -> Floats | None:
-        return self._buffer.slot(task.slot)
+    def room(self, task: Task) -> Raw | None:
+        return self._buffer.raw(task.slot)
 
-    def put(self, task: Task, start: int, part: Floats) -> None:
-        self._buffer.slot(task.slot)[start : start + part.size] = part
+    def put(self, task: Task, start: int, part: Raw) -> None:
+        self._buffer.raw(task.slot)[start : start + part.size] = part

@@ -9,6 +9,7 @@ import numpy as np
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.errors import WireError
 from edgefl.transport import Floats, Frame, model_from
+from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task, encode
 
 
@@ -37,14 +38,12 @@ class WireServer:
             )
         if buffer.state[chunk.slot] != SlotState.LEASED:
             raise WireError(f"a part of an update for slot {chunk.slot}, which is already complete")
-        count, odd = divmod(len(body), 4)
-        if odd or not 0 <= chunk.offset <= buffer.shape.size - count:
+        raw, end = buffer.raw(chunk.slot), chunk.offset + len(body)
+        if not 0 <= chunk.offset <= end <= raw.size:
             raise WireError(
-                f"a part of {len(body)} bytes at parameter {chunk.offset} "
-                f"where the update has {buffer.shape.size} parameters"
+                f"a part of {len(body)} bytes at byte {chunk.offset} where the update has {raw.size} bytes"
             )
-        part = np.frombuffer(body, dtype=np.float32)
-        buffer.slot(chunk.slot)[chunk.offset : chunk.offset + count] = part
+        raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
 
 
 class WireClient:
@@ -56,8 +55,8 @@ class WireClient:
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         model_from(frames, out)
 
-    def room(self, task: Task) -> Floats | None:
+    def room(self, task: Task) -> Raw | None:
         return None
 
-    def put(self, task: Task, start: int, part: Floats) -> None:
+    def put(self, task: Task, start: int, part: Raw) -> None:
         self._send([encode(Chunk(task=task.task, slot=task.slot, offset=start)), part.tobytes()])

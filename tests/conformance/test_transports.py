@@ -114,7 +114,7 @@ def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(
             for start, stop in parts:
                 part = scratch[: stop - start]
                 part[:] = update[start:stop]
-                there.client.put(task, start, part)
+                there.client.put(task, 4 * start, part.view(np.uint8))
                 part[:] = -1.0  # a client uses its memory again at once
             there.deliver()
             assert bits(there.buffer.slot(1)) == bits(update)
@@ -163,19 +163,13 @@ def floats(*numbers: float) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 39])
-def test_parts_of_broken_numbers_are_refused(wired: Run, length: int) -> None:
-    wired.lease(40, slot=1)
-    refused(wired, wire.Chunk(40, 1, 0), bytes(length), f"a part of {length} bytes at parameter 0")
-
-
 @pytest.mark.parametrize(
     ("offset", "count"),
-    [(-1, 1), (10, 1), (0, 11), (9, 2), (2**63, 1), (2**64 - 1, 1), (-(2**63), 10), (11, 0)],
+    [(-1, 1), (37, 1), (40, 1), (0, 11), (36, 2), (2**63, 1), (2**64 - 1, 1), (-(2**63), 10), (41, 0)],
 )
 def test_parts_beyond_the_update_are_refused(wired: Run, offset: int, count: int) -> None:
     wired.lease(40, slot=1)
-    refused(wired, wire.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 10 parameters")
+    refused(wired, wire.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 40 bytes")
 
 
 @pytest.mark.parametrize("slot", [-1, -3, 3, 2**40, 2**64 - 1])
@@ -200,7 +194,7 @@ def test_free_slots_are_refused(wired: Run, task: int) -> None:
 
 def test_finished_updates_are_not_changed_any_more(wired: Run) -> None:
     task = wired.lease(40, slot=1)
-    wired.client.put(task, 0, np.arange(10, dtype=np.float32))
+    wired.client.put(task, 0, np.arange(10, dtype=np.float32).view(np.uint8))
     wired.deliver()
     wired.buffer.written(1, task=40, checksum=1)
     assert wired.buffer.state[1] == SlotState.WRITTEN
@@ -216,7 +210,7 @@ def test_a_late_part_of_the_slots_former_task_is_refused(wired: Run) -> None:
 
 def test_a_part_of_nothing_changes_nothing(wired: Run) -> None:
     wired.lease(40, slot=1)
-    for offset in (0, 10):
+    for offset in (0, 40):
         wired.server.accept(wire.Chunk(40, 1, offset), b"")
     assert not wired.buffer.slot(1).any()
 
@@ -241,7 +235,7 @@ def test_the_server_end_is_the_one_named() -> None:
         st.tuples(
             st.sampled_from([-1, 0, 1, 2, 3, 40, 41, 42, 2**64 - 1]),
             st.integers(-2, 4),
-            st.integers(-3, 13),
+            st.integers(-3, 43),
             st.binary(max_size=60),
         ),
         max_size=30,
@@ -255,13 +249,13 @@ def test_whatever_parts_come_only_the_leased_slot_changes(parts: list[tuple[int,
         there.buffer.written(2, task=42, checksum=0)
         expected = bytearray(40)
         for task, slot, offset, body in parts:
-            fits = len(body) % 4 == 0 and offset >= 0 and offset * 4 + len(body) <= 40
+            fits = offset >= 0 and offset + len(body) <= 40
             if fits and (task, slot) == (40, 1):
                 there.server.accept(wire.Chunk(task, slot, offset), body)
-                expected[offset * 4 : offset * 4 + len(body)] = body
+                expected[offset : offset + len(body)] = body
             else:
                 with pytest.raises(WireError):
                     there.server.accept(wire.Chunk(task, slot, offset), body)
-        assert bits(there.buffer.slot(1)) == bytes(expected)
+        assert bits(there.buffer.raw(1)) == bytes(expected)
         assert not there.buffer.slot(0).view(np.uint32).any()
         assert not there.buffer.slot(2).view(np.uint32).any()

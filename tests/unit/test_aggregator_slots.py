@@ -73,7 +73,7 @@ def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
     aggregator = make(slots=2)
     update = np.arange(SIZE, dtype=np.float32)
     first = aggregator.buffer.model(0).astype(np.float64)
-    aggregator.restore(task=70, client=3, version=0, update=update)
+    aggregator.restore(task=70, client=3, version=0, update=update.view(np.uint8))
     assert aggregator.leases[70].version == 0
     assert aggregator.sum(Sum(1, (70,), (2.0,)), 1).bad == ()
     np.testing.assert_allclose(aggregator.buffer.model(1), first + 2.0 * update, rtol=1e-6)
@@ -86,10 +86,10 @@ def test_an_update_that_does_not_fit_is_not_restored(make: Make) -> None:
     aggregator = make(slots=1)
     for size in (1, SIZE - 1, SIZE + 1):
         with pytest.raises(SlotError, match=r"task 70's update of .* does not fit"):
-            aggregator.restore(task=70, client=3, version=0, update=np.ones(size, np.float32))
-    aggregator.restore(task=70, client=3, version=0, update=np.ones(SIZE, np.float32))
+            aggregator.restore(task=70, client=3, version=0, update=np.ones(size, np.float32).view(np.uint8))
+    aggregator.restore(task=70, client=3, version=0, update=np.ones(SIZE, np.float32).view(np.uint8))
     with pytest.raises(SlotError, match=r"task 71's update of .* does not fit"):
-        aggregator.restore(task=71, client=3, version=0, update=np.ones(SIZE, np.float32))
+        aggregator.restore(task=71, client=3, version=0, update=np.ones(SIZE, np.float32).view(np.uint8))
 
 
 # ---- the ring ----------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_a_trip_over_the_wire(
     update = np.random.default_rng(2).normal(size=SIZE).astype(np.float32)
     for begin in range(0, SIZE, 70_001):
         part = update[begin : begin + 70_001].copy()
-        client.put(TASK, begin, part)
+        client.put(TASK, 4 * begin, part.view(np.uint8))
         part[:] = 0  # ZeroMQ has not sent it yet, perhaps
         _, head, *body = router.recv_multipart()
         chunk = wire.decode_from_client(head)
@@ -83,7 +83,7 @@ def test_a_trip_through_shared_memory_sends_headers_only(buffer: ParameterBuffer
     model = np.empty(SIZE, np.float32)
     client.fetch(0, 0, [], model)
     assert model.tobytes() == buffer.model(0).tobytes()
-    client.put(TASK, 10, model[10:20])
+    client.put(TASK, 40, model[10:20].view(np.uint8))
     assert buffer.slot(1)[10:20].tobytes() == model[10:20].tobytes()
     assert not buffer.slot(1)[:10].any()
     assert not buffer.slot(1)[20:].any()
@@ -99,8 +99,8 @@ def test_a_model_is_read_from_any_bytes_like_frame() -> None:
 
 def test_a_part_of_an_update_never_runs_over_its_end(buffer: ParameterBuffer) -> None:
     server = server_end("wire", buffer)
-    with pytest.raises(WireError, match=f"where the update has {SIZE} parameters"):
-        server.accept(wire.Chunk(40, 1, SIZE - 1), bytes(8))
-    server.accept(wire.Chunk(40, 1, SIZE - 1), np.float32(7).tobytes())
+    with pytest.raises(WireError, match=f"where the update has {4 * SIZE} bytes"):
+        server.accept(wire.Chunk(40, 1, 4 * SIZE - 4), bytes(8))
+    server.accept(wire.Chunk(40, 1, 4 * SIZE - 4), np.float32(7).tobytes())
     assert buffer.slot(1)[-1] == 7
     assert int(buffer.task[1]) == 40

@@ -1,0 +1,66 @@
+"""In which numbers an update travels and lies in its slot: float32, or fewer bits.
+
+A slot holds the values and, for int8, padding to a whole number of float32 and then one scale for each
+block of `SCALE_BLOCK` values. Everything else that handles an update (transport, checkpoint) moves its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl import kernels
+from edgefl.kernels.arguments import SCALE_BLOCK, Update
+
+Raw = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+_SCALES_FACTOR = 0x9E3779B97F4A7C15
+"""Odd, so that the product tells scales apart; its bits are mixed, so that it does not cancel values."""
+
+
+class UpdateFormat(NamedTuple):
+    """One of `FORMATS`.
+
+    >>> FORMATS["int8"].nbytes(1000), FORMATS["bfloat16"].nbytes(1000)
+    (1016, 2000)
+    """
+
+    name: str
+    dtype: npt.DTypeLike
+    scaled: bool = False
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of an update of ``size`` parameters."""
+        return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
+
+    def values(self, raw: Raw, size: int) -> Update:
+        """The update's numbers, a view of its bytes."""
+        return raw[: size * np.dtype(self.dtype).itemsize].view(self.dtype)
+
+    def scales(self, raw: Raw, size: int) -> Floats | None:
+        """The scale of each block, a view of the update's bytes; None where there are none."""
+        return raw[self._scales_at(size) : self.nbytes(size)].view(np.float32) if self.scaled else None
+
+    def _scales_at(self, size: int) -> int:
+        nbytes = size * np.dtype(self.dtype).itemsize
+        return -(-nbytes // 4) * 4 if self.scaled else nbytes
+
+
+FORMATS = {
+    made.name: made
+    for made in (
+        UpdateFormat("float32", np.float32),
+        UpdateFormat("float16", np.float16),
+        UpdateFormat("bfloat16", np.uint16),
+        UpdateFormat("int8", np.int8, scaled=True),
+    )
+}
+
+
+def with_scales(checksum: int, scales: Floats | None, of: Callable[[Floats], int] = kernels.checksum) -> int:
+    """The checksum of a whole update from that of its values: the scales count too."""
+    return checksum if scales is None else (checksum + _SCALES_FACTOR * of(scales)) % 2**64
