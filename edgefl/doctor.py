@@ -206,9 +206,12 @@ def _calibration() -> Finding:
     stored = stored_calibration()
     if stored is None:
         return Finding("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
-    rates = ", ".join(f"{rate.median:.1f}" for rate in stored.gemm_gflops.values())
-    memory = f"memory {stored.triad_gbytes_per_s.median:.1f} GB/s"
-    return Finding("calibration", f"one thread: matrix product {rates} GFLOPS, {memory}")
+    found = stored.measured
+    train, product = found.train_gflops.median, found.gemm_gflops["256"].median
+    memory = f"memory {found.triad_gbytes_per_s.median:.1f} GB/s"
+    return Finding(
+        "calibration", f"one thread: training {train:.1f}, matrix product {product:.1f} GFLOPS, {memory}"
+    )
 
 
 _LOOKS: tuple[tuple[str, Callable[[], Finding | tuple[Finding, ...]]], ...] = (

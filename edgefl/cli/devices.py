@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,6 +47,7 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Measure what this machine computes a second."""
+    from edgefl.emulation.calibration import EXPIRES_S
     from edgefl.emulation.calibration import calibrate as measure
 
     found = measure(force=fresh)
@@ -57,14 +59,14 @@ def calibrate(
 
     from edgefl.cli.tables import show, table
 
-    rows = [
-        (f"matrix product {size} x {size}", rate.median, "GFLOPS", 100 * rate.cv)
-        for size, rate in found.gemm_gflops.items()
-    ]
-    memory = found.triad_gbytes_per_s
-    rows.append(("memory, a = b + s c", memory.median, "GB/s", 100 * memory.cv))
-    title = f"one thread of {found.cpu}, {found.library}"
+    rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
+    title = f"one thread of {found.cpu}\n{found.library}"
     show(table(("what", ">median", "", ">CV %"), rows, title=title))
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
+    typer.echo(f"a second is one of CPU time; holds until {until}")
+    cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
+    if arrays_mib < 2 * cache_mib:
+        typer.echo(f"the triad's {arrays_mib:.0f} MiB are not well past the cache of {cache_mib:.0f} MiB")
 
 
 def _check(file: Path | None) -> None:

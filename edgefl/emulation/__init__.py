@@ -7,7 +7,8 @@ link, plan         a client's link; its whole trip, decided before it starts
 pacing             work-paced waiting against absolute deadlines
 memory             a client's memory limit without privileges
 capacity           does the fleet fit the host: time scale, stolen time
-calibration        what the host computes and moves a second
+calibration        what the host computes and moves a second, and a device's slowdown against it
+host_operations    the operations that a calibration times
 fidelity           how far the emulation was from what it declared
 """
 

@@ -1,7 +1,12 @@
 """What this host computes and moves a second, measured with one thread and kept for a week.
 
-``python -m edgefl.emulation.calibration`` measures and prints JSON: `calibrate` runs it as a process of
-its own, because how many threads a BLAS takes is settled when it is loaded.
+    calibrate()                            the stored calibration, or a new one
+    stored_calibration()                   the stored one or None; measures nothing
+    host_rates(calibration)                GFLOPS of one thread by op class
+    slowdown(device, op_class, calibration)  seconds of the device for one CPU second of this host
+
+The last two are what the measured-CPU clock is made of: what took t seconds of one thread's CPU time here
+takes the device ``t · slowdown`` seconds.
 """
 
 from __future__ import annotations
@@ -9,30 +14,25 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from edgefl.emulation.capacity import host
-from edgefl.errors import RunError
+from edgefl.emulation.schema import Device, OpClass
+from edgefl.errors import ConfigError, RunError
 
-REPETITIONS = 9
-ROUNDS = 3
-"""A rate that came out noisy is measured again, at most so often; the calmest round counts."""
 MAX_CV = 0.10
+"""Of a rate's repetitions; above it the calibration is refused."""
 EXPIRES_S = 7 * 24 * 3600.0
-GEMM_SIZES = (64, 256, 1024)
-TRIAD_FLOATS = 1 << 24
-"""Floats in each of the triad's three arrays: 64 MiB, well past a last-level cache's share of a core."""
-_REPETITION_S = 0.02
+VERSION = 2
+"""Of what is measured and how; a calibration of another version does not hold."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -44,8 +44,39 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[float, ...]
 
 
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread does in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes.
+
+    CPU time, not wall time: that the host does other work as well does not change it.
+    """
+
+    gemm_gflops: dict[str, Rate]
+    """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
+    conv_gflops: dict[str, Rate]
+    """``3x3``: 64 → 64 channels at 56 × 56, ``1x1``: 128 → 128 at 28 × 28; one image."""
+    depthwise_gflops: Rate
+    """3 × 3 on 128 channels at 56 × 56."""
+    train_gflops: Rate
+    """A step of SGD of FLASH's FEMNIST CNN on a batch of 10."""
+    triad_gbytes_per_s: Rate
+    """a = b + s·c on float32 arrays of ``triad_mib`` each, counting the three passes over memory."""
+    triad_mib: float
+    cache_mib: float
+    """The last-level cache as the system states it; 0 if it states none."""
+
+    def rates(self) -> Iterator[tuple[str, Rate, str]]:
+        """Each rate with its name and unit."""
+        for size, rate in self.gemm_gflops.items():
+            yield f"gemm {size}", rate, "GFLOPS"
+        for kernel, rate in self.conv_gflops.items():
+            yield f"conv {kernel}", rate, "GFLOPS"
+        yield "depthwise 3x3", self.depthwise_gflops, "GFLOPS"
+        yield "training step", self.train_gflops, "GFLOPS"
+        yield "triad", self.triad_gbytes_per_s, "GB/s"
+
+
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread of this host. GFLOPS count a multiply-add as two; GB/s are 10⁹ bytes."""
+    """One thread of this host."""
 
     fingerprint: str
     """Of CPU model, cores, library, versions and threads: another one is another calibration."""
@@ -53,19 +84,46 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     library: str
     at_unix_s: float
-    gemm_gflops: dict[str, Rate]
-    """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
-    triad_gbytes_per_s: Rate
-    """a = b + s·c, three float32 arrays of 64 MiB, counting the three passes over memory."""
+    measured: Measured
 
     @property
     def worst_cv(self) -> float:
         """The largest coefficient of variation of all rates."""
-        return max(rate.cv for rate in (*self.gemm_gflops.values(), self.triad_gbytes_per_s))
+        return max(rate.cv for _, rate, _ in self.measured.rates())
 
     def expired(self, now_unix_s: float) -> bool:
         """Whether it is older than a week, or from the future."""
         return not 0 <= now_unix_s - self.at_unix_s <= EXPIRES_S
+
+
+def host_rates(calibration: Calibration) -> dict[OpClass, float]:
+    """GFLOPS of one thread of the host by op class, in the terms of a device's ``cpu.rate_gflops``.
+
+    ``train`` is a step of FLASH's FEMNIST CNN, ``gemm`` a product of 256 × 256 matrices, ``conv`` and
+    ``depthwise`` are 3 × 3, and ``elementwise`` is the triad, two operations for each 12 bytes.
+    """
+    found = calibration.measured
+    return {
+        "train": found.train_gflops.median,
+        "gemm": found.gemm_gflops["256"].median,
+        "conv": found.conv_gflops["3x3"].median,
+        "depthwise": found.depthwise_gflops.median,
+        "elementwise": found.triad_gbytes_per_s.median / 6,
+    }
+
+
+def slowdown(device: Device, op_class: OpClass, calibration: Calibration) -> float:
+    """Seconds that ``device``, all its cores at work, takes for what one thread of the host does in a second.
+
+    ConfigError if the device has no rate for that op class: every device but a paper's has ``train``.
+    """
+    known = {} if device.cpu is None else device.cpu.rate_gflops.known()
+    if op_class not in known:
+        have = ", ".join(known) or "none"
+        raise ConfigError(
+            f"device {device.id!r} has no cpu.rate_gflops.{op_class} to measure against; it has: {have}"
+        )
+    return host_rates(calibration)[op_class] / known[op_class]
 
 
 def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
@@ -78,14 +136,20 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
     path = (folder or cache_folder()) / f"calibration-{fingerprint()}.json"
     if not force and (stored := _read(path)) is not None and not stored.expired(time.time()):
         return stored
-    measured = _measure_apart()
-    if measured.worst_cv > MAX_CV:
-        rates = {f"gemm {size}": rate for size, rate in measured.gemm_gflops.items()}
-        rates["triad"] = measured.triad_gbytes_per_s
-        noisy = ", ".join(f"{name} {rate.cv:.0%}" for name, rate in rates.items() if rate.cv > MAX_CV)
+    this = host()
+    measured = Calibration(
+        fingerprint=fingerprint(),
+        cpu=this.cpu,
+        cores=this.cores,
+        library=library(),
+        at_unix_s=time.time(),
+        measured=_measure_apart(),
+    )
+    noisy = [f"{name} {rate.cv:.0%}" for name, rate, _ in measured.measured.rates() if rate.cv > MAX_CV]
+    if noisy:
         raise RunError(
-            f"calibration refused: this host is too noisy now (coefficient of variation: {noisy}; allowed: "
-            f"{MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
+            f"calibration refused: this host is too noisy now (coefficient of variation: {', '.join(noisy)}; "
+            f"allowed: {MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
         )
     _write(path, measured)
     return measured
@@ -106,32 +170,32 @@ def cache_folder() -> Path:
 def fingerprint() -> str:
     """16 hex digits of what a calibration depends on."""
     this = host()
-    parts = (this.cpu, str(this.cores), platform.machine(), library(), "threads=1", f"rates={GEMM_SIZES}")
+    parts = (this.cpu, str(this.cores), platform.machine(), library(), "threads=1", f"version={VERSION}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def library() -> str:
-    """What multiplies matrices here: torch if it is installed, else numpy; with the versions."""
-    numpy = f"numpy {version('numpy')}"
-    try:
-        return f"torch {version('torch')}, {numpy}"
-    except PackageNotFoundError:
-        return numpy
+    """What computes here, with the versions."""
+    return f"torch {version('torch')}, numpy {version('numpy')}"
 
 
-def _measure_apart() -> Calibration:
+def _measure_apart() -> Measured:
     root = str(Path(__file__).resolve().parent.parent.parent)
     search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": search}
     done = subprocess.run(
-        [sys.executable, "-m", __name__], env=env, capture_output=True, check=False, timeout=300
+        [sys.executable, "-m", "edgefl.emulation.host_operations"],
+        env=env,
+        capture_output=True,
+        check=False,
+        timeout=300,
     )
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines()
         raise RunError(
             f"calibration failed with exit code {done.returncode}: {why[-1] if why else 'no message'}"
         )
-    return msgspec.json.decode(done.stdout, type=Calibration)
+    return msgspec.json.decode(done.stdout, type=Measured)
 
 
 def _read(path: Path) -> Calibration | None:
@@ -151,92 +215,3 @@ def _write(path: Path, calibration: Calibration) -> None:
         os.replace(file.name, path)
     except OSError:
         return
-
-
-def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_floats: int = TRIAD_FLOATS) -> Calibration:
-    """Measure in this process, with whatever threads its libraries take; noisy or not."""
-    gemm, triad = _operations()
-    this = host()
-    return Calibration(
-        fingerprint=fingerprint(),
-        cpu=this.cpu,
-        cores=this.cores,
-        library=library(),
-        at_unix_s=time.time(),
-        gemm_gflops={str(n): _rate(gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
-        triad_gbytes_per_s=_rate(triad(triad_floats), 12.0 * triad_floats / 1e9),
-    )
-
-
-Make = Callable[[int], Callable[[], Any]]
-
-
-def _operations() -> tuple[Make, Make]:
-    """Makers of one matrix product of n × n and of one triad over n floats."""
-    try:
-        import torch
-    except ImportError:
-        return _numpy_operations()
-    torch.set_num_threads(1)
-
-    def gemm(n: int) -> Callable[[], Any]:
-        a, b, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
-        return lambda: torch.mm(a, b, out=out)
-
-    def triad(n: int) -> Callable[[], Any]:
-        b, c, out = torch.ones(n), torch.ones(n), torch.zeros(n)
-        return lambda: torch.add(b, c, alpha=3.0, out=out)
-
-    return gemm, triad
-
-
-def _numpy_operations() -> tuple[Make, Make]:
-    import numpy as np
-
-    def gemm(n: int) -> Callable[[], Any]:
-        a, b, out = (np.ones((n, n), np.float32) for _ in range(3))
-        return lambda: np.matmul(a, b, out=out)
-
-    def triad(n: int) -> Callable[[], Any]:
-        # numpy has no fused triad: in blocks that stay in the cache the second pass costs no memory traffic.
-        b, c, out = (np.ones(n, np.float32) for _ in range(3))
-        three = np.float32(3)
-
-        def run() -> None:
-            for start in range(0, n, 8192):
-                part = slice(start, start + 8192)
-                np.multiply(c[part], three, out=out[part])
-                np.add(out[part], b[part], out=out[part])
-
-        return run
-
-    return gemm, triad
-
-
-def _rate(run: Callable[[], Any], work: float) -> Rate:
-    """Work a second of ``run``, warmed up; of several rounds the one that varies least."""
-    run()
-    start = time.perf_counter()
-    run()
-    calls = max(1, int(_REPETITION_S / max(time.perf_counter() - start, 1e-9)))
-    best: Rate | None = None
-    for _ in range(ROUNDS):
-        rates = []
-        for _ in range(REPETITIONS):
-            start = time.perf_counter()
-            for _ in range(calls):
-                run()
-            rates.append(calls * work / (time.perf_counter() - start))
-        cv = statistics.stdev(rates) / statistics.fmean(rates)
-        found = Rate(median=statistics.median(rates), cv=cv, samples=tuple(rates))
-        if best is None or found.cv < best.cv:
-            best = found
-        if best.cv <= MAX_CV / 2:
-            break
-    assert best is not None
-    return best
-
-
-if __name__ == "__main__":
-    # Under this name the classes are another module's: encoded by field, they read back the same.
-    sys.stdout.buffer.write(msgspec.json.encode(measure()))

@@ -70,14 +70,23 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     elementwise: Threads | None = None
     """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
 
-    def of(self, op_class: OpClass) -> float | None:
-        """The rate of that class with the most threads that is known, GFLOPS; None if none is.
+    def known(self) -> dict[OpClass, float]:
+        """GFLOPS by op class with the most threads that is known; without the classes that are not.
 
-        >>> RateGflops(train=1.5, gemm=Threads(one=3.0, all=9.0)).of("gemm")
-        9.0
+        >>> RateGflops(train=1.5, gemm=Threads(one=3.0, all=9.0)).known()
+        {'train': 1.5, 'gemm': 9.0}
         """
-        rate: float | Threads | None = getattr(self, op_class)
-        return (rate.all or rate.one) if isinstance(rate, Threads) else rate
+        rates: dict[OpClass, float] = {"train": self.train}
+        by_threads: dict[OpClass, Threads | None] = {
+            "gemm": self.gemm,
+            "conv": self.conv,
+            "depthwise": self.depthwise,
+            "elementwise": self.elementwise,
+        }
+        for op_class, rate in by_threads.items():
+            if rate is not None and (most := rate.all or rate.one) is not None:
+                rates[op_class] = most
+        return rates
 
 
 class Cpu(_Table, frozen=True, kw_only=True):

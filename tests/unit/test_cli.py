@@ -332,16 +332,20 @@ def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from edgefl.emulation import calibration
+    from edgefl.emulation.calibration import Measured, Rate
 
-    rate = calibration.Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
-    found = calibration.Calibration(
-        fingerprint="f",
-        cpu="a processor",
-        cores=2,
-        library="a library",
-        at_unix_s=0.0,
+    rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
+    measured = Measured(
         gemm_gflops={"64": rate},
+        conv_gflops={"3x3": rate},
+        depthwise_gflops=rate,
+        train_gflops=rate,
         triad_gbytes_per_s=rate,
+        triad_mib=64.0,
+        cache_mib=480.0,
+    )
+    found = calibration.Calibration(
+        fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured
     )
     forced: list[bool] = []
 
@@ -352,10 +356,11 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(calibration, "calibrate", calibrate)
     assert main(["calibrate"]) == 0
     out = capsys.readouterr().out
-    assert "a processor" in out
-    assert "50" in out
+    for words in ("a processor", "training step", "conv 3x3", "50", "192 MiB are not well past the cache"):
+        assert words in out
+    assert max(map(len, out.splitlines())) <= 80
     assert main(["calibrate", "--fresh", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gemm_gflops"]["64"]["median"] == 50.0
+    assert json.loads(capsys.readouterr().out)["measured"]["gemm_gflops"]["64"]["median"] == 50.0
     assert forced == [False, True]
 
 
