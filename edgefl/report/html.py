@@ -74,7 +74,7 @@ def report(record: Record) -> str:
             "<h2>Server and host</h2>",
             grid(
                 [
-                    figure("Server time", "Wall time of the server process by stage.",
+                    figure("Server time", summary["server_time"]["says"] or "Wall time by stage.",
                            draw("cost", lambda: figures.costs(record))),
                     figure("Memory", "Proportional set size: a shared page counts once.",
                            draw("memory", lambda: figures.memory(record))),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.record import Record
+from edgefl.report.costs import breakdown
 from edgefl.report.fidelity import fidelity_of
 from edgefl.report.files import write_text
 from edgefl.report.measures import (
@@ -86,6 +87,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
         },
         "memory": _memory(record),
         "server_trip_us": rounded(meta.server_trip_us) if meta.server_trip_us is not None else None,
+        "server_time": breakdown(record),
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},
     }
     summary.update(extra or {})
