@@ -19,7 +19,7 @@ from edgefl.experiment import Model
 from edgefl.learning.cnn import cnn_defedavg, cnn_fedbuff, cnn_groupnorm
 from edgefl.learning.factory import call, load_attribute
 from edgefl.learning.randomness import torch_seed
-from edgefl.seeds import sequence
+from edgefl.seeds import stream
 
 Shape = tuple[int, ...]
 
@@ -74,7 +74,7 @@ def make_model(
                 raise ConfigError(f"model.args: {unknown(f'argument of {spec.name!r}', name, allowed)}")
     else:
         raise ConfigError(f"model.name: {unknown('model', spec.name, [*MODELS, 'my_module:make'])}")
-    with torch_seed(int(sequence(seed, "model").generate_state(1, "uint64")[0])):
+    with torch_seed(int(stream(seed, "model").integers(2**63))):
         model = call(factory, spec.name, "model.name", **arguments)
     if not isinstance(model, nn.Module):
         raise ConfigError(
