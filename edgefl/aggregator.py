@@ -156,9 +156,7 @@ class Aggregator:
         self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
         return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
-    def _make(
-        self, action: Sum, slots: list[int], entry: int
-    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    def _make(self, action: Sum, slots: list[int], entry: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors into ``entry``.
 
         Returns each update's squared norm and its checksum, from the same pass over memory.

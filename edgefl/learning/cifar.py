@@ -1,7 +1,7 @@
 """CIFAR-10 in its publisher's binary and Python formats (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html).
 
 Binary: records of one label byte and 3,072 bytes, channel by channel. Python: a pickled dictionary with
-``data`` (uint8, n × 3072) and ``labels``, read as data by `edgefl.learning.plain_pickle`.
+``data`` (uint8, n × 3072) and ``labels``, read as data by `edgefl.plain_pickle`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.learning.dataset import Dataset, Images
-from edgefl.learning.plain_pickle import PickleError, read_plain_pickle
+from edgefl.plain_pickle import PickleError, read_plain_pickle
 
 CLASSES = 10
 SHAPE = (3, 32, 32)

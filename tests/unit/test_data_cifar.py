@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import struct
@@ -8,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
 from edgefl.learning.data import Images, load_data
-from edgefl.learning.plain_pickle import PickleError, read_plain_pickle
 
 RECORD = 3073
 
@@ -193,65 +189,3 @@ def test_a_malicious_pickle_executes_nothing(tmp_path, evil, protocol):
     assert not target.exists()
     pickle.loads(content)
     assert target.exists(), "the pickle was harmless: this test shows nothing"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not a whole pickle"),
-        (b"\x80\x02}", "not a whole pickle"),
-        (b"\x80\x02.", "not a whole pickle"),
-        (b"\x80\x02e.", "not a whole pickle"),
-        (b"\x80\x02h\x05.", "not a whole pickle"),
-        (b"\x80\x02(.", "ends in a name"),
-        (b"\x80\x02K\x01K\x02a.", "a int where a list must be"),
-        (b"\x80\x02}(K\x01u.", "not a whole pickle"),
-        (b"\x80\x02}(]K\x01u.", "unhashable"),
-        (b"\x80\x02cnumpy\nndarray\n.", "ends in a name"),
-        (b"\x80\x02cnumpy\nfromfile\n.", "it names numpy.fromfile"),
-        (b"\x80\x02cnumpy\nndarray\nK\x05\x85R.", "it calls numpy.ndarray"),
-        (
-            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
-            "it calls _codecs.encode",
-        ),
-        (b"\x80\x02K\x01K\x02\x86K\x03\x85R.", "a tuple where a _Name must be"),
-        (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R.", "an array without content"),
-        (b"\x80\x02\x8a\x02\xff", "not a whole pickle"),
-        (b"\x80\x02T\xff\xff\xff\x7fabc.", "not a whole pickle"),
-    ],
-)
-def test_pickles_that_are_not_plain_data_are_refused(content, message):
-    with pytest.raises(PickleError, match=message):
-        read_plain_pickle(content)
-
-
-def test_an_array_must_have_the_bytes_of_its_shape():
-    content = pickle.dumps(np.zeros(5, np.uint8), protocol=2)
-    assert content.count(b"K\x05\x85") == 1
-    for shape in (b"K\x06\x85", b"J\xff\xff\xff\x7f\x85", b"J\xff\xff\xff\xff\x85"):
-        with pytest.raises(PickleError, match="an array of shape"):
-            read_plain_pickle(content.replace(b"K\x05\x85", shape))
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.binary(),
-    lambda inner: (
-        st.lists(inner)
-        | st.dictionaries(st.text() | st.integers(), inner)
-        | st.tuples(inner, inner, inner, inner)
-    ),
-    max_leaves=20,
-)
-
-
-@given(plain, st.integers(2, pickle.HIGHEST_PROTOCOL))
-def test_plain_values_come_back(value, protocol):
-    assert read_plain_pickle(pickle.dumps(value, protocol=protocol)) == value
-
-
-@given(st.binary(max_size=60), st.integers(0, 300))
-def test_any_bytes_give_a_value_or_a_pickle_error(noise, at):
-    content = python2_pickle(records(1, 0))
-    for data in (noise, content[:at] + noise + content[at + len(noise) :]):
-        with contextlib.suppress(PickleError):
-            read_plain_pickle(data)

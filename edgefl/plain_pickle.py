@@ -1,8 +1,11 @@
 """Pickles read as data: no unpickler runs, nothing is imported and nothing is called.
 
 A pickle is a program for a stack machine that may call anything. This is a machine for the few instructions
-that build dictionaries, lists, texts, numbers and uint8 arrays; it stops at any other. `pickletools` splits
-the bytes into instructions, which runs none of them.
+that build dictionaries, lists, texts, numbers, numpy's numbers and uint8 arrays; it stops at any other.
+`pickletools` splits the bytes into instructions, which runs none of them.
+
+What a file costs grows with its length only: a table that is named a thousand times is held and finished
+once, and a key is a text or a number, never a nest of tuples that would take forever to hash.
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ import numpy as np
 ARRAY = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
 KIND = {("numpy", "ndarray")}
 DTYPE = {("numpy", "dtype")}
+SCALAR = {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
 ENCODE = {("_codecs", "encode")}
 EMPTY_BYTES = {("__builtin__", "bytes"), ("builtins", "bytes")}
 
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 LITERALS = {
     *("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINFLOAT"),
 }
+KEYS = (str, bytes, int, float, type(None))
+NUMBERS = {"f8", "f4", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"}
+"""Kinds and sizes of numpy's numbers that are read."""
 EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
@@ -42,7 +49,10 @@ class _Name(tuple[str, str]):
 
 
 class _Dtype:
-    """A numpy dtype that the pickle describes; only uint8 is let through."""
+    """A numpy dtype that the pickle describes."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
 
 class _Array:
@@ -52,24 +62,29 @@ class _Array:
 
 
 def read_plain_pickle(data: bytes) -> Any:
-    """The value of a pickle of plain data: dict, list, tuple, str, bytes, int, bool, None and uint8 arrays.
+    """The value of a pickle of plain data: dict, list, tuple, str, bytes, numbers, None and uint8 arrays.
 
-    Texts of Python 2 come as str, byte for byte (Latin-1). Raises `PickleError` for anything else.
+    numpy's numbers come as Python's. Texts of Python 2 come as str, byte for byte (Latin-1). Raises
+    `PickleError` for anything else.
 
     >>> import pickle
     >>> read_plain_pickle(pickle.dumps({"labels": [1, 2], "data": np.zeros((1, 2), np.uint8)}, protocol=2))
     {'labels': [1, 2], 'data': array([[0, 0]], dtype=uint8)}
     >>> read_plain_pickle(pickle.dumps(print))
     Traceback (most recent call last):
-    edgefl.learning.plain_pickle.PickleError: not plain data: it names builtins.print
+    edgefl.plain_pickle.PickleError: not plain data: it names builtins.print
     """
     machine = _Machine()
+    literals, push = LITERALS, machine.stack.append
     try:
         with warnings.catch_warnings(action="ignore"):  # about odd escapes in the names of a broken file
             for opcode, argument, _ in pickletools.genops(data):
-                if opcode.name == "STOP":
-                    return _finished(machine.stack.pop())
-                machine.run(opcode.name, argument)
+                if opcode.name in literals:  # nine of ten instructions
+                    push(argument)
+                elif opcode.name == "STOP":
+                    return _finished(machine.stack.pop(), {})
+                else:
+                    machine.run(opcode.name, argument)
     except PickleError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -85,9 +100,7 @@ class _Machine:
     def run(self, name: str, argument: Any) -> None:
         """Carry out one instruction."""
         stack = self.stack
-        if name in LITERALS:
-            stack.append(argument)
-        elif name in EMPTY:
+        if name in EMPTY:
             stack.append(EMPTY[name]())
         elif name in CONSTANTS:
             stack.append(CONSTANTS[name])
@@ -95,7 +108,8 @@ class _Machine:
             count = TUPLES[name]
             stack[-count:] = [tuple(self._top(count))]
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self._top(1)[0]
+            at = len(self._memo) if name == "MEMOIZE" else argument
+            self._memo[at] = self._top(1)[0]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self._memo[argument])
         elif name not in ("PROTO", "FRAME"):
@@ -116,10 +130,11 @@ class _Machine:
                 _expect(stack[-1], list).extend(items)
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
-                _expect(stack[-1], dict)[key] = value
+                _expect(stack[-1], dict)[_key(key)] = value
             case "SETITEMS":
                 items = self._items()
-                _expect(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
+                keys = map(_key, items[::2])
+                _expect(stack[-1], dict).update(zip(keys, items[1::2], strict=True))
             case "GLOBAL":
                 stack.append(_name(*argument.split(" ")))
             case "STACK_GLOBAL":
@@ -154,9 +169,15 @@ def _expect(value: Any, kind: type) -> Any:
     return value
 
 
+def _key(value: Any) -> Any:
+    if not isinstance(value, KEYS):
+        raise PickleError(f"not plain data: a {type(value).__name__} as a key")
+    return value
+
+
 def _name(module: Any, attribute: Any) -> _Name:
     name = _Name((str(module), str(attribute)))
-    if name not in ARRAY | KIND | DTYPE | ENCODE | EMPTY_BYTES:
+    if name not in ARRAY | KIND | DTYPE | SCALAR | ENCODE | EMPTY_BYTES:
         raise PickleError(f"not plain data: it names {module}.{attribute}")
     return name
 
@@ -167,9 +188,14 @@ def _make(what: Any, arguments: Any) -> Any:
     if name in ARRAY:
         return _Array()
     if name in DTYPE:
-        if arguments[0] not in ("u1", "|u1"):
-            raise PickleError(f"not plain data: arrays must be uint8 (got {arguments[0]!r})")
-        return _Dtype()
+        kind = _expect(arguments[0], str).lstrip("|<")
+        if kind not in NUMBERS:
+            raise PickleError(f"not plain data: a numpy dtype {arguments[0]!r}")
+        return _Dtype(kind)
+    if name in SCALAR:
+        dtype, raw = arguments
+        content = raw.encode("latin-1") if isinstance(raw, str) else _expect(raw, bytes)
+        return np.frombuffer(content, f"<{_expect(dtype, _Dtype).kind}", count=1).item()
     if name in ENCODE and arguments[1] == "latin1":
         encoded: bytes = _expect(arguments[0], str).encode("latin-1")
         return encoded
@@ -181,25 +207,32 @@ def _make(what: Any, arguments: Any) -> Any:
 def _fill(target: Any, state: Any) -> None:
     """Fill the array or dtype on the stack with its state."""
     if isinstance(target, _Dtype):
+        if state[1] not in ("<", "|"):
+            raise PickleError(f"not plain data: numbers in byte order {state[1]!r}")
         return
     _, shape, dtype, fortran, raw = state
-    _expect(target, _Array), _expect(dtype, _Dtype), _expect(shape, tuple)
+    _expect(target, _Array), _expect(shape, tuple)
+    if _expect(dtype, _Dtype).kind != "u1":
+        raise PickleError(f"not plain data: arrays must be uint8 (got {dtype.kind!r})")
     content = raw.encode("latin-1") if isinstance(raw, str) else _expect(raw, bytes)
     if any(_expect(side, int) < 0 for side in shape) or math.prod(shape) != len(content):
         raise PickleError(f"not plain data: an array of shape {shape} has {len(content)} bytes")
     target.value = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def _finished(value: Any) -> Any:
-    """The value with every described array replaced by the array."""
+def _finished(value: Any, done: dict[int, Any]) -> Any:
+    """The value with every described array replaced by the array; ``done`` has what was finished, by id."""
     if isinstance(value, _Array):
         if value.value is None:
             raise PickleError("not plain data: an array without content")
         return value.value
     if isinstance(value, _Mark | _Name | _Dtype):
         raise PickleError("not plain data: it ends in a name")
-    if isinstance(value, dict):
-        return {key: _finished(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_finished(item) for item in value)
-    return value
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            done[id(value)] = {key: _finished(item, done) for key, item in value.items()}
+        else:
+            done[id(value)] = type(value)(_finished(item, done) for item in value)
+    return done[id(value)]
