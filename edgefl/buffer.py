@@ -179,8 +179,7 @@ class ParameterBuffer:
         self._latest_entry = _words(self._header, "latest_entry")
 
     def _floats(self, start: int) -> Floats:
-        assert self._whole is not None
-        return self._whole[start : start + 4 * self.shape.size].view(np.float32)
+        return self.memory[start : start + 4 * self.shape.size].view(np.float32)
 
     # ---- making and unmaking -------------------------------------------------------------------
 
@@ -238,6 +237,12 @@ class ParameterBuffer:
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
         return cls(fd, memory, shape)
+
+    @property
+    def memory(self) -> Raw:
+        """All of the mapping, while it is open."""
+        assert self._whole is not None, "the buffer is closed"
+        return self._whole
 
     def close(self) -> None:
         """Give the descriptor back. The mapping goes when the last view of it goes."""

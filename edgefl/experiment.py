@@ -82,8 +82,15 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How clients upload their numbers: 16 bits halve the bytes, int8 (a scale for 256) quarters them."""
     error_feedback: bool = True
     """A client adds what rounding left of its last update to its next (where updates are rounded)."""
+    backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
+    """What sums the updates: ``auto`` is ``EDGEFL_BACKEND``, else the fastest on the CPU."""
     heartbeat_s: float = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung."""
+
+    @property
+    def kernel_backend(self) -> str | None:
+        """The back end as the kernels take it."""
+        return None if self.backend == "auto" else self.backend
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

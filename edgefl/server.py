@@ -117,7 +117,7 @@ class Server:
         devices = [Device(info.client, info.profile, examples) for info, examples in infos]
         every = experiment.evaluation.every_versions
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
-        self._aggregator = Aggregator(self._buffer, strategy.optimizer())
+        self._aggregator = Aggregator(self._buffer, strategy.optimizer(), experiment.server.kernel_backend)
         emulated_s = wall_s = 0.0
         if plan.resume:
             last = continuity.restore(self._folder, self._core, self._aggregator, self._store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from edgefl import control
+from edgefl import control, kernels
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
 from edgefl.emulation.pacing import set_time_slice
@@ -23,7 +23,8 @@ def main(channel_fd: int, parent_pid: int) -> int:
         assert isinstance(plan, control.Serve)
         buffer = ParameterBuffer.attach(channel.descriptor())
         kind = VirtualServer if plan.experiment.clock.kind == "virtual" else Server
-        kind(channel, plan, buffer).run()
+        with kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend):
+            kind(channel, plan, buffer).run()
     except Closed:
         return 1
     except EdgeflError as error:

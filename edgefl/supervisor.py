@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edgefl import checkpoint, config, control, run_folder, runinfo
+from edgefl import checkpoint, config, control, kernels, run_folder, runinfo
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed, pair
 from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
@@ -52,6 +52,7 @@ def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | Non
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     resolve(experiment.strategy, [base]).check(len(clients))
+    kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
     with run_folder.new(out, config.dump(experiment)):
         return _Supervisor(experiment, out, quiet, base, clients, resuming=False).run()

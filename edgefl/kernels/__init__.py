@@ -18,8 +18,12 @@ float64 over fixed blocks of `TILE` elements. (Which NaN a NaN is, its sign and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, Update
 from edgefl.kernels.quantization import clip, clip_factors, dequantize, quantize
@@ -38,6 +42,7 @@ __all__ = [
     "clip",
     "clip_factors",
     "dequantize",
+    "page_locked",
     "quantize",
     "set_threads",
     "sq_norm",
@@ -84,6 +89,23 @@ def weighted_sum(
     [4.5, 3.0]
     """
     return select(backend).weighted_sum(out, base, updates, weights, scales, checksums, threads())
+
+
+@contextmanager
+def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterator[None]:
+    """Hold host memory in place for a GPU, so that copies of it overlap the sum; nothing on other back ends.
+
+    Raises ConfigError if ``backend`` is not there, RuntimeError if the device refuses.
+    """
+    chosen: Any = select(backend)
+    if not hasattr(chosen, "register"):
+        yield
+        return
+    chosen.register(memory)
+    try:
+        yield
+    finally:
+        chosen.unregister(memory)
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:

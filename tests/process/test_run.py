@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import ConfigError, Fleet, Server, Stop
+from edgefl import ConfigError, Fleet, Server, Stop, kernels
 from edgefl.record import Record
 from edgefl.result import Result
 
@@ -88,6 +88,12 @@ def test_the_first_buffer_changes_the_model(tmp_path: Path) -> None:
         ({"strategy": {"name": "fedbuff", "buffer_size": 7}}, "strategy.buffer_size must be at most"),
         ({"strategy": {"name": "fedbuf"}}, "did you mean 'fedbuff'"),
         ({"fleet": Fleet(devices={"pixel4": 3})}, "did you mean 'pixel-4'"),
+        ({"server": Server(backend="cud")}, "did you mean 'cuda'"),
+        pytest.param(
+            {"server": Server(backend="cuda")},
+            "kernel back end 'cuda' is not there",
+            marks=pytest.mark.skipif(kernels.backends()["cuda"] == "ok", reason="a CUDA device is here"),
+        ),
         ({"data": edgefl.Data(name="mnist", path="/nowhere")}, "mnist"),
         ({"model": edgefl.Model(name="mlp", args={"width": 3})}, "width"),
         ({"data": edgefl.Data(partition="by-device", labels={"pixel-4": [12]})}, "12"),

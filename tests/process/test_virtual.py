@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Clock, Fleet, Stop
+from edgefl import Clock, Fleet, Server, Stop
 from edgefl.record import Record
 
 from .runs import Command, experiment, summary, wait_for_versions
@@ -46,6 +46,15 @@ def test_same_bits_for_any_number_of_workers(strategy: dict[str, object], tmp_pa
         rows = [row for row in trips_of(folder) if row[-1]]
         found[workers] = (figures["model_sha256"], figures["emulated_s"], str(rows))
     assert found[1] == found[3]
+
+
+def test_same_bits_whatever_sums_them(tmp_path: Path) -> None:
+    found = set()
+    for backend in ("c", "numba", "reference"):
+        figures = edgefl.run(virtual(2, server=Server(backend=backend)), tmp_path / backend).summary()
+        assert figures["aggregation"]["backend"] == backend
+        found.add(figures["model_sha256"])
+    assert len(found) == 1
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
