@@ -16,7 +16,7 @@ The map, from what the user says to what comes out:
     emulation/                         what makes a process behave like a phone
     learning/ workload                 data, models, local training
     kernels/                           the hot path: weighted sums, checksums, moving averages
-    run_folder store record checkpoint the run folder
+    run_folder store record checkpoint the run folder; verify: a run made again from it
     report/ result live                what the user sees
 """
 

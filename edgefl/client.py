@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgefl import control, failpoints, kernels, wire
+from edgefl import control, failpoints, wire
 from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
@@ -27,7 +27,8 @@ from edgefl.line import Cancelled, Leave, Line
 from edgefl.transport import ClientEnd, Frame
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
-from edgefl.update_format import Raw, with_scales
+from edgefl.update_format import Raw
+from edgefl.update_writer import UpdateWriter
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
@@ -52,7 +53,7 @@ class Client:
         # The phone's own copy of the version it trains from: the base of its delta.
         self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into memory of its own that is then sent.
-        self._format = buffer.shape.update_format
+        self._writer = UpdateWriter(buffer, workload.upload)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
         limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
@@ -132,7 +133,7 @@ class Client:
             compute = phase.end()
             self._fail(task)
             up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
-        checksum = self._checksum()
+        checksum = self._writer.checksum(self._raw)
         if failpoints.hit("alter", task.client, task.trip):
             self._transport.put(task, 0, ~self._raw[:1])
         if self._workload.experiment.server.transport == "shm":
@@ -182,38 +183,11 @@ class Client:
             raise SlotError("left by a failpoint")
 
     def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
-        """Send bytes ``start`` to ``stop`` of the update: Δ = y − w, or y where the strategy wants that."""
-        if self._format.name == "float32":
-            self._write(start // 4, stop // 4)
-        elif start == 0:
-            self._round(task.client)
+        """Send bytes ``start`` to ``stop`` of the update."""
+        trained = self._workload.flat.array
+        self._writer.write(self._raw, task.client, trained, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
-
-    def _write(self, start: int, stop: int) -> None:
-        """Parameters ``start`` to ``stop`` of an update that is sent as it is."""
-        part = self._raw[4 * start : 4 * stop].view(np.float32)
-        trained = self._workload.flat.array[start:stop]
-        if self._workload.upload == "model":
-            np.copyto(part, trained)
-        else:
-            np.subtract(trained, self._base[start:stop], out=part)
-
-    def _round(self, client: int) -> None:
-        """The whole update in the run's format, and what that leaves for the client's next one."""
-        trained, size = self._workload.flat.array, self._buffer.shape.size
-        old = new = None
-        if self._workload.upload == "delta":
-            np.subtract(trained, self._base, out=trained)
-            if self._buffer.shape.residuals:
-                old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
-        values, scales = self._format.values(self._raw, size), self._format.scales(self._raw, size)
-        kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
-
-    def _checksum(self) -> int:
-        size = self._buffer.shape.size
-        values, scales = self._format.values(self._raw, size), self._format.scales(self._raw, size)
-        return with_scales(kernels.checksum(values), scales)
 
     def _room_for(self, task: wire.Task) -> Raw:
         room = self._transport.room(task)

@@ -33,6 +33,7 @@ from edgefl.processes import single_threaded_environment
 from edgefl.result import Result
 from edgefl.rows import Memory
 from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
 
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
@@ -80,6 +81,20 @@ def fleet_of(experiment: Experiment) -> list[control.ClientInfo]:
         network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
         clients += [control.ClientInfo(len(clients) + i, profile, network) for i in range(count)]
     return clients
+
+
+def shape_of(experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int) -> Shape:
+    """The parameter buffer that a run needs for a model of ``size`` parameters."""
+    server = experiment.server
+    rounded = server.update_format != "float32" and strategy.upload == "delta"
+    return Shape(
+        size=size,
+        ring=ring,
+        slots=strategy.max_training(clients) + strategy.max_held(clients),
+        vectors=strategy.optimizer().vectors,
+        format=server.update_format,
+        residuals=clients if rounded and server.error_feedback else 0,
+    )
 
 
 class _Supervisor:
@@ -214,16 +229,10 @@ class _Supervisor:
             )
         )
         self._view.describe(self._clients, prepared, self._scale)
-        vectors = self._strategy.optimizer().vectors
-        clients = len(self._clients)
-        ring = max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * prepared.size * (1 + vectors))))
-        slots = self._strategy.max_training(clients) + self._strategy.max_held(clients)
-        server = self._experiment.server
-        rounded = server.update_format != "float32" and self._strategy.upload == "delta"
-        residuals = clients if rounded and server.error_feedback else 0
-        self._buffer = ParameterBuffer.create(
-            Shape(prepared.size, ring, slots, vectors, server.update_format, residuals)
-        )
+        vectors = 1 + self._strategy.optimizer().vectors
+        ring = max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * prepared.size * vectors)))
+        shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
+        self._buffer = ParameterBuffer.create(shape)
         self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
 
     def _on_adopted(self, _: control.Adopted) -> None:

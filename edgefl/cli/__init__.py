@@ -2,7 +2,7 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume
-    results      compare, report, trace
+    results      compare, report, trace, verify
     devices      profiles, calibrate
     machine      doctor
     bench        bench aggregate, ingest, spawn

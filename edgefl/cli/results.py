@@ -1,4 +1,4 @@
-"""``edgefl compare``, ``edgefl report`` and ``edgefl trace``."""
+"""``edgefl compare``, ``report``, ``trace`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def add(app: typer.Typer) -> None:
     app.command()(compare)
     app.command()(report)
     app.command()(trace)
+    app.command()(verify)
 
 
 def compare(
@@ -53,3 +54,22 @@ def trace(
     from edgefl.report.trace import write_trace
 
     typer.echo(write_trace(folder))
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
+) -> None:
+    """Make the run again from its journal and compare every update and the model."""
+    require_run(folder)
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from edgefl.verify import verify as again
+
+    columns = (TextColumn("versions"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("versions", total=None)
+        found = again(folder, lambda made, of: progress.update(bar, completed=made, total=of))
+    typer.echo(f"same: {found.updates:,} updates, {found.versions:,} versions")
+    typer.echo(f"model_sha256 {found.model_sha256}")

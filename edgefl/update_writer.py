@@ -1,0 +1,52 @@
+"""A client's update: Δ = y − w, or y where the strategy wants that, in the run's format."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.update_format import Raw, with_scales
+
+
+class UpdateWriter:
+    """Writes updates of one buffer's format, and says what their checksums are."""
+
+    def __init__(self, buffer: ParameterBuffer, upload: Literal["delta", "model"]) -> None:
+        self._buffer, self._shape, self._upload = buffer, buffer.shape, upload
+        self._format = buffer.shape.update_format
+
+    def write(self, raw: Raw, client: int, trained: Floats, base: Floats, start: int, stop: int) -> None:
+        """Write bytes ``start`` to ``stop``, in order; an update that is rounded is written whole at 0.
+
+        Rounding overwrites ``trained``.
+        """
+        if self._format.name == "float32":
+            part = slice(start // 4, stop // 4)
+            values = raw[start:stop].view(np.float32)
+            if self._upload == "model":
+                np.copyto(values, trained[part])
+            else:
+                np.subtract(trained[part], base[part], out=values)
+        elif start == 0:
+            self._round(raw, client, trained, base)
+
+    def _round(self, raw: Raw, client: int, trained: Floats, base: Floats) -> None:
+        """The update in few bits, and what that leaves for the client's next one."""
+        old = new = None
+        if self._upload == "delta":
+            np.subtract(trained, base, out=trained)
+            if self._shape.residuals:
+                old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
+        values, scales = self._parts(raw)
+        kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
+
+    def checksum(self, raw: Raw) -> int:
+        """Of a whole update."""
+        values, scales = self._parts(raw)
+        return with_scales(kernels.checksum(values), scales)
+
+    def _parts(self, raw: Raw) -> tuple[kernels.arguments.Update, Floats | None]:
+        return self._format.values(raw, self._shape.size), self._format.scales(raw, self._shape.size)
