@@ -9,7 +9,12 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgefl.emulation.mechanisms.enclosure import cpu_quota, memory_limit_bytes
+
+if TYPE_CHECKING:
+    from edgefl.emulation.mechanisms import probe
 
 MIB = 1 << 20
 CLIENT_MIB = 13
@@ -49,7 +54,7 @@ def _python() -> Finding:
 
 def _cores() -> Finding:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota()
+    quota = cpu_quota()
     found = f"{usable} usable of {os.cpu_count()}"
     if quota is not None and quota < usable:
         return Finding("cores", f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further")
@@ -61,7 +66,7 @@ def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    limit = _memory_limit()
+    limit = memory_limit_bytes()
     free = min(memory.available, limit or memory.available)
     found = f"{free // MIB} MiB free of {memory.total // MIB}"
     if limit is not None and limit < memory.total:
@@ -98,13 +103,20 @@ def _prctl() -> Finding:
     return Finding("death signal", "works" if works else "refused", "" if works else without)
 
 
-def _cgroup() -> Finding:
-    """Only reported: limits are enforced without root and without cgroups."""
-    folder, version = _cgroup_folder()
-    if folder is None:
-        return Finding("cgroup", "none; not needed")
-    writable = os.access(folder, os.W_OK)
-    return Finding("cgroup", f"v{version}, {'writable' if writable else 'read-only'}; not needed")
+def _throttles() -> Iterator[Finding]:
+    from edgefl.emulation.mechanisms import probe
+
+    yield Finding("throttle paced", "works: needs no privileges; the default")
+    for kind in ("sigstop", "cgroup"):
+        yield _probed(f"throttle {kind}", probe.throttle(kind))
+    rlimit = hasattr(resource, "RLIMIT_DATA") and sys.platform.startswith("linux")
+    without = "" if rlimit else "needs RLIMIT_DATA and /proc, which only Linux has"
+    yield Finding("memory rlimit", "works: needs no privileges; the default" if rlimit else "none", without)
+    yield _probed("memory cgroup", probe.memory_group())
+
+
+def _probed(what: str, found: probe.Found) -> Finding:
+    return Finding(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
 
 
 def _descriptors() -> Finding:
@@ -148,48 +160,6 @@ def _read_int(path: str) -> int | None:
         return None
 
 
-def _cgroup_folder(controller: str = "cpu") -> tuple[Path | None, int]:
-    """The folder of this process's control group, and which version of them the system has."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None, 0
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        for version, base in ((2, root), (1, root / controllers)):
-            wanted = number == "0" if version == 2 else controller in controllers.split(",")
-            # In a container the path is the host's; what can be seen of it starts at the root.
-            for folder in (base / path.lstrip("/"), base):
-                if wanted and folder.is_dir() and any(folder.glob("cgroup.procs")):
-                    return folder, version
-    return None, 0
-
-
-def _cpu_quota() -> float | None:
-    """Cores that the control group allows, or None if it does not limit them."""
-    folder, version = _cgroup_folder("cpu")
-    if folder is None:
-        return None
-    if version == 1:
-        quota, period = _read_int(f"{folder}/cpu.cfs_quota_us"), _read_int(f"{folder}/cpu.cfs_period_us")
-        return quota / period if quota and period and quota > 0 else None
-    try:
-        first, second = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if first == "max" else int(first) / int(second)
-
-
-def _memory_limit() -> int | None:
-    """Bytes that the control group allows, or None if it does not limit them."""
-    folder, version = _cgroup_folder("memory")
-    if folder is None:
-        return None
-    limit = _read_int(f"{folder}/{'memory.limit_in_bytes' if version == 1 else 'memory.max'}")
-    return limit if limit is not None and limit < 1 << 60 else None
-
-
 def _kernels() -> Iterator[Finding]:
     from edgefl import kernels
 
@@ -223,7 +193,7 @@ _LOOKS: tuple[tuple[str, Callable[[], Finding | tuple[Finding, ...]]], ...] = (
     ("calibration", _calibration),
     ("memfd", _memfd),
     ("death signal", _prctl),
-    ("cgroup", _cgroup),
+    ("throttles", lambda: tuple(_throttles())),
     ("open files", _descriptors),
     ("processes", _processes),
     ("address space", _address_space),

@@ -22,6 +22,8 @@ import hypothesis
 import psutil
 import pytest
 
+from edgefl.emulation.mechanisms import hierarchy
+
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""
 
@@ -104,6 +106,7 @@ class Held(NamedTuple):
     descriptors: frozenset[tuple[str, str]]
     shared: frozenset[str]
     folders: frozenset[str]
+    groups: frozenset[str]
 
     @classmethod
     def now(cls, folder: str) -> Held:
@@ -113,6 +116,7 @@ class Held(NamedTuple):
             descriptors=frozenset(_descriptors()),
             shared=frozenset(_entries("/dev/shm")),
             folders=frozenset(name for name in _entries(folder) if name.startswith("edgefl-")),
+            groups=frozenset(_groups()),
         )
 
     def beyond(self, before: Held) -> list[str]:
@@ -187,6 +191,20 @@ def _descriptors() -> Iterator[tuple[str, str]]:
             yield number, os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue  # the descriptor that listed them
+
+
+def _groups() -> Iterator[str]:
+    """Control groups that this process made, or one that is no more; others' tests may run beside these."""
+    for controller in ("cpu", "memory"):
+        try:
+            outer = hierarchy.find(controller).folder
+        except hierarchy.NoGroup:
+            continue
+        for name in _entries(str(outer)):
+            kind, _, rest = name.partition("-")
+            pid = int(rest.partition("-")[0]) if kind == "edgefl" else None
+            if pid is not None and (pid == os.getpid() or not psutil.pid_exists(pid)):
+                yield str(outer / name)
 
 
 def _entries(folder: str) -> list[str]:

@@ -6,6 +6,7 @@ delay              delays drawn from a distribution
 link, plan         a client's link; its whole trip, decided before it starts
 pacing             work-paced waiting against absolute deadlines
 memory             a client's memory limit without privileges
+mechanisms         what holds a process that does not cooperate: signals, control groups
 capacity           does the fleet fit the host: time scale, stolen time
 calibration        what the host computes and moves a second, and a device's slowdown against it
 host_operations    the operations that a calibration times

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from edgefl.emulation.mechanisms.enclosure import cpu_quota
 from edgefl.errors import ConfigError
 
 TARGET_LOAD = 0.5
@@ -66,7 +67,7 @@ class TimeScale(NamedTuple):
 def choose_time_scale(
     demands: Sequence[Demand],
     *,
-    cores: int | None = None,
+    cores: float | None = None,
     scale: float | Literal["auto"] = "auto",
     active: int | None = None,
     lockstep: bool = False,
@@ -75,11 +76,12 @@ def choose_time_scale(
     """The time scale at which all clients' trips fit the host.
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
-    by default: each is on a trip all the time). ``auto`` is the smallest scale of at least 1 with a load of
-    at most ``target_load`` and no client above 0.7 of a core (0.25 while it computes), rounded up to two
-    digits. Clients in ``lockstep`` start trips at the same instant, so their windows of computing coincide:
-    then the work due in any stretch of time must fit into that stretch too. An explicit scale is taken as it
-    is and judged. ConfigError if a demand or the scale is not finite.
+    by default: each is on a trip all the time). ``cores`` are by default those that affinity and CPU quotas
+    leave. ``auto`` is the smallest scale of at least 1 with a load of at most ``target_load`` and no client
+    above 0.7 of a core (0.25 while it computes), rounded up to two digits. Clients in ``lockstep`` start
+    trips at the same instant, so their windows of computing coincide: then the work due in any stretch of
+    time must fit into that stretch too. An explicit scale is taken as it is and judged. ConfigError if a
+    demand or the scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -88,9 +90,10 @@ def choose_time_scale(
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2, scale=2).verdict
     'overloaded'
     """
-    cores = cores if cores is not None else usable_cores()
-    if cores < 1:
-        raise ConfigError(f"cores must be at least 1 (got {cores})")
+    cores = cores if cores is not None else capacity_cores()
+    if not 0 < cores < math.inf:
+        raise ConfigError(f"cores must be a finite number above 0 (got {cores})")
+    one = min(1.0, cores)
     shares = sorted((demand.cores for demand in demands), reverse=True)
     if any(not math.isfinite(share) for share in shares):
         raise ConfigError(
@@ -100,16 +103,17 @@ def choose_time_scale(
     asked = sum(shares[:active])
     largest = shares[0] if shares else 0.0
     bursts = [demand.compute for demand in demands if demand.compute and demand.compute.emulated_s > 0]
-    burst = max((one.host_cpu_s / one.emulated_s for one in bursts), default=0.0) / BURST_SHARE
+    densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
+    burst = densest / (BURST_SHARE * one)
     if lockstep:
         burst = max(burst, _coincident(bursts) / (cores * target_load))
     if scale == "auto":
-        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / CLIENT_SHARE, burst))
+        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / (CLIENT_SHARE * one), burst))
     else:
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
         value = float(scale)
-    load, share = asked / (cores * value), largest / value
+    load, share = asked / (cores * value), largest / (value * one)
     verdict: Literal["fits", "tight", "overloaded"] = "fits"
     if load > INVALID_LOAD or share > INVALID_LOAD:
         verdict = "overloaded"
@@ -143,12 +147,12 @@ def _coincident(bursts: Sequence[Burst]) -> float:
 
 
 def _why(
-    scale: float | str, asked: float, cores: int, value: float, load: float, share: float, verdict: str
+    scale: float | str, asked: float, cores: float, value: float, load: float, share: float, verdict: str
 ) -> str:
     given = "chosen" if scale == "auto" else "given"
     text = (
         f"time_scale {value:g} was {given}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
-        f"{cores}, load {load:.0%}, most demanding client {share:.0%} of a core"
+        f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core"
     )
     if verdict == "tight":
         return f"{text}; that is above what is paced exactly, figures may be off"
@@ -168,6 +172,16 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def capacity_cores() -> float:
+    """Cores that this process and all it starts may use together: no more than the CPU quota around it.
+
+    >>> 0 < capacity_cores() <= usable_cores()
+    True
+    """
+    quota = cpu_quota()
+    return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
 
 class Host(NamedTuple):

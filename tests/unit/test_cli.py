@@ -367,7 +367,7 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert {"python", "cores", "memory", "torch", "cuda", "kernel c", "memfd", "cgroup", "open files"} <= set(found)
+    assert {"python", "cores", "memory", "torch", "cuda", "kernel c", "memfd", "throttle cgroup", "open files"} <= set(found)
     assert found["kernel reference"]["problem"] == ""
     assert not any("looking failed" in finding["problem"] for finding in found.values())
     assert main(["doctor"]) == 0

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.emulation import capacity
 from edgefl.emulation.capacity import (
     CLIENT_SHARE,
     TARGET_LOAD,
+    Burst,
     Demand,
     StealMeter,
     choose_time_scale,
@@ -74,8 +76,25 @@ def test_a_scale_must_be_a_number_above_0(scale: float) -> None:
 def test_a_trip_that_takes_no_time_cannot_be_paced() -> None:
     with pytest.raises(ConfigError, match="virtual"):
         choose_time_scale([Demand(0.1, 0.0)], cores=1)
-    with pytest.raises(ConfigError, match="cores must be at least 1"):
-        choose_time_scale([], cores=0)
+    for cores in (0, -1, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="cores must be a finite number above 0"):
+            choose_time_scale([], cores=cores)
+
+
+def test_half_a_core_carries_half_as_much() -> None:
+    fleet = [Demand(0.1, 1.0)] * 12
+    assert choose_time_scale(fleet, cores=0.5).value == 2 * choose_time_scale(fleet, cores=1).value
+    alone = [Demand(0.35, 1.0, Burst(0.3, 0.0, 1.0))]
+    assert choose_time_scale(alone, cores=0.5).value == 2 * choose_time_scale(alone, cores=1).value
+
+
+def test_a_quota_around_the_process_is_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "cpu_quota", lambda: 0.25)
+    assert capacity.capacity_cores() == 0.25
+    monkeypatch.setattr(capacity, "cpu_quota", lambda: 1000.0)
+    assert capacity.capacity_cores() == usable_cores()
+    monkeypatch.setattr(capacity, "cpu_quota", lambda: None)
+    assert capacity.capacity_cores() == usable_cores()
 
 
 def test_the_host_has_a_name_and_cores() -> None:

@@ -1,0 +1,94 @@
+"""A control group's CPU quota, corrected by the CPU time that its process has really used."""
+
+from __future__ import annotations
+
+import contextlib
+
+from edgefl.emulation.mechanisms.account import Account
+from edgefl.emulation.mechanisms.groups import Leaf
+from edgefl.emulation.mechanisms.hierarchy import NoGroup, Place, figures, write
+from edgefl.emulation.mechanisms.target import Target
+
+PERIOD_US = 10_000
+"""Shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)."""
+LEAST_QUOTA_US = 1_000
+"""The kernel's."""
+LONGEST_PERIOD_US = 1_000_000
+"""The kernel's."""
+PERIODS_A_TURN = 10
+"""Writing a quota hands a whole one out again, so it is not done often."""
+MOST_CORRECTION = 1.0
+"""Of the share, in one turn."""
+
+
+class CpuGroup:
+    """The CPU quota of one control group."""
+
+    def __init__(self, place: Place) -> None:
+        self._folder, self._version = place
+
+    def limit(self, quota_us: int, period_us: int) -> None:
+        """Allow ``quota_us`` of CPU time in each ``period_us`` of wall time."""
+        if self._version == 2:
+            write(self._folder / "cpu.max", f"{quota_us} {period_us}")
+        else:
+            # A quota is checked against the period of the moment: lifted first, it is never in the way.
+            write(self._folder / "cpu.cfs_quota_us", "-1")
+            write(self._folder / "cpu.cfs_period_us", str(period_us))
+            write(self._folder / "cpu.cfs_quota_us", str(quota_us))
+
+    def lift(self) -> None:
+        """Allow everything."""
+        if self._version == 2:
+            write(self._folder / "cpu.max", "max")
+        else:
+            write(self._folder / "cpu.cfs_quota_us", "-1")
+
+    def throttled(self) -> int:
+        """In how many periods the quota was used up."""
+        return figures(self._folder / "cpu.stat").get("nr_throttled", 0)
+
+
+class Quota:
+    """Holds a process to its share by the quota of the group that it is in.
+
+    The kernel takes a process off the core at a tick, up to some milliseconds late, and returns unused
+    quota; so the quota is set anew from what the process is ahead or behind.
+    """
+
+    def __init__(self, target: Target, account: Account, leaf: Leaf) -> None:
+        self.target, self.account = target, account
+        self._group = CpuGroup(leaf.place("cpu"))
+        self._leaf = leaf
+        self._set = (0, 0)
+        self._next_ns = 0
+
+    def turn(self, now_ns: int) -> int:
+        """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
+        ahead_ns = self.account.ahead_ns(now_ns, self.target.cpu_ns())
+        share = self.account.share
+        period_us = period(share)
+        turn_ns = PERIODS_A_TURN * period_us * 1000
+        most = MOST_CORRECTION * share
+        wanted = share + min(max(-ahead_ns / turn_ns, -most), most)
+        quota_us = max(LEAST_QUOTA_US, round(wanted * period_us))
+        if (quota_us, period_us) != self._set:
+            self._group.limit(quota_us, period_us)
+            self._set = (quota_us, period_us)
+        return now_ns + turn_ns
+
+    def close(self) -> None:
+        """Let the process run on for good."""
+        with contextlib.suppress(NoGroup):  # the group may be gone with its process
+            self._group.lift()
+        self.target.close()
+
+
+def period(share: float) -> int:
+    """Length of a period for ``share`` cores, µs: such that its quota is not below the kernel's least.
+
+    >>> period(0.5), period(0.05)
+    (10000, 30000)
+    """
+    least = LEAST_QUOTA_US / share
+    return int(min(max(PERIOD_US, 1.5 * least), LONGEST_PERIOD_US))

@@ -1,0 +1,260 @@
+"""Mechanisms on real processes that know nothing of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from edgefl import ConfigError
+from edgefl.emulation import mechanisms
+from edgefl.emulation.mechanisms import groups, load, probe
+from edgefl.emulation.mechanisms.groups import Groups
+from edgefl.emulation.mechanisms.hierarchy import NoGroup, find, words
+from edgefl.emulation.mechanisms.target import cpu_ns
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
+
+SHARE = 0.2
+BOUND_S = 30.0
+
+
+def needs(*controllers: str) -> None:
+    try:
+        Groups(controllers).close()
+    except NoGroup as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(params=["sigstop", "cgroup"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "cgroup":
+        needs("cpu")
+    return str(request.param)
+
+
+@pytest.fixture
+def busy() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that computes all the time."""
+    with probe.loaded("compute", load.LONGEST_S) as child:
+        yield child
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that comes about by itself, with a bound."""
+    for _ in range(int(BOUND_S / 0.005)):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError(f"not within {BOUND_S:g} s")
+
+
+def test_a_busy_process_gets_no_more_than_its_share(kind: str, busy: subprocess.Popen[bytes]) -> None:
+    began, used = time.monotonic_ns(), cpu_ns(busy.pid)
+    with mechanisms.open(kind, busy.pid, SHARE) as throttle:
+        until(lambda: throttle.achieved().cpu_s > 0.2)
+        used = cpu_ns(busy.pid) - used
+        wall = time.monotonic_ns() - began
+    # One slice or one quota more, and the time of a governor that had to wait for a core.
+    assert used <= SHARE * wall + 60_000_000
+    assert throttle.achieved().declared_cpu_s == pytest.approx(SHARE * throttle.achieved().wall_s, rel=1e-6)
+
+
+def test_a_closed_throttle_lets_the_process_run_on(kind: str, busy: subprocess.Popen[bytes]) -> None:
+    throttle = mechanisms.open(kind, busy.pid, 0.01)
+    until(lambda: throttle.achieved().wall_s > 0.1)
+    throttle.close()
+    throttle.close()
+    before = cpu_ns(busy.pid)
+    until(lambda: cpu_ns(busy.pid) - before > 100_000_000)
+    assert psutil.Process(busy.pid).status() != psutil.STATUS_STOPPED
+
+
+def test_the_share_can_change(kind: str, busy: subprocess.Popen[bytes]) -> None:
+    with mechanisms.open(kind, busy.pid, 0.01) as throttle:
+        until(lambda: throttle.achieved().wall_s > 0.3)
+        slow = throttle.achieved()
+        throttle.share = 0.5
+        until(lambda: throttle.achieved().cpu_s > slow.cpu_s + 0.1)
+        assert throttle.share == 0.5
+    assert slow.cpu_s <= 0.01 * slow.wall_s + 0.06
+
+
+def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
+    throttle = mechanisms.open(kind, busy.pid, SHARE)
+    os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
+    assert busy.wait(BOUND_S) == -signal.SIGKILL
+    throttle.close()
+    assert throttle.achieved().cpu_s >= 0.0
+
+
+def test_many_at_once(kind: str) -> None:
+    with probe.loaded("compute", load.LONGEST_S) as one, probe.loaded("compute", load.LONGEST_S) as other:
+        first = mechanisms.open(kind, one.pid, 0.05)
+        second = mechanisms.open(kind, other.pid, 0.1)
+        until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
+        first.close()
+        was = second.achieved().cpu_s
+        until(lambda: second.achieved().cpu_s > was + 0.02)  # still looked after
+        second.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgefl-governor"]
+
+
+def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
+    needs("cpu")
+    code = "import subprocess,sys; subprocess.run([sys.executable,'-ISc','while True: pass'])"
+    held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
+    assert held.stdin is not None
+    try:
+        with mechanisms.open("cgroup", held.pid, 0.05):
+            held.stdin.write(b"\n")
+            held.stdin.flush()
+            until(lambda: bool(psutil.Process(held.pid).children()))
+            (child,) = psutil.Process(held.pid).children()
+            assert find("cpu", child.pid) == find("cpu", held.pid) != find("cpu")
+    finally:
+        for process in (*psutil.Process(held.pid).children(), psutil.Process(held.pid)):
+            process.kill()
+        held.wait()
+        held.stdin.close()
+
+
+def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
+    needs("memory")
+    with probe.loaded("take", 128) as child, mechanisms.open_memory(child.pid, 64) as held:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(BOUND_S) == -signal.SIGKILL
+        assert held.killed
+        assert 60 <= held.peak_mib <= 64
+    assert held.killed
+
+
+def test_a_process_below_its_groups_memory_is_left_alone() -> None:
+    needs("memory")
+    with probe.loaded("take", 32) as child, mechanisms.open_memory(child.pid, 64) as held:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(BOUND_S) == 0
+        assert not held.killed
+        assert 32 <= held.peak_mib <= 48
+
+
+def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_not() -> None:
+    needs("cpu")
+    outer = find("cpu").folder
+    code = (
+        "from edgefl.emulation.mechanisms.groups import Groups\n"
+        "groups = Groups(['cpu']); groups.leaf('x'); print('made', flush=True); input()"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == b"made\n"
+        assert groups.sweep(outer) == []
+        owner.kill()
+        owner.wait()
+        (name,) = groups.sweep(outer)
+        assert name.startswith(f"edgefl-{owner.pid}-")
+        assert not (outer / name).exists()
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdin.close()
+        owner.stdout.close()
+
+
+def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen[bytes]) -> None:
+    needs("cpu", "memory")
+    before = find("cpu")
+    made = Groups(["cpu", "memory"])
+    leaf = made.leaf("x")
+    leaf.enter(busy.pid)
+    assert str(busy.pid) in words(leaf.place("memory").folder / "cgroup.procs")
+    made.close()
+    made.close()
+    assert find("cpu", busy.pid) == before
+    assert not leaf.place("cpu").folder.exists()
+    assert not leaf.place("memory").folder.exists()
+
+
+@pytest.mark.parametrize("what", ["sigstop", "cgroup", "memory"])
+def test_the_probe_says_what_it_saw(what: str) -> None:
+    if what != "sigstop":
+        needs("cpu" if what == "cgroup" else what)
+    found = probe.memory_group() if what == "memory" else probe.throttle(what)
+    assert ("killed" in found.what) if what == "memory" else ("asked for" in found.what)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("sigstp", 1, 0.5), ConfigError, "throttle 'sigstp' not found; did you mean 'sigstop'?"),
+        (("sigstop", 0, 0.5), ValueError, "pid must be at least 1 (got 0)"),
+        (("sigstop", 1, 0.0), ValueError, "share must be a finite number of cores above 0 (got 0.0)"),
+        (("cgroup", 1, float("nan")), ValueError, "share must be a finite number of cores above 0 (got nan)"),
+    ],
+)
+def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        mechanisms.open(*arguments)
+    assert message in str(raised.value)
+
+
+def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
+    child = subprocess.Popen([sys.executable, "-ISc", "pass"])
+    child.wait()
+    with pytest.raises(ProcessLookupError):
+        mechanisms.open(kind, child.pid, SHARE)
+
+
+@pytest.mark.parametrize("limit_mib", [0, -1, float("nan"), float("inf")])
+def test_a_memory_limit_must_be_a_number_above_0(limit_mib: float) -> None:
+    needs("memory")
+    with pytest.raises(ValueError, match="limit_mib must be finite and above 0"):
+        mechanisms.open_memory(os.getpid(), limit_mib)
+
+
+def unprivileged(code: str) -> str:
+    """What ``code`` prints as a user who may read everything and write nothing."""
+    needs("cpu")
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    may_read = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
+    command = [*user, *may_read, sys.executable, "-B", "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    except FileNotFoundError:
+        pytest.skip("setpriv is not installed")
+    if "setpriv:" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be made"),
+        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be made"),
+        ("open('sigstop', os.getppid(), 0.5)", "is another user's: it cannot be held"),
+        ("open('sigstop', os.getpid(), 0.5).close()", ""),
+    ],
+)
+def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message: str) -> None:
+    said = unprivileged(
+        "import os\n"
+        "from edgefl import ConfigError\n"
+        "from edgefl.emulation import mechanisms\n"
+        f"try: mechanisms.{call}\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    assert message in said
+    assert said.count("\n") == (1 if message else 0)

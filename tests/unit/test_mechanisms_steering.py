@@ -1,0 +1,214 @@
+"""What throttles steer by, on processes and kernels that are simulated: no clock, no signal."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.emulation.mechanisms import quota as quota_module
+from edgefl.emulation.mechanisms.account import Account
+from edgefl.emulation.mechanisms.duty import SLICE_NS, Duty
+from edgefl.emulation.mechanisms.governor import Rota
+from edgefl.emulation.mechanisms.quota import Quota, period
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+class Simulated:
+    """A process on a core of its own: it runs unless it is stopped, or has used up its quota."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.used_ns = 0.0
+        self.stopped = False
+        self.share_allowed = 1.0
+        self.sleeps = False
+        self.pid = 1
+
+    def pass_time(self, until_ns: int) -> None:
+        if not self.stopped and not self.sleeps:
+            self.used_ns += (until_ns - self.now_ns) * self.share_allowed
+        self.now_ns = until_ns
+
+    def cpu_ns(self) -> int:
+        return int(self.used_ns)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def go(self) -> None:
+        self.stopped = False
+
+    def close(self) -> None:
+        self.stopped = False
+
+
+def steered(governed: Any, process: Simulated, seconds: float, late_ns: Any = lambda: 0) -> None:
+    """Look after a simulated process for so long, each time a little late."""
+    due_ns = process.now_ns
+    while due_ns < seconds * S:
+        process.pass_time(due_ns + int(late_ns()))
+        due_ns = governed.turn(process.now_ns)
+        assert due_ns > process.now_ns
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("late_ms", [0.0, 0.1, 5.0])
+def test_a_duty_cycle_is_off_by_one_slice_and_what_the_governor_was_late(
+    share: float, late_ms: float
+) -> None:
+    rng = np.random.default_rng(0)
+    process = Simulated()
+    duty = Duty(process, Account(share, 0, 0))  # type: ignore[arg-type]
+    steered(duty, process, 20.0, lambda: rng.uniform(0, late_ms * MS))
+    achieved = duty.account.achieved()
+    assert abs(achieved.cpu_s - achieved.declared_cpu_s) * S <= SLICE_NS + late_ms * MS
+    assert achieved.declared_cpu_s == pytest.approx(share * achieved.wall_s)
+
+
+def test_a_whole_core_or_more_is_never_stopped() -> None:
+    process = Simulated()
+    duty = Duty(process, Account(1.5, 0, 0))  # type: ignore[arg-type]
+    steered(duty, process, 1.0)
+    assert process.used_ns == process.now_ns
+
+
+def test_a_share_can_change_while_it_is_held() -> None:
+    process = Simulated()
+    duty = Duty(process, Account(0.1, 0, 0))  # type: ignore[arg-type]
+    steered(duty, process, 2.0)
+    duty.account.share = 0.4
+    steered(duty, process, 4.0)
+    assert process.used_ns == pytest.approx((0.1 * 2.0 + 0.4 * 2.0) * S, abs=2 * SLICE_NS)
+
+
+def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
+    process = Simulated()
+    duty = Duty(process, Account(0.25, 0, 0, most_saved_ns=SLICE_NS))  # type: ignore[arg-type]
+    process.sleeps = True
+    steered(duty, process, 10.0)
+    process.sleeps = False
+    steered(duty, process, 11.0)
+    assert process.used_ns == pytest.approx(0.25 * S, abs=3 * SLICE_NS)
+
+
+def test_a_released_process_runs() -> None:
+    process = Simulated()
+    duty = Duty(process, Account(0.01, 0, 0))  # type: ignore[arg-type]
+    steered(duty, process, 0.5)
+    process.stop()
+    duty.close()
+    assert not process.stopped
+
+
+@pytest.mark.parametrize("given", [0.75, 0.86, 1.0, 1.2])
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.8])
+def test_a_quota_is_corrected_by_what_the_kernel_really_gives(
+    given: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that loses a quarter of every quota, or gives a fifth too much."""
+    process = Simulated()
+
+    class Kernel:
+        def __init__(self, place: object) -> None:
+            pass
+
+        def limit(self, quota_us: int, period_us: int) -> None:
+            assert quota_us >= 1000
+            assert 1000 <= period_us <= 1_000_000
+            process.share_allowed = min(1.0, given * quota_us / period_us)
+
+        def lift(self) -> None:
+            process.share_allowed = 1.0
+
+    class NoLeaf:
+        def place(self, controller: str) -> tuple[Path, int]:
+            return Path(controller), 1
+
+    monkeypatch.setattr(quota_module, "CpuGroup", Kernel)
+    quota = Quota(process, Account(share, 0, 0), NoLeaf())  # type: ignore[arg-type]
+    steered(quota, process, 30.0)
+    assert quota.account.achieved().error == pytest.approx(0.0, abs=0.01)
+    quota.close()
+    assert process.share_allowed == 1.0
+
+
+def test_a_period_allows_for_the_kernels_least_quota() -> None:
+    for share in np.geomspace(1e-3, 64, 100):
+        if period(share) < 1_000_000:
+            assert share * period(share) >= 1000
+        assert 10_000 <= period(share) <= 1_000_000
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, math.nan, math.inf])
+def test_a_share_must_be_a_number_above_0(share: float) -> None:
+    with pytest.raises(ValueError, match="share must be a finite number of cores above 0"):
+        Account(share, 0, 0)
+
+
+def test_nothing_declared_has_no_error() -> None:
+    assert math.isnan(Account(0.5, 10, 10).achieved().error)
+
+
+def test_a_slice_too_short_to_be_looked_at_is_refused() -> None:
+    with pytest.raises(ValueError, match="slice_ns must be at least 200000"):
+        Duty(Simulated(), Account(0.5, 0, 0), slice_ns=1000)  # type: ignore[arg-type]
+
+
+class Turns:
+    """Wants to be looked after every 10 ms, so many times."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.turns: list[int] = []
+        self._most = most
+
+    def turn(self, now_ns: int) -> int:
+        if len(self.turns) == self._most:
+            raise ProcessLookupError
+        self.turns.append(now_ns)
+        return now_ns + 10 * MS
+
+
+def test_the_rota_looks_after_each_when_it_is_due_and_forgets_who_is_gone() -> None:
+    rota, one, other = Rota(), Turns(), Turns(most=2)
+    rota.add(one, 0)  # type: ignore[arg-type]
+    rota.add(other, 5 * MS)  # type: ignore[arg-type]
+    now = 0
+    while now < 100 * MS:
+        due = rota.run_due(now)
+        assert due is not None
+        now = due
+    assert one.turns == [i * 10 * MS for i in range(10)]
+    assert other.turns == [5 * MS, 15 * MS]
+    assert len(rota) == 1
+    rota.drop(one)  # type: ignore[arg-type]
+    assert rota.run_due(now) is None
+
+
+def test_looked_after_again_earlier_is_not_looked_after_twice() -> None:
+    rota, one = Rota(), Turns()
+    for _ in range(5):
+        rota.add(one, 50 * MS)  # type: ignore[arg-type]
+    rota.add(one, 20 * MS)  # type: ignore[arg-type]
+    assert rota.run_due(0) == 20 * MS
+    assert rota.run_due(20 * MS) == 30 * MS
+    assert one.turns == [20 * MS]
+
+
+def test_one_that_is_always_due_does_not_keep_the_rota_from_the_others() -> None:
+    class Greedy(Turns):
+        def turn(self, now_ns: int) -> int:
+            self.turns.append(now_ns)
+            return now_ns
+
+    rota, greedy = Rota(), Greedy()
+    rota.add(greedy, 0)  # type: ignore[arg-type]
+    due = rota.run_due(0)
+    assert greedy.turns == [0]
+    assert due is not None
+    assert due > 0
