@@ -12,7 +12,7 @@ The map, from what the user says to what comes out:
     strategies/                        one paper's algorithm a file
     supervisor zygote server client    the processes of a run; control and wire: what they say
     core executor aggregator           the server's decisions (pure), their carrying out, and the memory
-    buffer transport/                  how a model and an update travel
+    buffer transport/ sockets/         how a model and an update travel
     emulation/                         what makes a process behave like a phone
     learning/ workload                 data, models, local training
     kernels/                           the hot path: weighted sums, checksums, moving averages

@@ -24,7 +24,8 @@ from edgefl.emulation.memory import limit_memory
 from edgefl.emulation.pacing import Pacer, Spent
 from edgefl.errors import SlotError, WireError
 from edgefl.line import Cancelled, Leave, Line
-from edgefl.transport import ClientEnd, Frame
+from edgefl.sockets import Frame
+from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
 from edgefl.update_format import Raw
@@ -173,7 +174,7 @@ class Client:
         if failpoints.hit("hang", *place):
             os.kill(os.getpid(), signal.SIGSTOP)
         if failpoints.hit("rubbish", *place):
-            self._line.send([b"\xc1rubbish", b"more of it"])
+            self._line.send([b"\xc1rubbish"])
         if failpoints.hit("nan", *place):
             self._workload.flat.array[0] = np.nan
         if failpoints.hit("memory", *place):

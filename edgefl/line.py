@@ -6,14 +6,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import zmq
-
 from edgefl import control, wire
-from edgefl.endpoint import receive_now, send_now
-from edgefl.transport import Frame
+from edgefl.sockets import Frame, Full, Unreachable, connect
 
 FINE_WAIT_NS = 2_000_000
 """A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""
+SEND_WAIT_MS = 100
+
+
+Message = tuple[wire.FromServer, Sequence[Frame]]
+"""What the server said, and its payload frames."""
 
 
 class Cancelled(Exception):
@@ -29,30 +31,23 @@ class Line:
 
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.DEALER)
-        socket.routing_id = control.routing_id(spec.role, spec.peer, spec.epoch)
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 16
-        socket.immediate = True
-        socket.connect(spec.endpoint)
-        self._socket = socket
-        self._lifeline = lifeline
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(lifeline, zmq.POLLIN)
+        self._socket = connect(spec.endpoint, control.routing_id(spec.role, spec.peer, spec.epoch))
+        self._socket.watch(lifeline)
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
-        self._later: deque[tuple[wire.FromServer, list[Frame]]] = deque()
+        self._later: deque[Message] = deque()
 
-    def send(self, frames: Sequence[bytes | memoryview]) -> None:
+    def send(self, frames: Sequence[Frame]) -> None:
         """Send a message; waits where the server is behind, leaves where it is gone."""
         while True:
             try:
-                send_now(self._socket, frames)
-            except zmq.Again:
-                self._poll_out()
+                self._socket.send(frames)
+            except Full:
+                if self._socket.wait(SEND_WAIT_MS, to_send=True):
+                    raise Leave from None
+            except Unreachable:
+                raise Leave from None
             else:
                 self._next_beat_ns = time.monotonic_ns() + self._beat_ns
                 return
@@ -60,7 +55,7 @@ class Line:
     def say(self, message: wire.FromClient) -> None:
         self.send([wire.encode(message)])
 
-    def receive(self) -> tuple[wire.FromServer, list[Frame]]:
+    def receive(self) -> Message:
         """The next message and its payload frames."""
         if self._later:
             return self._later.popleft()
@@ -96,24 +91,17 @@ class Line:
                     self._later.append(got)
 
     def close(self) -> None:
-        self._socket.close(linger=1000)
-        self._context.term()
+        self._socket.close()
 
-    def _take(self) -> tuple[wire.FromServer, list[Frame]] | None:
+    def _take(self) -> Message | None:
         try:
-            frames = receive_now(self._socket, headers=1)
-        except zmq.Again:
-            return None
-        return wire.decode_from_server(frames[0]), frames[1:]
+            frames = self._socket.receive()
+        except Unreachable:
+            raise Leave from None
+        return None if frames is None else (wire.decode_from_server(frames[0]), frames[1:])
 
     def _listen(self, timeout_ms: int) -> None:
-        ready = dict(self._poller.poll(max(0, timeout_ms)))
-        if self._lifeline in ready:
+        if self._socket.wait(max(0, timeout_ms)):
             raise Leave
         if time.monotonic_ns() >= self._next_beat_ns:
             self.say(wire.Beat(self._spec.peer, self._spec.epoch))
-
-    def _poll_out(self) -> None:
-        self._socket.poll(100, zmq.POLLOUT)
-        if self._lifeline in dict(self._poller.poll(0)):
-            raise Leave

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import zmq
-
 from edgefl import control, wire
-from edgefl.endpoint import send_now
 from edgefl.peers import CLIENTS, Peer, Peers
+from edgefl.sockets import Frame, Full, ServerSocket, Unreachable
 from edgefl.stopwatch import Stopwatch
-from edgefl.transport import Frame, ServerEnd
+from edgefl.transport import ServerEnd
 
 
 class SocketOutbox:
-    """The executor's `Outbox` on a ROUTER socket. Nothing in it waits for a peer."""
+    """The executor's `Outbox` on the server's socket. Nothing in it waits for a peer."""
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        socket: ServerSocket,
         peers: Peers,
         transport: ServerEnd,
         watch: Stopwatch,
@@ -61,12 +59,10 @@ class SocketOutbox:
     def send(self, peer: Peer, message: wire.FromServer, payload: Sequence[Frame] = ()) -> bool:
         """Whether the socket took the message. A peer that is gone is left to the supervisor to report."""
         try:
-            send_now(self._socket, [peer.identity, wire.encode(message), *payload])
-        except zmq.Again:
+            self._socket.send(peer.identity, [wire.encode(message), *payload])
+        except Full:
             self._stuck(peer)
             return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+        except Unreachable:
             return False
         return True

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -28,6 +29,15 @@ def become_child(parent_pid: int, name: str) -> None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the signal was armed
         os._exit(0)
+
+
+def allow_open_files() -> None:
+    """Let this process open as many files as the system allows it: each client is a socket."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def single_threaded_environment(environment: dict[str, str]) -> dict[str, str]:

@@ -8,23 +8,19 @@ costs the sender its process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
-
-import zmq
 
 from edgefl import control, wire
 from edgefl.aggregator import Aggregator
 from edgefl.buffer import SlotState
-from edgefl.endpoint import receive_now
 from edgefl.errors import SlotError, WireError
 from edgefl.peers import Peer, Peers
 from edgefl.progress import Gauge
 from edgefl.roster import MOST_DETAIL
+from edgefl.sockets import Frame, ServerSocket
 from edgefl.stopwatch import Stopwatch
-from edgefl.transport import Frame, ServerEnd
-
-MESSAGES_AT_ONCE = 256
+from edgefl.transport import ServerEnd
 
 
 class Listener(Protocol):
@@ -54,7 +50,7 @@ class Reception:
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        socket: ServerSocket,
         peers: Peers,
         transport: ServerEnd,
         aggregator: Aggregator,
@@ -75,40 +71,38 @@ class Reception:
         }
 
     def drain(self) -> None:
-        """Take in what has arrived, up to `MESSAGES_AT_ONCE`."""
-        for _ in range(MESSAGES_AT_ONCE):
-            self._watch.to("receive")
-            began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
-            try:
-                frames = receive_now(self._socket, headers=2)
-            except zmq.Again:
-                return
-            peer = self._peers.heard(bytes(frames[0]))
+        """Take in what has arrived."""
+        self._watch.to("receive")
+        began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
+        for name, frames in self._socket.receive():
+            peer = self._peers.heard(name)
             if peer is None or peer.expelled:
                 self._gauge.strangers += peer is None
                 continue
             try:
-                message = wire.decode_from_client(frames[1] if len(frames) > 1 else b"")
-                self._handlers[type(message)](peer, message, frames[2:])
+                message = wire.decode_from_client(frames[0] if frames else b"")
+                self._handlers[type(message)](peer, message, frames[1:])
+                now_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
                 if type(message) is wire.Done:
-                    self._gauge.cost(time.perf_counter_ns() + self._watch.ns.get("sum", 0) - began_ns)
+                    self._gauge.cost(now_ns - began_ns)
+                began_ns = now_ns
             except (WireError, SlotError) as error:
                 self._listener.expel(peer, "malformed", str(error))
 
-    def _ready(self, peer: Peer, message: wire.Ready, _: list[Frame]) -> None:
+    def _ready(self, peer: Peer, message: wire.Ready, _: Sequence[Frame]) -> None:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
             raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
         if not peer.ready:
             peer.ready = True
             self._listener.ready(peer)
 
-    def _chunk(self, peer: Peer, message: wire.Chunk, body: list[Frame]) -> None:
+    def _chunk(self, peer: Peer, message: wire.Chunk, body: Sequence[Frame]) -> None:
         lease = self._aggregator.leases.get(message.task)
         if lease is None or not self._listener.holds(peer, lease.client, message.task):
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
         self._transport.accept(message, wire.payload([b"", *body]))
 
-    def _done(self, peer: Peer, done: wire.Done, _: list[Frame]) -> None:
+    def _done(self, peer: Peer, done: wire.Done, _: Sequence[Frame]) -> None:
         lease = self._aggregator.leases.get(done.task)
         holds = lease is not None and self._listener.holds(peer, done.client, done.task)
         if lease is None or not holds or lease.slot != done.slot:
@@ -127,7 +121,7 @@ class Reception:
             raise WireError(f"an update of task {done.task} with two checksums")
         self._listener.finished(done)
 
-    def _gone(self, peer: Peer, gone: wire.Gone, _: list[Frame]) -> None:
+    def _gone(self, peer: Peer, gone: wire.Gone, _: Sequence[Frame]) -> None:
         if not self._listener.holds(peer, gone.client, gone.task):
             return
         reason = gone.reason[:MOST_DETAIL]
@@ -135,7 +129,7 @@ class Reception:
             self._listener.note(gone.client, "failed", reason)
         self._listener.finished(wire.Gone(gone.client, gone.epoch, gone.task, reason))
 
-    def _assessed(self, peer: Peer, answer: wire.Assessed, _: list[Frame]) -> None:
+    def _assessed(self, peer: Peer, answer: wire.Assessed, _: Sequence[Frame]) -> None:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
         self._listener.assessed(answer)

@@ -12,8 +12,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import zmq
-
 from edgefl import continuity, control, runinfo, wire
 from edgefl.aggregator import Aggregator
 from edgefl.assessments import Assessments
@@ -22,7 +20,6 @@ from edgefl.channel import Channel
 from edgefl.clock import Alarms, WallClock
 from edgefl.core import Core
 from edgefl.emulation.capacity import usable_cores
-from edgefl.endpoint import Endpoint, router_socket
 from edgefl.errors import EdgeflError, RunError
 from edgefl.events import Failed, Halted, Joined, Left, Ticked
 from edgefl.executor import Executor
@@ -32,6 +29,7 @@ from edgefl.progress import Gauge
 from edgefl.reception import Reception
 from edgefl.roster import Roster
 from edgefl.seeds import stream
+from edgefl.sockets import bind
 from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
 from edgefl.strategies import resolve
@@ -63,10 +61,8 @@ class Server:
         self._peers = Peers(time.monotonic)
         self._store = Store(self._folder)
         self._restore_or_describe()
-        self._context = zmq.Context()
         largest_bytes = max(wire.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
-        self._socket = router_socket(self._context, largest_bytes)
-        self._endpoint = Endpoint(self._socket)
+        self._socket = bind(experiment.server.transport, largest_bytes)
         self._transport = server_end(experiment.server.transport, buffer)
         self._assessments = Assessments(self._aggregator, self._send_assess)
         self._roster = Roster(
@@ -139,19 +135,15 @@ class Server:
             if self._plan.resume:
                 self._disown()
             self._expect_fleet()
-            self._channel.send(control.Listening(self._endpoint.address))
+            self._channel.send(control.Listening(self._socket.address))
             self._set_alarms()
-            poller = zmq.Poller()
-            poller.register(self._socket, zmq.POLLIN)
-            poller.register(self._channel.fileno(), zmq.POLLIN)
+            self._socket.watch(self._channel.fileno())
             while not self._over:
                 most = 1 if self._executor.deferred is not None else 0 if self._channel.waiting else 1000
                 self._watch.to("wait" if self._started else "start")
-                ready = dict(poller.poll(self._alarms.wait_ms(most)))
-                self._watch.to("receive")
-                if self._socket in ready:
-                    self._reception.drain()
-                if self._channel.fileno() in ready or self._channel.waiting:
+                news = self._socket.wait(self._alarms.wait_ms(most))
+                self._reception.drain()
+                if news or self._channel.waiting:
                     for message in self._channel.receive_ready():
                         self._hear_supervisor(message)
                 self._executor.retry_sum()
@@ -159,8 +151,7 @@ class Server:
                 self._alarms.run_due()
             self._conclude()
         finally:
-            self._endpoint.close()
-            self._context.destroy(linger=200)
+            self._socket.close()
             self._store.close()
 
     @property

@@ -9,7 +9,7 @@ from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
 from edgefl.emulation.pacing import set_time_slice
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.processes import become_child
+from edgefl.processes import allow_open_files, become_child
 from edgefl.server import Server
 from edgefl.virtual import VirtualServer
 
@@ -17,6 +17,7 @@ from edgefl.virtual import VirtualServer
 def main(channel_fd: int, parent_pid: int) -> int:
     become_child(parent_pid, "edgefl-server")
     set_time_slice()
+    allow_open_files()
     channel: Channel[control.ToServer] = Channel.inherit(channel_fd, control.ToServer)
     try:
         plan = channel.receive()

@@ -1,6 +1,7 @@
 """The limits of ingest: the same processes and bytes without the system, started as a process of its own.
 
-Bare ZeroMQ: a ROUTER and a DEALER a client pass the frames of real trips to and fro; nobody looks into them.
+Bare sockets (`edgefl.bench.bare_sockets`): ZeroMQ for ``wire``, kernel sockets for ``shm``.
+
 Bare memory: each client copies the model out of the parameter buffer and its update into its slot, all of
 them at once and without a word; then the kernel alone sums the slots. Both use the whole machine, so a trip
 takes at least the two times together.
@@ -16,32 +17,23 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import zmq
 
-from edgefl import control, kernels, wire
+from edgefl import kernels
+from edgefl.bench.bare_sockets import trips_through_kernel, trips_through_zmq
+from edgefl.bench.forks import forked
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed
-from edgefl.endpoint import Endpoint
 from edgefl.processes import become_child
 
 Transport = Literal["shm", "wire"]
 LOOK_PARAMETERS = 100_000
 """Parameters that are copied between two looks at the clock."""
-_SPENT = wire.Spent(0.001, 0.00123456)
-TASK = wire.encode(wire.Task(client=3, task=12345, trip=1500, version=2400, entry=3, slot=7))
-CHUNK = wire.encode(wire.Chunk(task=12345, slot=7, offset=0))
-DONE = wire.encode(
-    wire.Done(
-        3, 0, 12345, 7, 2400, 600, 5, 2.3, 2**63 + 1, 1.5e9, _SPENT, _SPENT, _SPENT, _SPENT, 1e-4, 2e-3, 40.5
-    )
-)  # fmt: skip
-LEAVE = b""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Measure one limit for about ``seconds``."""
 
-    what: Literal["zmq", "memory"]
+    what: Literal["socket", "memory"]
     transport: Transport
     parameters: int
     clients: int
@@ -56,73 +48,11 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     trips_per_s: float
 
 
-def forked(count: int, life: Callable[[int], None]) -> list[int]:
-    """``count`` children that run ``life(number)`` and end; their process ids."""
-    parent = os.getpid()
-    pids = []
-    for number in range(count):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                become_child(parent, f"edgefl-bare-{number}")
-                life(number)
-                code = 0
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    return pids
-
-
-def through_zmq(ask: Ask) -> float:
-    """Trips a second of bare ZeroMQ, from the first update to the last by the ROUTER's clock."""
-    body = np.ones(ask.parameters, np.float32).tobytes() if ask.transport == "wire" else None
-    task = [TASK] if body is None else [TASK, body]
-    update = [[DONE]] if body is None else [[CHUNK, body], [DONE]]
-    tell, told = os.pipe()
-
-    def client(number: int) -> None:
-        os.close(told)
-        address = os.read(tell, 256).decode().split()[0]
-        context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.routing_id = control.routing_id("client", number, 0)
-        socket.sndhwm = socket.rcvhwm = 16
-        socket.immediate = True
-        socket.connect(address)
-        socket.send(DONE)
-        while socket.recv_multipart()[0] != LEAVE:
-            for frames in update:
-                socket.send_multipart(frames)
-        context.destroy(linger=0)
-
-    pids = forked(ask.clients, client)
-    os.close(tell)
-    context = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.sndhwm = socket.rcvhwm = 8
-    endpoint = Endpoint(socket)
-    for _ in pids:  # each client reads its share
-        os.write(told, endpoint.address.ljust(256).encode())
-    os.close(told)
-    ready = {socket.recv_multipart()[0] for _ in pids}
-    for identity in ready:
-        socket.send_multipart([identity, *task])
-    trips, first, now = -1, 0.0, 0.0
-    while trips < 1 or now < first + ask.seconds:
-        frames = socket.recv_multipart()
-        if frames[1] == DONE:
-            now = time.perf_counter()
-            first = first or now
-            trips += 1
-            socket.send_multipart([frames[0], *task])
-    for identity in ready:
-        socket.send_multipart([identity, LEAVE])
-    for pid in pids:
-        os.waitpid(pid, 0)
-    context.destroy(linger=0)
-    endpoint.close()
-    return trips / (now - first)
+def through_socket(ask: Ask) -> float:
+    """Trips a second of the transport's bare sockets."""
+    if ask.transport == "shm":
+        return trips_through_kernel(ask.clients, ask.seconds)
+    return trips_through_zmq(ask.parameters, ask.clients, ask.seconds)
 
 
 def through_memory(ask: Ask) -> float:
@@ -190,7 +120,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     try:
         while True:
             ask = channel.receive()
-            channel.send(Answer(through_zmq(ask) if ask.what == "zmq" else through_memory(ask)))
+            channel.send(Answer(through_socket(ask) if ask.what == "socket" else through_memory(ask)))
     except Closed:
         pass
 

@@ -4,7 +4,8 @@ Everything is real but the training: server process, forked clients, socket, slo
 kernel, journal and record. Clients compute nothing and wait for nothing (`edgefl.bench.idle`), so the trips a
 second are the most that this machine can serve. They are read off the record, by the server's own clock
 between the first and the last update. The limits (`edgefl.bench.bare`) use the same number of processes:
-``zmq`` passes the same frames and does nothing else, ``memory`` copies the same bytes and sums them.
+``socket`` passes the same frames and does nothing else (ZeroMQ for ``wire``, a kernel socket a client for
+``shm``), ``memory`` copies the same bytes and sums them.
 System and limits take turns; each figure is a median over the turns.
 """
 
@@ -108,7 +109,7 @@ def _case(
     transport: bare.Transport, parameters: int, clients: int, seconds: float, repetitions: int
 ) -> dict[str, Any]:
     turns: list[Turn] = []
-    limits: dict[str, list[float]] = {"zmq": [], "memory": []}
+    limits: dict[str, list[float]] = {"socket": [], "memory": []}
     for _ in range(repetitions):
         with tempfile.TemporaryDirectory(prefix="edgefl-ingest-") as folder:
             turns.append(turn(transport, parameters, clients, seconds, Path(folder)))
@@ -137,7 +138,7 @@ def _limits(
     transport: bare.Transport, parameters: int, clients: int, seconds: float
 ) -> Iterator[tuple[str, float]]:
     with started("edgefl.bench.bare", bare.Answer) as channel:
-        for what in ("zmq", "memory"):
+        for what in ("socket", "memory"):
             channel.send(bare.Ask(what, transport, parameters, clients, min(UPDATES, clients), seconds))
             yield what, expect(channel, bare.Answer).trips_per_s
 
@@ -234,7 +235,7 @@ def _print(result: dict[str, Any]) -> None:
         title="Client trips that the server takes in, and its µs a trip by stage",
     )
     table.add_column("", no_wrap=True)
-    heads = ("trips/s", "GB/s", "zmq", "mem", "trip", *SHOWN.values())
+    heads = ("trips/s", "GB/s", "socket", "mem", "trip", *SHOWN.values())
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for transport in TRANSPORTS:
@@ -248,9 +249,9 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s. zmq, mem: share of what bare ZeroMQ "
-        "does with the same frames, and of what copying and summing the same bytes allows. "
-        "trip: median µs of one trip, without the sum"
+        f"{result['repetitions']} turns of {result['seconds']:g} s. socket, mem: share of what bare "
+        "sockets (ZeroMQ for wire) do with the same frames, and of what copying and summing the same bytes "
+        "allows. trip: median µs of one trip, without the sum"
     )
 
 

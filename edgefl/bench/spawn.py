@@ -1,6 +1,6 @@
 """How fast phones start and what memory they take, beside a process that imports torch for itself.
 
-The real zygote with a real model and real data forks the real clients. A ROUTER of our own takes the server's
+The real zygote with a real model and real data forks the real clients. A socket of our own takes the server's
 place, so that only starting is measured: from the first fork until the last client has said that it is ready.
 Then every client makes one trip, after which its memory is read: a client that has never trained has hardly
 touched its pages.
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import zmq
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -29,10 +28,10 @@ from edgefl.bench.started import expect, started
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel
 from edgefl.emulation.capacity import host
-from edgefl.endpoint import Endpoint
 from edgefl.errors import RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Model, Training
 from edgefl.processes import single_threaded_environment
+from edgefl.sockets import ServerSocket, bind
 
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
@@ -113,7 +112,7 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
         clock=Clock(kind="wall", time_scale=TIME_SCALE),
     )
     infos = [control.ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
-    with _router() as (socket, address), started("edgefl.zygote", control.FromZygote) as zygote:
+    with _socket() as socket, started("edgefl.zygote", control.FromZygote) as zygote:
         zygote.send(control.Prepare(experiment, "", infos))
         size = expect(zygote, control.Prepared).size
         buffer = ParameterBuffer.create(Shape(size, 2, clients))
@@ -122,18 +121,18 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
             expect(zygote, control.Adopted)
             began = time.perf_counter()
             for client in range(clients):
-                zygote.send(control.Spawn(control.CLIENT, client, 0, address, TIME_SCALE))
+                zygote.send(control.Spawn(control.CLIENT, client, 0, socket.address, TIME_SCALE))
             heard = dict(_each(socket, zygote, wire.Ready, clients))
             ready_s = time.perf_counter() - began
             for identity, ready in heard.items():
                 buffer.lease(ready.peer, task=ready.peer, client=ready.peer, base_version=0)
                 task = wire.Task(ready.peer, task=ready.peer, trip=0, version=0, entry=0, slot=ready.peer)
-                socket.send_multipart([identity, wire.encode(task)])
+                socket.send(identity, [wire.encode(task)])
             for _ in _each(socket, zygote, wire.Done, clients):
                 pass
             memory = [_memory(ready.pid) for ready in heard.values()]
             for identity in heard:
-                socket.send_multipart([identity, wire.encode(wire.Bye())])
+                socket.send(identity, [wire.encode(wire.Bye())])
             for _ in heard:
                 expect(zygote, control.Exited)
         finally:
@@ -142,20 +141,16 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
 
 
 @contextmanager
-def _router() -> Iterator[tuple[zmq.Socket[bytes], str]]:
-    context = zmq.Context()
-    socket = context.socket(zmq.ROUTER)
-    socket.rcvtimeo = 100
-    endpoint = Endpoint(socket)
+def _socket() -> Iterator[ServerSocket]:
+    socket = bind("shm", wire.MAX_HEADER_BYTES)
     try:
-        yield socket, endpoint.address
+        yield socket
     finally:
-        context.destroy(linger=0)
-        endpoint.close()
+        socket.close()
 
 
 def _each(
-    socket: zmq.Socket[bytes], zygote: Channel[control.FromZygote], kind: type[Any], count: int
+    socket: ServerSocket, zygote: Channel[control.FromZygote], kind: type[Any], count: int
 ) -> Iterator[tuple[bytes, Any]]:
     """The next ``count`` messages of this kind and who sent them; the zygote's news are read on the way."""
     until = time.monotonic() + PATIENCE_S
@@ -163,19 +158,17 @@ def _each(
         for news in zygote.receive_ready():
             if isinstance(news, control.Exited):
                 raise RunError(f"client {news.peer} ended early: {news.reason}")
-        try:
-            identity, header = socket.recv_multipart()
-        except zmq.Again:
-            if time.monotonic() > until:
-                raise RunError(f"{count} clients were not heard within {PATIENCE_S:g} s") from None
-            continue
-        message = wire.decode_from_client(header)
-        if isinstance(message, wire.Gone):
-            raise RunError(f"client {message.client} gave its task back: {message.reason}")
-        if isinstance(message, kind):
-            until = time.monotonic() + PATIENCE_S
-            count -= 1
-            yield identity, message
+        if time.monotonic() > until:
+            raise RunError(f"{count} clients were not heard within {PATIENCE_S:g} s")
+        socket.wait(100)
+        for identity, (header,) in socket.receive():
+            message = wire.decode_from_client(header)
+            if isinstance(message, wire.Gone):
+                raise RunError(f"client {message.client} gave its task back: {message.reason}")
+            if isinstance(message, kind):
+                until = time.monotonic() + PATIENCE_S
+                count -= 1
+                yield identity, message
 
 
 def _memory(pid: int) -> Memory:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from edgefl.buffer import ParameterBuffer
 from edgefl.errors import WireError
+from edgefl.sockets import Frame
 from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task
 
 Floats = npt.NDArray[np.float32]
-Frame = bytes | memoryview
 
 
 class ServerEnd(Protocol):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from edgefl.buffer import ParameterBuffer
 from edgefl.errors import WireError
-from edgefl.transport import Floats, Frame
+from edgefl.sockets import Frame
+from edgefl.transport import Floats
 from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task
 

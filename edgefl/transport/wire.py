@@ -8,7 +8,8 @@ import numpy as np
 
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.errors import WireError
-from edgefl.transport import Floats, Frame, model_from
+from edgefl.sockets import Frame
+from edgefl.transport import Floats, model_from
 from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task, encode
 

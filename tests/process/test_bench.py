@@ -52,7 +52,7 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
         assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)
         busy = sum(us for stage, us in case["stages_us"].items() if stage != "wait")
         assert case["server_us"] == pytest.approx(busy)
-        assert set(case["limits"]) == {"zmq", "memory"}
+        assert set(case["limits"]) == {"socket", "memory"}
         for limit in case["limits"].values():
             assert limit["of_limit"] == pytest.approx(case["trips_per_s"] / limit["trips_per_s"])
     shown = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
     assert "wire" in shown
 
 
-@pytest.mark.parametrize("what", ["zmq", "memory"])
+@pytest.mark.parametrize("what", ["socket", "memory"])
 @pytest.mark.parametrize("transport", ["shm", "wire"])
 def test_bare_limits(what: Any, transport: bare.Transport) -> None:
     with started("edgefl.bench.bare", bare.Answer) as channel:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from edgefl import endpoint
-from edgefl.endpoint import Endpoint
+from edgefl.sockets import endpoint
+from edgefl.sockets.endpoint import Endpoint
 
 BOUND_MS = 20_000
 NOBODY = 65534

@@ -1,0 +1,131 @@
+"""What a transport's sockets carry when nobody looks into the messages: ZeroMQ, or a kernel socket a peer.
+
+A server and its clients pass the frames of real trips to and fro, as fast as they can.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+
+import numpy as np
+import zmq
+
+from edgefl import control, wire
+from edgefl.bench.forks import forked
+from edgefl.sockets.endpoint import Endpoint
+
+_SPENT = wire.Spent(0.001, 0.00123456)
+TASK = wire.encode(wire.Task(client=3, task=12345, trip=1500, version=2400, entry=3, slot=7))
+CHUNK = wire.encode(wire.Chunk(task=12345, slot=7, offset=0))
+DONE = wire.encode(
+    wire.Done(
+        3, 0, 12345, 7, 2400, 600, 5, 2.3, 2**63 + 1, 1.5e9, _SPENT, _SPENT, _SPENT, _SPENT, 1e-4, 2e-3, 40.5
+    )
+)  # fmt: skip
+LEAVE = b""
+
+
+def trips_through_zmq(parameters: int, clients: int, seconds: float) -> float:
+    """Trips a second of ZeroMQ with a model down and an update up, by the ROUTER's clock."""
+    body = np.ones(parameters, np.float32).tobytes()
+    tell, told = os.pipe()
+
+    def client(number: int) -> None:
+        os.close(told)
+        address = os.read(tell, 256).decode().split()[0]
+        context = zmq.Context()
+        dealer = context.socket(zmq.DEALER)
+        dealer.routing_id = control.routing_id("client", number, 0)
+        dealer.sndhwm = dealer.rcvhwm = 16
+        dealer.immediate = True
+        dealer.connect(address)
+        dealer.send(DONE)
+        while bytes(dealer.recv_multipart(copy=False)[0].buffer) != LEAVE:
+            dealer.send_multipart([CHUNK, body], copy=False)
+            dealer.send(DONE)
+        context.destroy(linger=0)
+
+    pids = forked(clients, client)
+    os.close(tell)
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.sndhwm = router.rcvhwm = 8
+    endpoint = Endpoint(router)
+    for _ in pids:  # each client reads its share
+        os.write(told, endpoint.address.ljust(256).encode())
+    os.close(told)
+    ready = {router.recv_multipart()[0] for _ in pids}
+
+    def answer(peer: bytes) -> None:
+        router.send_multipart([peer, TASK, body], copy=False)
+
+    for peer in ready:
+        answer(peer)
+
+    def trip() -> None:
+        while bytes((frames := router.recv_multipart(copy=False))[1].buffer) != DONE:
+            pass
+        answer(frames[0].bytes)
+
+    rate = _rate(trip, seconds)
+    for peer in ready:
+        router.send_multipart([peer, LEAVE])
+    for pid in pids:
+        os.waitpid(pid, 0)
+    context.destroy(linger=0)
+    endpoint.close()
+    return rate
+
+
+def trips_through_kernel(clients: int, seconds: float) -> float:
+    """Trips a second of message-keeping kernel sockets with headers only, by the server's clock."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(clients)]
+
+    def client(number: int) -> None:
+        mine = pairs[number][1]
+        for ours, theirs in pairs:
+            ours.close()
+            if theirs is not mine:
+                theirs.close()
+        mine.send(DONE)
+        while mine.recv(wire.MAX_HEADER_BYTES):
+            mine.send(DONE)
+
+    pids = forked(clients, client)
+    epoll = select.epoll()
+    connections = {}
+    for ours, theirs in pairs:
+        theirs.close()
+        connections[ours.fileno()] = ours
+        epoll.register(ours, select.EPOLLIN)
+    ready: list[tuple[int, int]] = []
+
+    def trip() -> None:
+        nonlocal ready
+        ready = ready or epoll.poll()
+        connection = connections[ready.pop()[0]]
+        connection.recv(wire.MAX_HEADER_BYTES)
+        connection.send(TASK)
+
+    rate = _rate(trip, seconds)
+    epoll.close()
+    for connection in connections.values():
+        connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return rate
+
+
+def _rate(trip: Callable[[], None], seconds: float) -> float:
+    """How often ``trip`` can be called a second, after a first call."""
+    trip()
+    trips, first = 0, time.perf_counter()
+    while (spent := time.perf_counter() - first) < seconds or not trips:
+        trip()
+        trips += 1
+    return trips / spent
