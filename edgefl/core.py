@@ -36,7 +36,7 @@ from edgefl.events import (
     Wake,
 )
 from edgefl.ledger import Ledger
-from edgefl.strategies.base import Device, Step, Strategy, Update
+from edgefl.strategies.base import Device, Step, Strategy, Until, Update
 
 OVER = "the run is over"
 
@@ -81,6 +81,7 @@ class Core(Ledger):
         self._wasted = 0  # failures in a row without a new version
         self._wakes: set[float] = set()
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
+        self._cuts = type(strategy).until is not Strategy.until
         self._state = self._call("begin", strategy.begin, self.devices)
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
             Joined: self._joined,
@@ -233,11 +234,18 @@ class Core(Ledger):
                 if begun is None:
                     raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
                 task, trip = begun
-                actions.append(Train(client, task, self.version, trip))
+                until = self._until(client) if self._cuts else None
+                actions.append(Train(client, task, self.version, trip, until))
         if self._wakes_itself:
             at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=_instant)
             if at_s is not None:
                 self._wake(at_s, actions)
+
+    def _until(self, client: int) -> Until | None:
+        until: Until | None = self._call("until", self.strategy.until, self._state, client, self, read=_until)
+        if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
+            raise self._wrong("until", "an instant from now on and a finite gain", repr(until))
+        return until
 
     def _order(self, step: Step, actions: list[Action]) -> None:
         got = f"{len(step.weights)} for {len(step.updates)}"
@@ -361,6 +369,13 @@ def _updates(answer: Any) -> tuple[Update, ...]:
         if not isinstance(update, Update):
             raise TypeError(f"expected an Update, got {type(update).__name__}")
     return updates
+
+
+def _until(answer: Any) -> Until | None:
+    if answer is None:
+        return None
+    at_s, gain, per_step = answer
+    return Until(float(at_s), float(gain), bool(per_step))
 
 
 def _instant(answer: Any) -> float | None:

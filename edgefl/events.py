@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from edgefl.strategies.base import Until
+
 # ---- events: what happened ---------------------------------------------------------------------
 
 
@@ -82,7 +84,7 @@ Event = Joined | Left | Arrived | Failed | Summed | Ticked | Evaluated | Halted
 # ---- actions: what to do -----------------------------------------------------------------------
 
 
-class Train(msgspec.Struct, frozen=True, tag="train"):
+class Train(msgspec.Struct, frozen=True, tag="train", repr_omit_defaults=True):
     """Start ``client`` on ``task``: download ``version``, train, upload. Leases a slot."""
 
     client: int
@@ -90,6 +92,8 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
     version: int
     trip: int
     """How many tasks this client was given before: names the random stream of its batches."""
+    until: Until | None = None
+    """The training ends at an instant, wherever it is."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -199,8 +199,11 @@ class Executor:
     def _train(self, action: Train) -> None:
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
         self._open[action.task] = _Trip(action, self.now_s())
+        cut = None
+        if (until := action.until) is not None:
+            cut = wire.Cut(max(0.0, until.at_s - self.now_s()), until.gain, until.per_step)
         self.outbox.train(
-            wire.Task(action.client, action.task, action.trip, action.version, lease.entry, lease.slot)
+            wire.Task(action.client, action.task, action.trip, action.version, lease.entry, lease.slot, cut)
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:

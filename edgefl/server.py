@@ -109,8 +109,11 @@ class Server:
         """The core, the aggregator and the clock, as new or as the last checkpoint left them."""
         plan, experiment = self._plan, self._experiment
         strategy = resolve(experiment.strategy, [Path(plan.base)])
-        infos = zip(plan.clients, plan.prepared.examples, strict=True)
-        devices = [Device(info.client, info.profile, examples) for info, examples in infos]
+        cost = plan.prepared
+        devices = [
+            Device(i, info.profile, cost.examples[i], cost.steps[i], down_s, cost.emulated_compute_s[i])
+            for (i, info), down_s in zip(enumerate(plan.clients), cost.emulated_down_s, strict=True)
+        ]
         every = experiment.evaluation.every_versions
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
         self._aggregator = Aggregator(self._buffer, strategy.optimizer(), experiment.server.kernel_backend)

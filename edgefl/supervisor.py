@@ -90,7 +90,7 @@ def shape_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
     return Shape(
         size=size,
         ring=ring,
-        slots=strategy.max_training(clients) + strategy.max_held(clients),
+        slots=strategy.slots(clients),
         vectors=strategy.optimizer().vectors,
         format=server.update_format,
         residuals=clients if rounded and server.error_feedback else 0,

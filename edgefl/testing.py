@@ -90,6 +90,7 @@ def run_in_memory(
     *,
     model: Vector | None = None,
     train: Training = towards_own_number,
+    steps: int = 1,
     events: Iterable[Event] = (),
     join: bool = True,
     accuracy: Callable[[Vector], float] | None = None,
@@ -98,10 +99,11 @@ def run_in_memory(
     """Drive ``core`` until it stops, as a discrete-event simulation with real, small vectors.
 
     ``durations`` are emulated seconds, one for each client or ``durations(client, trip)``. ``train(client,
-    model, trip)`` returns the trained model y_Q, of the shape and dtype of ``model`` (by default one float64
-    zero). ``events`` are more events, such as `Left`, at their own times; ``join`` lets all clients join at
-    0 s. Equal times are taken in the order of client ids. `RunError` when nothing more can happen, and
-    `AssertionError` when the core breaks a rule, such as giving a client two tasks.
+    model, trip)`` makes one local step and returns the model after it, of the shape and dtype of ``model``
+    (by default one float64 zero); a trip makes ``steps`` of them, each as long as the others. ``events`` are
+    more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times are
+    taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when the
+    core breaks a rule, such as giving a client two tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -110,9 +112,8 @@ def run_in_memory(
     >>> core.now_s
     6.0
     """
-    return _Executor(core, durations, np.zeros(1) if model is None else model, train, accuracy).run(
-        events, join, max_events
-    )
+    first = np.zeros(1) if model is None else model
+    return _Executor(core, durations, first, train, steps, accuracy).run(events, join, max_events)
 
 
 class _Executor:
@@ -124,11 +125,13 @@ class _Executor:
         durations: Durations,
         model: Vector,
         train: Training,
+        steps: int,
         accuracy: Callable[[Vector], float] | None,
     ) -> None:
         self.core = core
         self.durations = durations
         self.train = train
+        self.steps = steps
         self.accuracy = accuracy
         self.result = MemoryRun(models=[model])
         self.queue: list[tuple[float, int, int, Event]] = []
@@ -199,12 +202,20 @@ class _Executor:
         self.in_flight[client] = action
         self.result.owners[action.task] = client
         model = self.result.models[action.version]
-        trained = self.train(client, model.copy(), action.trip)
-        self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
         duration = self.durations(client, action.trip) if callable(self.durations) else self.durations[client]
+        steps, gain, ends_s = self.steps, 1.0, self.core.now_s + duration
+        if (until := action.until) is not None:
+            made = (until.at_s - self.core.now_s) / duration * steps
+            steps, ends_s = min(steps, int(made + 1e-9)), until.at_s
+            gain = until.gain / max(1, steps) if until.per_step else until.gain
+        trained = model.copy()
+        for _ in range(steps):
+            trained = self.train(client, trained, action.trip)
+        if gain != 1.0 and steps:
+            trained = model + (trained - model) * model.dtype.type(gain)
+        self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
         examples = self.core.devices[client].examples
-        ends_s = self.core.now_s + duration
-        self.at(Arrived(client, action.task, action.version, examples, 1, 0.0, ends_s))
+        self.at(Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
     def sum(self, action: Sum) -> None:
         model = self.result.models[-1]
@@ -270,4 +281,6 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
         assert again.handle(event) == actions, f"replaying {event} gave other actions"
         assert again.training <= strategy.max_training(clients), f"{again.training} train: above max_training"
         assert len(again.held) <= strategy.max_held(clients), f"{len(again.held)} are held: above max_held"
+        taken = again.training + len(again.held)
+        assert taken <= strategy.slots(clients), f"{taken} train or are held: above slots"
     return run

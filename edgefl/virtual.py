@@ -17,6 +17,7 @@ from edgefl.buffer import SlotState
 from edgefl.clock import WallClock
 from edgefl.errors import RunError
 from edgefl.events import Failed, Joined, Ticked
+from edgefl.learning.rule import LocalRule
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import Peer
 from edgefl.server import Server
@@ -119,7 +120,12 @@ class VirtualServer(Server):
         info, flops = self._plan.clients[task.client], self._plan.prepared.flops[task.client]
         shape = self._buffer.shape
         down_bytes, up_bytes = 4 * shape.size, shape.update_bytes
-        return trip_of(self._experiment.seed, info, task.trip, down_bytes, flops, up_bytes).total_s
+        plan = trip_of(self._experiment.seed, info, task.trip, down_bytes, flops, up_bytes)
+        if task.cut is not None:
+            cost, examples = self._plan.prepared.flops_per_example, self._plan.prepared.examples[task.client]
+            sizes = LocalRule.of(self._experiment.training).batches(examples)
+            plan = plan.within(task.cut.budget_s, (cost * size for size in sizes))
+        return plan.total_s
 
     def _dispatch(self) -> None:
         """Give waiting tasks, oldest first, to the workers that have least to do."""

@@ -102,6 +102,16 @@ class Assessed(_Message, frozen=True, tag=6):
     seconds: float
 
 
+class Cut(_Message, frozen=True, tag=22):
+    """A task that ends wherever its training is: see `edgefl.strategies.base.Until`."""
+
+    budget_s: float
+    """Emulated seconds from the receipt of the task after which the client sends what it has."""
+    gain: float
+    """By how much the difference to the model that it started from is enlarged."""
+    per_step: bool
+
+
 class Task(_Message, frozen=True, tag=11):
     client: int
     task: int
@@ -109,6 +119,7 @@ class Task(_Message, frozen=True, tag=11):
     version: int
     entry: int
     slot: int
+    cut: Cut | None
 
 
 class Cancel(_Message, frozen=True, tag=12):

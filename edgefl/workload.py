@@ -22,7 +22,8 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
 from edgefl.learning.partition import partition
-from edgefl.learning.train import LocalRule, Trainer, TrainResult
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.train import Trainer, TrainResult
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
 from edgefl.update_format import FORMATS
@@ -65,20 +66,32 @@ class Workload:
         """How many examples this client holds: FedAvg's n_k."""
         return len(self._rows[client])
 
-    def plan(self, client: int, trip: int) -> TripPlan:
-        """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
+    def plan(self, client: int, trip: int, budget_s: float | None = None) -> TripPlan:
+        """One trip of a client, in emulated seconds; the same whichever process asks, and how often.
+
+        ``budget_s`` cuts it short: see `TripPlan.within`.
+        """
         info = self._clients[client]
         flops = self.flops_per_example * self.rule.work(len(self._rows[client])).examples
         up_bytes = FORMATS[self.experiment.server.update_format].nbytes(self.flat.size)
-        return trip_of(self.experiment.seed, info, trip, 4 * self.flat.size, flops, up_bytes)
+        plan = trip_of(self.experiment.seed, info, trip, 4 * self.flat.size, flops, up_bytes)
+        if budget_s is None:
+            return plan
+        sizes = self.rule.batches(len(self._rows[client]))
+        return plan.within(budget_s, (self.flops_per_example * size for size in sizes))
 
-    def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> TrainResult:
-        """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs."""
+    def train(
+        self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
+    ) -> TrainResult:
+        """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs.
+
+        ``steps`` ends it after so many.
+        """
         rng = stream(self.experiment.seed, "batches", client, trip)
         cost = self.flops_per_example
         step = None if done is None else lambda examples: done(examples * cost)
         return self._trainer.run(
-            self.data.train_x, self.data.train_y, self.rule, rng, step, self._rows[client]
+            self.data.train_x, self.data.train_y, self.rule, rng, step, self._rows[client], steps
         )
 
     def evaluate(self) -> EvalResult:

@@ -126,7 +126,8 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
             ready_s = time.perf_counter() - began
             for identity, ready in heard.items():
                 buffer.lease(ready.peer, task=ready.peer, client=ready.peer, base_version=0)
-                task = wire.Task(ready.peer, task=ready.peer, trip=0, version=0, entry=0, slot=ready.peer)
+                number = ready.peer
+                task = wire.Task(number, number, trip=0, version=0, entry=0, slot=number, cut=None)
                 socket.send(identity, [wire.encode(task)])
             for _ in _each(socket, zygote, wire.Done, clients):
                 pass

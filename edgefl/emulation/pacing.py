@@ -84,6 +84,15 @@ class Spent(NamedTuple):
     lateness_s: float
     """How long after its scheduled moment the phase ended."""
 
+    def then(self, after: Spent) -> Spent:
+        """This phase and the one ``after`` it, as one."""
+        return Spent(
+            self.work + after.work,
+            self.declared_s + after.declared_s,
+            self.achieved_s + after.achieved_s,
+            after.lateness_s,
+        )
+
 
 class Phase:
     """One paced stretch of a trip; made by `Pacer.phase`."""

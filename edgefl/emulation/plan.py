@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ class TripPlan(NamedTuple):
     compute_rate_per_s: float
     """FLOP per emulated second; ``inf`` is unpaced."""
     up: Transfer
+    steps: int | None = None
+    """Training steps, where the trip was cut short; None for all of them."""
+    tail_s: float = 0.0
+    """After the last of these steps, until the trip's budget is over: a step that is not finished in it."""
 
     @property
     def down_s(self) -> float:
@@ -29,7 +34,7 @@ class TripPlan(NamedTuple):
 
     @property
     def compute_s(self) -> float:
-        return self.compute_lead_s + self.flops / self.compute_rate_per_s
+        return self.compute_lead_s + self.flops / self.compute_rate_per_s + self.tail_s
 
     @property
     def up_s(self) -> float:
@@ -40,8 +45,36 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up_s
 
     def compute(self, pacer: Pacer) -> Phase:
-        """The pacer's phase for this trip's training: tell it the FLOPs of each step as they are done."""
+        """The pacer's phase for this trip's steps: tell it the FLOPs of each as they are done.
+
+        Before `tail_s`, which is a phase without work.
+        """
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s)
+
+    def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
+        """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
+
+        It makes the steps that it finishes by then, of ``step_flops`` operations each, and the upload begins
+        when the budget is over, or after the download if that takes longer.
+
+        >>> from edgefl.emulation import load_device, load_network
+        >>> rng = np.random.default_rng(0)
+        >>> whole = plan_trip(load_device("pi-4"), Link(load_network("none"), rng), rng, 0, 50e9, 0)
+        >>> short = whole.within(whole.compute_s * 0.5, [10e9] * 5)
+        >>> short.steps, short.flops, round(short.total_s / whole.total_s, 9)
+        (2, 20000000000.0, 0.5)
+        """
+        room_s = budget_s - self.down_s - self.compute_lead_s
+        # A step that ends with the budget counts, whatever the rounding of its sums.
+        last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
+        steps, flops = 0, 0.0
+        for cost in step_flops:
+            if (flops + cost) / self.compute_rate_per_s > last_s:
+                break
+            steps, flops = steps + 1, flops + cost
+        tail_s = max(0.0, room_s - flops / self.compute_rate_per_s)
+        lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
+        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s)
 
 
 def plan_trip(

@@ -4,8 +4,9 @@
     models.py     the built-in models, and a user's own
     data.py       the data sets: digits.py, idx.py (MNIST), cifar.py, and a user's own
     partition.py  which client holds which examples
-    train.py      a client's local SGD            evaluate.py   the server's test
+    rule.py       a trip's steps, as data         train.py      a client's local SGD
+    evaluate.py   the server's test
     flops.py      what one example costs          factory.py    "my_module:name", found and called
 
-torch is imported by these modules only, never by the command line.
+torch is imported by these modules only (`rule` does not need it), never by the command line.
 """

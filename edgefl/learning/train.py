@@ -9,8 +9,8 @@ batch of n < B examples uses η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -19,21 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from edgefl.errors import ConfigError
-from edgefl.experiment import Training
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.randomness import torch_seed
+from edgefl.learning.rule import LocalRule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Rows = NDArray[np.int64]
-
-
-class Work(NamedTuple):
-    """What one trip does: how many steps, on how many examples in all (one counted each time it is used)."""
-
-    steps: int
-    examples: int
 
 
 class TrainResult(NamedTuple):
@@ -42,66 +34,6 @@ class TrainResult(NamedTuple):
     steps: int
     examples: int
     loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalRule:
-    """How a client trains on one trip: ``steps`` or ``epochs`` of SGD (neither given: one epoch).
-
-    Raises `ConfigError` for both of them or for a value out of its range.
-
-    >>> LocalRule(epochs=2, batch_size=4, lr=0.1).work(10)
-    Work(steps=6, examples=20)
-    """
-
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 32
-    lr: float = 0.05
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_normalization: bool = False
-    prox_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError(f"training: give steps or epochs (got both: {self.steps}, {self.epochs})")
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"training.{name} must be at least 1 (got {value})")
-        for name in ("lr", "weight_decay", "prox_mu"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ConfigError(f"training.{name} must be a finite number ≥ 0 (got {value})")
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigError(f"training.momentum must be in [0, 1) (got {self.momentum})")
-
-    @classmethod
-    def of(cls, training: Training, prox_mu: float = 0.0) -> LocalRule:
-        """The rule that the experiment's ``[training]`` asks for, with the strategy's proximal μ."""
-        return cls(
-            steps=training.steps,
-            epochs=training.epochs,
-            batch_size=training.batch_size,
-            lr=training.lr,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            lr_normalization=training.lr_normalization,
-            prox_mu=prox_mu,
-        )
-
-    def batches(self, examples: int) -> Iterator[int]:
-        """The size of each step's batch for a client with so many examples; an epoch's last may be short."""
-        epoch = math.ceil(examples / self.batch_size)
-        steps = self.steps if self.steps is not None else epoch * (self.epochs or 1)
-        for step in range(steps):
-            yield min(self.batch_size, examples - step % epoch * self.batch_size)
-
-    def work(self, examples: int) -> Work:
-        """What one trip of a client with so many examples does, known before it is done."""
-        sizes = list(self.batches(examples))
-        return Work(len(sizes), sum(sizes))
 
 
 class Trainer:
@@ -129,10 +61,12 @@ class Trainer:
         rng: np.random.Generator,
         done: Callable[[int], None] | None = None,
         rows: Rows | None = None,
+        steps: int | None = None,
     ) -> TrainResult:
         """One trip from the model's present state on the examples ``rows`` of ``x`` and ``y`` (all if None).
 
-        Batches follow a fresh order of the rows each epoch. ``done(n)`` is called after each step with the
+        Batches follow a fresh order of the rows each epoch. ``steps`` ends the trip after so many, where the
+        rule has more. ``done(n)`` is called after each step with the
         number of examples that it used; what it raises ends the training and reaches the caller. The same
         ``rng`` gives the same bits, dropout included; torch's global stream is left as it was.
         """
@@ -145,11 +79,11 @@ class Trainer:
         step = self._stepper(rule)
         module, loss_of, grad = flat.module, self._loss, flat.grad
         full_batch, normalize, rate = rule.batch_size, rule.lr_normalization, rule.lr
-        steps = examples = 0
+        made = examples = 0
         total = 0.0
         with torch_seed(int(rng.integers(2**63))):
             order, position = rng.permutation(own), 0
-            for size in rule.batches(len(own)):
+            for size in islice(rule.batches(len(own)), steps):
                 if position == len(order):
                     order, position = rng.permutation(own), 0
                 batch = order[position : position + size]
@@ -160,12 +94,12 @@ class Trainer:
                 loss.backward()  # type: ignore[no-untyped-call]
                 step(rate * size / full_batch if normalize else rate)
                 total += loss.item() * size
-                steps += 1
+                made += 1
                 examples += size
                 if done is not None:
                     done(size)
         flat.check_bound()
-        return TrainResult(steps, examples, total / examples)
+        return TrainResult(made, examples, total / examples if made else math.nan)
 
     def _stepper(self, rule: LocalRule) -> Callable[[float], None]:
         """The update of the weights for this rule: only the terms that it has."""

@@ -53,12 +53,29 @@ class Step(NamedTuple):
     """Keep the used updates held (a send buffer that may be sampled again)."""
 
 
+class Until(NamedTuple):
+    """A task that ends at an instant, wherever its training is: the client then sends what it has."""
+
+    at_s: float
+    """Emulated time of the run. A client whose download takes longer sends the model that it downloaded."""
+    gain: float = 1.0
+    """The client sends w_k + gain·(y − w_k), or gain·Δ, with y its model at that instant."""
+    per_step: bool = False
+    """``gain`` is divided by the number of steps made (and is of no account if there were none)."""
+
+
 class Device(NamedTuple):
     """What a strategy may know of one client from the start."""
 
     client: int
     profile: str
     examples: int
+    steps: int = 1
+    """Local steps of a trip."""
+    down_s: float = 0.0
+    """Emulated seconds that its first download takes, as its profile declares them."""
+    compute_s: float = 1.0
+    """Emulated seconds that the steps of its first trip take in all."""
 
 
 class View(Protocol):
@@ -157,12 +174,16 @@ class Strategy:
         """Raise `ConfigError` if these hyperparameters cannot work with so many clients."""
 
     def max_held(self, clients: int) -> int:
-        """The most updates held when a step is due. With one more for each running task: all slots needed."""
+        """The most updates held when a step is due."""
         return clients
 
     def max_training(self, clients: int) -> int:
         """The most clients with a task at once: sizes the parameter buffer and the load on the host."""
         return clients
+
+    def slots(self, clients: int) -> int:
+        """Update slots that a run needs: one for each running task and for each held update."""
+        return self.max_training(clients) + self.max_held(clients)
 
     @property
     def lockstep(self) -> bool:
@@ -176,6 +197,10 @@ class Strategy:
     def assign(self, state: Any, view: View) -> Sequence[int]:
         """Idle clients to start now, in this order. Asked after every event."""
         raise NotImplementedError
+
+    def until(self, state: Any, client: int, view: View) -> Until | None:
+        """When the task that ``client`` is about to be given must end; None: when its training has."""
+        return None
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
         """An update arrived and is held. Returns held updates to discard (this one may be among them)."""

@@ -20,6 +20,7 @@ STRATEGIES = [
     {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
     {"name": "fedasync", "max_staleness": 2},
     {"name": "defedavg-niid"},
+    {"name": "favano", "participants": 3, "interval_s": 0.1},
 ]
 
 

@@ -75,7 +75,7 @@ class World:
         self.most_deferred = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        slots = strategy.max_training(CLIENTS) + strategy.max_held(CLIENTS)
+        slots = strategy.slots(CLIENTS)
         optimizer = strategy.optimizer()
         self.buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors))
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)

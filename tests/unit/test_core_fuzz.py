@@ -46,6 +46,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
     {"name": "defedavg-niid", "participants": 3},
     {"name": "defedavg-niid", "participants": 3, "pause": True},
+    {"name": "favano", "participants": 2, "interval_s": 3.0},
 ]
 
 # What happens next is a number: mostly something that fits, at times something that does not.

@@ -289,3 +289,35 @@ def test_wrong_delays_are_named(delay: Delay, field: str) -> None:
 
 def test_declared_time_of_an_empty_transfer_on_an_unlimited_link() -> None:
     assert Transfer(0, 0, 0, 0.0, math.inf, 1).declared_s == 0.0
+
+
+def whole() -> TripPlan:
+    """1 s down, 4 s for 4 steps of 3.5 GFLOP, 0.5 s up."""
+    found = plan(device(), network(rate_mbps=8.0), rng(), flops=7e9)
+    assert (found.down_s, found.compute_s, found.up_s) == (1.0, 4.0, 0.5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "steps", "tail_s", "total_s"),
+    [
+        (0.0, 0, 0.0, 1.5),  # the download is not stopped
+        (1.0, 0, 0.0, 1.5),
+        (1.5, 0, 0.5, 2.0),
+        (2.0, 1, 0.0, 2.5),  # a step that ends with the budget counts
+        (3.75, 2, 0.75, 4.25),
+        (5.0, 4, 0.0, 5.5),
+        (9.0, 4, 4.0, 9.5),  # done, and waiting
+    ],
+)
+def test_a_trip_cut_short(budget_s: float, steps: int, tail_s: float, total_s: float) -> None:
+    found = whole().within(budget_s, [1.75e9] * 4)
+    assert (found.steps, found.flops) == (steps, steps * 1.75e9)
+    assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
+    assert found.total_s == pytest.approx(total_s, abs=1e-12)
+
+
+def test_a_trip_cut_short_waits_out_its_lead() -> None:
+    slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    assert slow.within(5.0, []).total_s == 5.0
+    assert slow.within(20.0, [0.0, 0.0])[4:] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))

@@ -7,7 +7,8 @@ from torch import nn
 
 from edgefl.errors import ConfigError
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.train import LocalRule, Trainer
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.train import Trainer
 
 
 class Tied(nn.Module):

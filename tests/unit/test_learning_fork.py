@@ -17,7 +17,8 @@ from edgefl.learning.data import load_data
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
-from edgefl.learning.train import LocalRule, Trainer
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.train import Trainer
 from edgefl.learning.evaluate import evaluate
 from edgefl.seeds import stream
 

@@ -12,7 +12,8 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Training
 from edgefl.learning.evaluate import evaluate
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.train import LocalRule, Trainer, Work
+from edgefl.learning.rule import LocalRule, Work
+from edgefl.learning.train import Trainer
 
 ROWS, WIDTH, CLASSES = 22, 5, 3
 

@@ -39,6 +39,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "fedavg", "cohort": 4, "over_selection": 3.0},
     {"name": "defedavg-niid", "participants": 30},
     {"name": "defedavg-niid", "participants": 5, "pause": True},
+    {"name": "favano", "participants": 3, "interval_s": 0.7, "form": "stochastic"},
+    {"name": "favano", "participants": 12},
 ]
 
 

@@ -30,7 +30,7 @@ FROM_CLIENT: list[wire.FromClient] = [
     wire.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
 ]
 FROM_SERVER: list[wire.FromServer] = [
-    wire.Task(3, 40, 4, 7, 1, 2),
+    wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True)),
     wire.Cancel(40),
     wire.Assess(7, 1),
     wire.Bye(),
@@ -72,7 +72,7 @@ def test_what_a_client_says_is_what_the_server_hears(message: wire.FromClient) -
 
 @given(counts, counts, counts)
 def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> None:
-    for message in (wire.Task(a, b, c, a, b, c), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
+    for message in (wire.Task(a, b, c, a, b, c, None), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
         assert decode_from_server(encode(message)) == message
 
 
@@ -82,7 +82,7 @@ def test_every_message_of_the_protocol_is_in_these_tests() -> None:
         for kind in vars(wire).values()
         if isinstance(kind, type) and issubclass(kind, wire._Message) and kind is not wire._Message
     }
-    assert {type(message) for message in ALL} | {wire.Spent} == kinds
+    assert {type(message) for message in ALL} | {wire.Spent, wire.Cut} == kinds
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
 

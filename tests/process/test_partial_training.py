@@ -1,0 +1,46 @@
+"""A task that ends at an instant: the client sends what it has, as far as its device's pace allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl import Clock, Fleet, Model, Stop, Training
+from edgefl.emulation import load_device
+from edgefl.record import Record
+
+from .runs import experiment
+
+INTERVAL_S, STEPS = 0.3, 30
+
+
+@pytest.mark.parametrize("kind", ["virtual", "wall"])
+def test_training_ends_at_the_polls_after_the_steps_that_the_device_has_made(
+    kind: Any, tmp_path: Path
+) -> None:
+    """Under either clock: a step takes what the profile says, and the one that is not finished is lost."""
+    wanted = experiment(
+        fleet=Fleet(devices={"pixel-4": 2, "moto-g4": 2}, network="none"),
+        model=Model(args={"hidden": [256, 256]}),
+        training=Training(steps=STEPS),
+        strategy={"name": "favano", "participants": 2, "interval_s": INTERVAL_S},
+        clock=Clock(kind=kind),
+        stop=Stop(versions=8),
+    )
+    edgefl.run(wanted, tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        done = record.trips["fate"] == "applied"
+        trips = {name: values[done] for name, values in record.trips.items()}
+    polls = (trips["sent_s"] + trips["compute_declared_s"]) / INTERVAL_S
+    np.testing.assert_allclose(polls, np.round(polls), atol=1e-6 if kind == "virtual" else 0.02)
+    for client, steps, flops, declared_s in zip(
+        *(trips[name].tolist() for name in ("client", "steps", "flops", "compute_declared_s")), strict=True
+    ):
+        rate = load_device("pixel-4" if client < 2 else "moto-g4").train_flop_per_s
+        assert steps == min(STEPS, int(declared_s / (flops / steps / rate) + 1e-6))
+    assert 0 < trips["steps"].min() < STEPS == trips["steps"].max()
+    assert (trips["trip_achieved_s"] > trips["trip_declared_s"] - 1e-6).all()
