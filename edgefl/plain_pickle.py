@@ -1,4 +1,4 @@
-"""Pickles read as data: no unpickler runs, nothing is imported and nothing is called.
+"""Pickles read and written as data: no unpickler runs, nothing is imported and nothing is called.
 
 A pickle is a program for a stack machine that may call anything. This is a machine for the few instructions
 that build dictionaries, lists, texts, numbers, numpy's numbers and uint8 arrays; it stops at any other.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import struct
 import warnings
 from typing import Any
 
@@ -26,7 +27,7 @@ EMPTY_BYTES = {("__builtin__", "bytes"), ("builtins", "bytes")}
 
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 LITERALS = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINFLOAT"),
 }
 KEYS = (str, bytes, int, float, type(None))
@@ -90,6 +91,46 @@ def read_plain_pickle(data: bytes) -> Any:
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PickleError(f"not a whole pickle of plain data: {error}") from None
     raise PickleError("not a whole pickle of plain data: no end")
+
+
+def write_plain_pickle(value: Any) -> bytes:
+    """A pickle (protocol 2) of dicts, lists, str, int, float, bool and None that any Python reads.
+
+    TypeError for anything else.
+
+    >>> read_plain_pickle(write_plain_pickle({1: {"computation": 162.0, "seen": [1, None]}}))
+    {1: {'computation': 162.0, 'seen': [1, None]}}
+    """
+    parts = [b"\x80\x02"]
+    _put(parts, value)
+    return b"".join([*parts, b"."])
+
+
+def _put(parts: list[bytes], value: Any) -> None:
+    """The instructions that leave ``value`` on the stack."""
+    if value is None or isinstance(value, bool):
+        parts.append({None: b"N", True: b"\x88", False: b"\x89"}[value])
+    elif isinstance(value, int):
+        raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+        parts.append(b"\x8b" + struct.pack("<i", len(raw)) + raw)
+    elif isinstance(value, float):
+        parts.append(b"G" + struct.pack(">d", value))
+    elif isinstance(value, str):
+        raw = value.encode("utf-8", "surrogatepass")
+        parts.append(b"X" + struct.pack("<I", len(raw)) + raw)
+    elif isinstance(value, dict):
+        parts.append(b"}(")
+        for key, item in value.items():
+            _put(parts, key)
+            _put(parts, item)
+        parts.append(b"u")
+    elif isinstance(value, list):
+        parts.append(b"](")
+        for item in value:
+            _put(parts, item)
+        parts.append(b"e")
+    else:
+        raise TypeError(f"a {type(value).__name__} is no plain data")
 
 
 class _Machine:

@@ -174,18 +174,20 @@ class Slowdown(_Table, frozen=True, kw_only=True):
     dist: Literal["uniform"] = "uniform"
 
 
+DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
+"""``tier`` stands for a share of all devices or for one known by its speed only."""
+
+
 class Device(_Table, frozen=True, kw_only=True):
     """One kind of device.
 
     ``cpu`` may be left out only where ``delay_model`` replaces the trip's time.
     """
 
+    schema: Schema = SCHEMA
     id: Name
     name: Text
-    kind: Literal["flagship", "mid-range", "budget", "board", "wearable", "tier", "paper"] = msgspec.field(
-        name="class"
-    )
-    schema: Schema = SCHEMA
+    kind: DeviceClass = msgspec.field(name="class")
     sources: dict[str, Text]
     """Dotted field (or the table above it) to where its figure came from. ``derived:`` starts a figure that
     was computed from others, ``assumed:`` one that nobody published."""
@@ -252,11 +254,11 @@ class Direction(_Table, frozen=True, kw_only=True):
 class Network(_Table, frozen=True, kw_only=True):
     """A client's link, both ways."""
 
+    schema: Schema = SCHEMA
     id: Name
     name: Text
     down: Direction
     up: Direction
-    schema: Schema = SCHEMA
     sources: dict[str, Text]
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
@@ -272,10 +274,10 @@ class Network(_Table, frozen=True, kw_only=True):
 class FleetFile(_Table, frozen=True, kw_only=True):
     """Which devices, how many, and on which networks."""
 
+    schema: Schema = SCHEMA
     id: Name
     name: Text
     devices: dict[str, Count]
-    schema: Schema = SCHEMA
     source: Text
     """Where this mix came from, or what it was put together for."""
     network: str | dict[str, str] = "wifi"

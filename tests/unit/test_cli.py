@@ -169,9 +169,14 @@ def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.C
         (["compare", "nowhere"], "nowhere: no such folder"),
         (["compare"], "Missing argument 'DIR...'; see: edgefl compare --help"),
         (["profiles", "pi4"], "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
-        (["profiles", "./x.toml"], "profiles ./x.toml: a path; to check a file: edgefl profiles check ./x.toml"),
-        (["profiles", "check"], "profiles check: no FILE given"),
-        (["profiles", "pi-4", "pi-5"], "profiles pi-4 pi-5: one name only"),
+        (["profiles", "./x.toml"], "x.toml: no such file"),
+        (["profiles", "check"], "Missing argument 'FILE...'; see: edgefl profiles check --help"),
+        (["profiles", "pi-4", "pi-5"], "Got unexpected extra argument"),
+        (["profiles", "--json", "pi-4"], "profiles --json: lists all; for one profile put --json behind"),
+        (["profiles", "imprt", "fedscale", "x"], "No such command 'imprt'. Did you mean 'import'?"),
+        (["profiles", "import", "fedscal", "x"], "format 'fedscal' not found; did you mean 'fedscale'?"),
+        (["profiles", "export", "3g", "power-profile"], "format 'power-profile' is only read"),
+        (["profiles", "export", "lte", "mahimahi", "--way", "in"], "Invalid value for '--way'"),
         (["bench", "speed"], "No such command 'speed'"),
     ],
 )
@@ -328,6 +333,53 @@ def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert str(bad) in out
     assert err.startswith(f"edgefl: {bad}: ")
     assert err.count("\n") == 1
+
+
+def test_profiles_check_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiles = Path(__file__).parents[2] / "profiles"
+    good = [str(path) for path in sorted((profiles / "networks").glob("*.toml"))[:3]]
+    assert main(["profiles", "check", *good]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path}: good" for path in good]
+    bad = tmp_path / "bad.toml"
+    bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
+    assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
+    out, err = capsys.readouterr()
+    for said in ("nmae: got 'x'; allowed: one of", "did you mean 'name'?", "name: got 'nothing'", "class: got"):
+        assert said in out
+    assert "ram_mib: got 0" in out
+    assert "app_limit_mib: got 'nothing'" in out
+    assert "none.toml: no such file" in out
+    assert err == "edgefl: 2 of 3 files: 7 problems\n"
+
+
+def test_a_profiles_own_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "profiles" / "networks" / "3g.toml"
+    assert main(["profiles", str(path)]) == 0
+    by_path = capsys.readouterr().out
+    assert main(["profiles", "show", "3g"]) == 0
+    assert capsys.readouterr().out == by_path
+
+
+def test_profiles_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
+    assert main(["profiles", "import", "webpagetest", str(sample), "--only", "Hill"]) == 0
+    assert 'id = "hill"' in capsys.readouterr().out
+    assert main(["profiles", "import", "webpagetest", str(sample)]) == 2
+    assert "makes 3 files; say where to: --out FOLDER" in capsys.readouterr().err
+    folder = tmp_path / "made" / "here"
+    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(folder)]) == 0
+    assert capsys.readouterr().out == "".join(
+        f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native")
+    )
+    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(folder)]) == 2
+    assert "village.toml exists there" in capsys.readouterr().err
+    out = tmp_path / "hill.ini"
+    assert main(["profiles", "export", str(folder / "hill.toml"), "webpagetest", "--out", str(out)]) == 0
+    assert out.read_text().startswith('[hill]\nlabel="Hill, 2% lost"\nbwIn=900000\n')
+    assert main(["profiles", "export", str(folder / "hill.toml"), "webpagetest", "--out", str(out)]) == 2
+    assert "exists; remove it" in capsys.readouterr().err
+    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(out)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

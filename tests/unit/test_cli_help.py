@@ -17,7 +17,10 @@ def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], 
 
 @pytest.mark.parametrize(
     "command",
-    ["", "run", "resume", "compare", "report", "trace", "profiles", "calibrate", "doctor", "bench aggregate"],
+    [
+        *("", "run", "resume", "compare", "report", "trace", "calibrate", "doctor", "bench aggregate"),
+        *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
+    ],
 )
 def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert main([*command.split(), "--help"]) == 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.plain_pickle import PickleError, read_plain_pickle
+from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,26 @@ def test_a_value_in_itself_is_refused() -> None:
         read_plain_pickle(pickle.dumps(own))
     with pytest.raises(PickleError, match="recursion"):
         read_plain_pickle(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
+
+
+written = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)
+
+
+@given(written)
+def test_what_is_written_any_unpickler_reads(value: object) -> None:
+    data = write_plain_pickle(value)
+    assert pickle.loads(data) == value
+    assert read_plain_pickle(data) == value
+
+
+@pytest.mark.parametrize("value", [b"x", (1, 2), {1, 2}, object(), [np.float64(1), np.zeros(2)]])
+def test_nothing_else_is_written(value: object) -> None:
+    with pytest.raises(TypeError, match="is no plain data"):
+        write_plain_pickle(value)
 
 
 @given(st.binary(max_size=60), st.integers(0, 300))

@@ -1,0 +1,197 @@
+"""``edgefl profiles``: list, show, check, import and export."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from edgefl.errors import ConfigError, ProfileError, unknown
+
+if TYPE_CHECKING:
+    from edgefl.emulation.schema import Profile
+
+FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
+LISTED = 12
+"""Files named one by one before they are only counted."""
+
+
+class _Named(TyperGroup):
+    """``profiles NAME`` is ``profiles show NAME``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        misspelt = len(args) > 1 and difflib.get_close_matches(args[0], known, n=1)
+        if args and args[0] not in known and not args[0].startswith("-") and not misspelt:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_Named, rich_markup_mode=None, subcommand_metavar="[NAME | COMMAND [ARGS]...]")
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def profiles(ctx: typer.Context, as_json: Json = False) -> None:
+    """Devices, networks and fleets: list them, show one by its name, or one of the commands below."""
+    if ctx.invoked_subcommand is None:
+        _list(as_json)
+    elif as_json:
+        raise ConfigError("profiles --json: lists all; for one profile put --json behind its name")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A profile's name, or the path of a file.")],
+    as_json: Json = False,
+) -> None:
+    """One profile, each figure with its source. The word show may be left out."""
+    from edgefl.emulation import to_json
+
+    profile = _loaded(name)
+    if as_json:
+        typer.echo(json.dumps(to_json(profile), indent=2))
+        return
+
+    from edgefl.cli import profile_tables, tables
+
+    tables.show(*profile_tables.one(profile))
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Profile files in TOML.")],
+) -> None:
+    """Say everything that is wrong with profile files."""
+    from edgefl.emulation import check_file
+
+    wrong, count = 0, 0
+    for file in files:
+        problems = check_file(file)
+        for problem in problems:
+            typer.echo(problem)
+        if not problems:
+            typer.echo(f"{file}: good")
+        wrong, count = wrong + bool(problems), count + len(problems)
+    if count:
+        where = files[0] if len(files) == 1 else f"{wrong} of {len(files)} files"
+        raise ConfigError(f"{where}: {count} problem{'s' if count > 1 else ''}")
+
+
+@app.command("import")
+def import_(
+    format_name: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {FORMATS}.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file in that format.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; without it one file is printed.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of what is made; by default the file's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This entry of the file; may be repeated.")] = None,
+    clients: Annotated[int, typer.Option(help="fedscale: how many of its clients, evenly spaced.")] = 100,
+    base: Annotated[str | None, typer.Option(help="power-profile: the device that it completes.")] = None,
+    up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
+) -> None:
+    """Make profiles of another project's file."""
+    from edgefl.interchange.asked import Asked
+    from edgefl.interchange.formats import named
+
+    made = named(format_name).read(file, Asked(name, tuple(only or ()), clients, base, up))
+    for note in made.notes:
+        typer.echo(note, err=True)
+    if out is not None:
+        _write(out, made.files)
+    elif len(made.files) == 1:
+        typer.echo(next(iter(made.files.values())), nl=False)
+    else:
+        raise ConfigError(f"{file}: makes {len(made.files)} files; say where to: --out FOLDER")
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A network, or a fleet for fedscale.")],
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="One of devtools, fedscale, mahimahi, webpagetest.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write; by default it is printed.")] = None,
+    way: Annotated[Literal["down", "up"], typer.Option(help="mahimahi: which way of the network.")] = "down",
+) -> None:
+    """Write a profile in another project's format."""
+    from edgefl.interchange.formats import write
+
+    written = write(name, format_name, way)
+    if written.left_out:
+        typer.echo(f"{format_name} cannot say, left out: {', '.join(written.left_out)}", err=True)
+    if out is not None:
+        if out.exists():
+            raise ConfigError(f"--out {out}: exists; remove it or name another")
+        out.write_bytes(written.content)
+        typer.echo(f"wrote {out}")
+    elif format_name == "fedscale" and sys.stdout.isatty():
+        raise ConfigError("fedscale's files are no text; say where to: --out FILE")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(written.content)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """All of them or, where one is there already, none."""
+    for file in files:
+        if (folder / file).exists():
+            raise ConfigError(f"--out {folder}: {file} exists there; remove it or name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as wrong:
+        raise ConfigError(f"--out {folder}: cannot be written: {wrong.strerror}") from None
+    if len(files) > LISTED:
+        typer.echo(f"wrote {len(files)} files to {folder}")
+    else:
+        for file in files:
+            typer.echo(f"wrote {folder / file}")
+
+
+def _list(as_json: bool) -> None:
+    from edgefl import emulation
+
+    devices = [emulation.load_device(name) for name in emulation.device_names()]
+    networks = [emulation.load_network(name) for name in emulation.network_names()]
+    fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
+    if as_json:
+        found: dict[str, list[Profile]] = {
+            "devices": [*devices],
+            "networks": [*networks],
+            "fleets": [*fleets],
+        }
+        plain = {kind: {p.id: emulation.to_json(p) for p in these} for kind, these in found.items()}
+        typer.echo(json.dumps(plain, indent=2))
+        return
+
+    from edgefl.cli import profile_tables, tables
+
+    tables.show(
+        profile_tables.devices_table(devices),
+        profile_tables.networks_table(networks),
+        profile_tables.fleets_table(fleets),
+    )
+
+
+def _loaded(name: str) -> Profile:
+    """The profile of that name, of whatever kind, or in that file."""
+    from edgefl.emulation import load_device, load_fleet, load_network, profile_files
+
+    load: dict[str, Callable[[str], Profile]]
+    load = {"devices": load_device, "networks": load_network, "fleets": load_fleet}
+    if profile_files.is_path(name):
+        return load[profile_files.kind_of(profile_files.read(Path(name)))](name)
+    for kind in profile_files.TYPES:
+        if name in profile_files.names(kind):
+            return load[kind](name)
+    have = [name for kind in profile_files.TYPES for name in profile_files.names(kind)]
+    raise ProfileError(unknown("profile", name, have))

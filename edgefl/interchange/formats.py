@@ -1,0 +1,91 @@
+"""The formats by name: what reads each, and what writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from edgefl.emulation import load_fleet, load_network
+from edgefl.emulation.schema import Network
+from edgefl.errors import ProfileError, unknown
+from edgefl.interchange import bouquetfl, devtools, fedscale, mahimahi, power_profile, webpagetest
+from edgefl.interchange.asked import Asked
+from edgefl.interchange.made import Made
+
+Way = Literal["down", "up"]
+
+
+class Format(NamedTuple):
+    """One format."""
+
+    read: Callable[[Path, Asked], Made]
+    gives: str
+    """What a file of it is made into."""
+    writes: str = ""
+    """What is written in it; nothing if it is only read."""
+
+
+class Written(NamedTuple):
+    """A file's content, and what of the profile is not in it."""
+
+    content: bytes
+    left_out: tuple[str, ...] = ()
+
+
+FORMATS: dict[str, Format] = {
+    "bouquetfl": Format(bouquetfl.read, "devices or networks, from its TOML files"),
+    "devtools": Format(devtools.read, "networks, from DevTools' or Lighthouse's JSON", "a network"),
+    "fedscale": Format(fedscale.read, "a fleet, or an availability file", "a fleet"),
+    "mahimahi": Format(mahimahi.read, "a network that replays the trace", "one way of a network"),
+    "power-profile": Format(power_profile.read, "the device --base with battery and currents"),
+    "webpagetest": Format(webpagetest.read, "networks, from connectivity.ini", "a network"),
+}
+
+
+def named(name: str) -> Format:
+    """The format of that name; ProfileError with the nearest if there is none."""
+    if name not in FORMATS:
+        raise ProfileError(unknown("format", name, FORMATS))
+    return FORMATS[name]
+
+
+def write(name: str, format_name: str, way: Way = "down") -> Written:
+    """The profile of that name, or at that path, in that format.
+
+    ProfileError if the format is only read, or cannot say what the profile is.
+
+    >>> print(write("3g", "webpagetest").content.decode(), end="")
+    [3g]
+    label="3G"
+    bwIn=1600000
+    bwOut=768000
+    latency=300
+    plr=0
+    """
+    if not named(format_name).writes:
+        able = ", ".join(other for other, found in FORMATS.items() if found.writes)
+        raise ProfileError(f"format {format_name!r} is only read; written are: {able}")
+    if format_name == "fedscale":
+        return Written(fedscale.write(load_fleet(name)))
+    network = load_network(name)
+    if format_name == "mahimahi":
+        content = mahimahi.write(network, network.down if way == "down" else network.up)
+        return Written(content.encode(), _unsayable(network, rate_only=True))
+    if network.down.trace or network.up.trace:
+        raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
+    writes = webpagetest.write if format_name == "webpagetest" else devtools.write
+    text, left_out = writes(network)
+    return Written(text.encode(), (*left_out, *_unsayable(network)))
+
+
+def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
+    """What this network has and the formats of networks cannot say; a trace says the rate only."""
+    ways = (network.down, network.up)
+    has = {
+        "delay": rate_only and any(way.delay_ms for way in ways),
+        "loss": rate_only and any(way.loss_pct for way in ways),
+        "jitter": any(way.jitter_ms for way in ways),
+        "queue": any(way.queue_kib for way in ways),
+    }
+    return tuple(what for what, there in has.items() if there)

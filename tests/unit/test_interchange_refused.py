@@ -1,0 +1,298 @@
+"""Broken and hostile files of other projects: one clear line, exit code 2, nothing runs or is written."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.cli import main
+from edgefl.errors import ProfileError
+from edgefl.interchange.asked import Asked
+from edgefl.interchange.formats import FORMATS, named
+
+SAMPLES = Path(__file__).parent / "interchange_samples"
+SAMPLE = {
+    "bouquetfl": "cpus.toml",
+    "devtools": "devtools.json",
+    "fedscale": "client_device_capacity",
+    "mahimahi": "down.trace",
+    "power-profile": "power_profile.xml",
+    "webpagetest": "connectivity.ini",
+}
+
+
+def refused(format_name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command line says of it, after all that must hold of a refusal."""
+    before = sorted(path.parent.iterdir())
+    code = main(
+        ["profiles", "import", format_name, str(path), "--base", "pixel-3", "--out", str(path.parent)]
+    )
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("edgefl: ")
+    assert "Traceback" not in err
+    assert len(err) < 600
+    assert sorted(path.parent.iterdir()) == before
+    return err
+
+
+def entity_bomb() -> str:
+    lines = ["<!DOCTYPE device [", '<!ENTITY a "0123456789">']
+    lines += [
+        f'<!ENTITY {after} "{f"&{name};" * 10}">' for name, after in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    return "\n".join(
+        [*lines, "]>", '<device name="Android"><item name="battery.capacity">&i;</item></device>']
+    )
+
+
+class Calls:
+    def __init__(self, what: Any, *arguments: Any) -> None:
+        self.call = (what, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def capacities(**entry: Any) -> bytes:
+    return pickle.dumps({1: {"computation": 30.0, "communication": 5000.0} | entry})
+
+
+def behaviour(**entry: Any) -> bytes:
+    right = {"active": [0, 50], "inactive": [10, 60], "finish_time": 100, "duration": 1, "model": "x"}
+    return pickle.dumps({4: {key: value for key, value in (right | entry).items() if value is not None}})
+
+
+XML = '<device name="Android">{}</device>'
+CAPACITY = '<item name="battery.capacity">3000</item>'
+
+
+@pytest.mark.parametrize(
+    ("format_name", "content", "said"),
+    [
+        ("bouquetfl", "", "got nothing; allowed: cpus, gpus or locations"),
+        ("bouquetfl", "schema_version = 2\n[[cpus]]\nname = 'x'", "schema_version: got 2; allowed: 1"),
+        ("bouquetfl", "cpus = 3", "cpus: got int; allowed: [[cpus]] tables"),
+        ("bouquetfl", "cpus = [1]", "cpus: got list; allowed: [[cpus]] tables"),
+        ("bouquetfl", "[[cpus]]\ncores = '2'", "cpus[0].name: got None; allowed: a text"),
+        ("bouquetfl", "[[cpus]]\nname = 'x'\ncores = 2", "x: cores: got 2; allowed: cores"),
+        ("bouquetfl", "[[cpus]]\nname = 'x'\ncores = '2'", "x: core_clock: got nothing"),
+        ("bouquetfl", "[[cpus]]\nname = 'x'\ncores = '0'", "x: cores: got '0'"),
+        ("bouquetfl", "[[cpus]]\nname = 'x'\ncores = '2'\ncore_clock = 'fast'", "core_clock: got 'fast'"),
+        ("bouquetfl", "[[gpus]]\nname = 'x'\ncuda_cores = nan\nclock_speed = 1", "cuda_cores: got nan"),
+        ("bouquetfl", "[[gpus]]\nname = 'x'\ncuda_cores = 1\nclock_speed = true", "clock_speed: got True"),
+        ("bouquetfl", "[[locations]]\nname = 'x'\ndownload_mbps = -1", "download_mbps: got -1"),
+        ("bouquetfl", "[[locations]]\nname = 'x'\ndownload_mbps = inf", "download_mbps: got inf"),
+        ("bouquetfl", "[[cpus]]\nname = 'x", "line 2"),
+        ("bouquetfl", "a = " + "[" * 5000, "nested too deep"),
+        ("devtools", "", "not JSON"),
+        ("devtools", "{", "not JSON"),
+        ("devtools", "[]", "no preset"),
+        ("devtools", "3", "no preset"),
+        ("devtools", "[" * 100_000, "not JSON"),
+        ("devtools", '{"a":' * 50 + "1" + "}" * 50, "no preset"),
+        (
+            "devtools",
+            '{"title":"t","download":"x","upload":1,"latency":1}',
+            "t: Expected `float`, got `str` at `download`",
+        ),
+        ("devtools", '{"title":"t","download":1e300,"upload":1,"latency":1}', "t: Expected `float` < 1"),
+        (
+            "devtools",
+            '{"title":"t","download":1,"upload":1,"latency":-1}',
+            "t: Expected `float` >= 0.0 at `latency`",
+        ),
+        ("devtools", '{"title":"t","download":1,"upload":1}', "t: Object missing required field `latency`"),
+        ("devtools", '{"download":1,"upload":1,"latency":NaN}', "not JSON"),
+        (
+            "devtools",
+            '{"offline":true,"latency":0,"downloadThroughput":0,"uploadThroughput":0}',
+            "offline: got true; allowed: false",
+        ),
+        ("fedscale", b"", "not a whole pickle"),
+        ("fedscale", b"\x80\x04N.", "got None; allowed: a dictionary of clients"),
+        ("fedscale", pickle.dumps({}), "got a dict of 0; allowed: a dictionary of clients"),
+        ("fedscale", pickle.dumps([1]), "got a list of 1"),
+        ("fedscale", pickle.dumps({1: 2}), "client 1: got 2; allowed: computation and communication"),
+        (
+            "fedscale",
+            capacities(computation="fast"),
+            "client 1: computation: got 'fast'; allowed: a number above 0",
+        ),
+        ("fedscale", capacities(computation=0), "client 1: computation: got 0"),
+        ("fedscale", capacities(communication=float("nan")), "client 1: communication: got nan"),
+        ("fedscale", capacities(communication=float("inf")), "client 1: communication: got inf"),
+        ("fedscale", capacities(communication=None), "client 1: communication: got nothing"),
+        ("fedscale", capacities(communication=True), "client 1: communication: got True"),
+        ("fedscale", capacities(communication=10**400), "client 1: communication: got 1000"),
+        ("fedscale", behaviour(finish_time=10**400), "client 4: finish_time: got 1000"),
+        ("fedscale", behaviour(finish_time=0), "client 4: finish_time: got 0; allowed: seconds above 0"),
+        ("fedscale", behaviour(finish_time=None), "client 4: finish_time: got 'nothing'"),
+        ("fedscale", behaviour(active=3), "client 4: active: got 3; allowed: a list of seconds"),
+        ("fedscale", behaviour(active=["x", 1]), "client 4: active: got a list of 2"),
+        ("fedscale", behaviour(active=[-1, 1]), "client 4: active: got a list of 2"),
+        (
+            "fedscale",
+            behaviour(inactive=[1]),
+            "client 4: inactive: got a list of 1; allowed: as many as active, 2",
+        ),
+        ("fedscale", behaviour(active=[10, 60]), "no client is ever active"),
+        ("fedscale", pickle.dumps(Calls(os.system, "true")), "not plain data: it names"),
+        ("fedscale", pickle.dumps({1: Calls(eval, "1")}), "not plain data: it names"),
+        ("fedscale", b"cos\nsystem\n(S'true'\ntR.", "not plain data"),
+        ("fedscale", b"\x80\x02]\x82\x01.", "not plain data: instruction EXT1"),
+        ("mahimahi", "", "allowed: 1 to"),
+        ("mahimahi", "1\nx\n", "line 2: got 'x'; allowed: whole milliseconds"),
+        ("mahimahi", "5\n3\n", "line 2: got '3'; allowed: whole milliseconds, none before"),
+        ("mahimahi", "-1\n", "line 1: got '-1'"),
+        ("mahimahi", "1.5\n", "line 1: got '1.5'"),
+        ("mahimahi", "0\n0\n", "its last time is 0 ms; allowed: at least 1"),
+        ("mahimahi", "9" * 400, "line 1: got '999"),
+        ("mahimahi", b"\xff\xfe", "not text"),
+        ("power-profile", "", "not XML"),
+        ("power-profile", "<device>", "not XML"),
+        ("power-profile", "<html/>", "<html> inside nothing; allowed: device"),
+        ("power-profile", "<device><item><b/></item></device>", "<b> inside device/item"),
+        ("power-profile", "<device></device>", "no items; allowed"),
+        ("power-profile", XML.format('<array name="battery.capacity"/>'), "battery.capacity: got 0"),
+        ("power-profile", "<?xml version='1.0' encoding='rot13'?><html/>", "<html> inside nothing"),
+        ("power-profile", XML.format('<item name="x">fast</item>'), "x: got 'fast'; allowed: a number"),
+        ("power-profile", XML.format('<item name="x">nan</item>'), "x: got 'nan'"),
+        ("power-profile", XML.format('<item name="x">-3</item>'), "x: got '-3'"),
+        (
+            "power-profile",
+            XML.format('<item name="x">1</item>'),
+            "battery.capacity: got 0; allowed: above 0 mAh",
+        ),
+        (
+            "power-profile",
+            XML.format(
+                CAPACITY + '<array name="cpu.speeds"><value>1</value><value>2</value></array>'
+                '<array name="cpu.active"><value>1</value></array>'
+            ),
+            "cpu.speeds: got 2 speeds and 1 currents",
+        ),
+        (
+            "power-profile",
+            XML.format(CAPACITY + '<item name="wifi.active">0.1</item><item name="radio.active">0.1</item>'),
+            "a placeholder file, Wi-Fi, radio and screen at 0.1 mA",
+        ),
+        ("power-profile", entity_bomb(), "line 1: a document type, which no power profile has"),
+        (
+            "power-profile",
+            '<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+            '<device><item name="x">&x;</item></device>',
+            "a document type",
+        ),
+        ("power-profile", '<!DOCTYPE device SYSTEM "http://localhost/x.dtd"><device/>', "a document type"),
+        ("power-profile", "<device>" * 3, "<device> inside device"),
+        ("webpagetest", "", "got no section with bwIn"),
+        ("webpagetest", "bwIn=3", "not WebPageTest's INI: File contains no section headers"),
+        ("webpagetest", "[a]\nbwIn=1\n[a]\nbwIn=2\n", "section 'a' already exists"),
+        ("webpagetest", "[a]\nlabel=x\n", "got no section with bwIn, bwOut and latency"),
+        ("webpagetest", "[a]\nbwIn=1\nbwOut=1\n", "[a] latency: got nothing; allowed: 0 to below"),
+        ("webpagetest", "[a]\nbwIn=fast\nbwOut=1\nlatency=1\n", "[a] bwIn: got 'fast'"),
+        ("webpagetest", "[a]\nbwIn=nan\nbwOut=1\nlatency=1\n", "[a] bwIn: got 'nan'"),
+        (
+            "webpagetest",
+            "[a]\nbwIn=1\nbwOut=1\nlatency=1\nplr=100\n",
+            "[a] plr: got '100'; allowed: 0 to below 100",
+        ),
+        ("webpagetest", b"[a]\nlabel=\xff\n", "line 2: not UTF-8: byte 0xff"),
+    ],
+)
+def test_a_broken_file_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str, content: str | bytes, said: str
+) -> None:
+    path = tmp_path / SAMPLE[format_name]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    err = refused(format_name, path, capsys)
+    assert said in err
+    assert SAMPLE[format_name] in err
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_truncated_sample_never_raises_anything_else(tmp_path: Path, format_name: str) -> None:
+    whole = (SAMPLES / SAMPLE[format_name]).read_bytes()
+    path = tmp_path / SAMPLE[format_name]
+    refusals = 0
+    for length in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:length])
+        try:
+            named(format_name).read(path, Asked(base="pixel-3"))
+        except ProfileError as wrong:
+            refusals += 1
+            assert "\n" not in str(wrong)
+    assert refusals > 0
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_an_altered_sample_never_raises_anything_else(tmp_path: Path, format_name: str) -> None:
+    whole = bytearray((SAMPLES / SAMPLE[format_name]).read_bytes())
+    path = tmp_path / SAMPLE[format_name]
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        for byte in (0x00, 0x2D, whole[at] ^ 0x01):
+            path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+            try:
+                named(format_name).read(path, Asked(base="pixel-3"))
+            except ProfileError as wrong:
+                assert "\n" not in str(wrong)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_files_of_another_format_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str
+) -> None:
+    for other, sample in SAMPLE.items():
+        if other != format_name:
+            path = tmp_path / sample
+            path.write_bytes((SAMPLES / sample).read_bytes())
+            refused(format_name, path, capsys)
+
+
+@pytest.mark.parametrize("format_name", set(FORMATS) - {"mahimahi"})
+def test_files_that_are_too_long_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format_name: str
+) -> None:
+    from edgefl.interchange import fedscale
+
+    monkeypatch.setattr(fedscale, "LIMIT_MIB", 1)
+    path = tmp_path / SAMPLE[format_name]
+    path.write_bytes(b" " * ((1 << 20) + 1))
+    assert "longer than 1" in refused(format_name, path, capsys)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_files_that_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str
+) -> None:
+    refused(format_name, tmp_path / "nothing", capsys)
+    refused(format_name, tmp_path, capsys)
+
+
+def test_no_pickle_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "target" / "owned"
+    target.parent.mkdir()
+    path = tmp_path / "client_device_capacity"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        entry = {"computation": Calls(os.mkdir, str(target)), "communication": 1.0}
+        path.write_bytes(pickle.dumps({1: entry}, protocol=protocol))
+        assert "not plain data" in refused("fedscale", path, capsys)
+        assert not target.exists()
+    pickle.loads(path.read_bytes())
+    assert target.exists(), "the pickle was harmless: this test shows nothing"
+
+
+def test_a_power_profile_needs_a_base(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(SAMPLES / "power_profile.xml")
+    assert main(["profiles", "import", "power-profile", file]) == 2
+    assert "name the device profile that it completes: --base" in capsys.readouterr().err
+    assert main(["profiles", "import", "power-profile", file, "--base", "pixel3"]) == 2
+    assert "did you mean 'pixel-3'" in capsys.readouterr().err
+    assert main(["profiles", "import", "power-profile", file, "--base", "paper-half-normal"]) == 0
