@@ -41,6 +41,7 @@ def figures(tables: Any) -> None:
         if rule is not None and not rule[0](value):
             raise Fault(key, f"{key}: must be {rule[1]}, got {shown(value)}")
     _counts(tables["fleet"]["devices"])
+    _churn(tables["fleet"].get("churn", {}))
     _name(tables.get("name", "experiment"))
     _training(tables.get("training", {}))
     if not tables.get("stop"):
@@ -220,6 +221,10 @@ _RULES: dict[str, _Rule] = {
     "seed": (lambda v: 0 <= v < 2**63, f"a whole number from 0 to {2**63 - 1}"),
     "fleet.rejoin_s": _NOT_NEGATIVE,
     "fleet.join_spread_s": _NOT_NEGATIVE,
+    "fleet.charge": (lambda v: 0 <= v <= 1, "a number from 0 to 1"),
+    "fleet.churn.mean_online_s": _POSITIVE,
+    "fleet.churn.mean_offline_s": _POSITIVE,
+    "fleet.churn.die_per_trip": (lambda v: 0 <= v < 1, "a number of at least 0 and below 1"),
     "data.alpha": _POSITIVE,
     "data.classes_per_client": _COUNT,
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, both excluded"),
@@ -263,6 +268,14 @@ def _counts(devices: Mapping[str, int]) -> None:
     if sum(devices.values()) > MAX_CLIENTS:
         total = sum(devices.values())
         raise Fault("fleet.devices", f"fleet.devices: at most {MAX_CLIENTS} clients in all, got {total}")
+
+
+def _churn(churn: Mapping[str, Any]) -> None:
+    pair = ("mean_online_s", "mean_offline_s")
+    missing = [name for name in pair if churn.get(name) is None]
+    if len(missing) == 1:
+        key = f"fleet.churn.{missing[0]}"
+        raise Fault(key, f"{key}: missing; {' and '.join(pair)} only work together")
 
 
 def _name(name: str) -> None:

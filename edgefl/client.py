@@ -46,6 +46,7 @@ class Client:
         self._workload = workload
         self._buffer = buffer
         self._paced = spec.role == control.CLIENT
+        self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
         self._transport: ClientEnd = (
             ShmClient(buffer) if experiment.server.transport == "shm" else WireClient(self._line.send)
@@ -100,6 +101,8 @@ class Client:
             self._give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
         finally:
             self._line.task = None
+            if self._mortal:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _give_back(self, task: wire.Task, reason: str) -> None:
         self._line.say(wire.Gone(task.client, self._spec.epoch, task.task, reason))
@@ -112,7 +115,7 @@ class Client:
         if self._paced:
             self._buffer.fetched[task.slot] = 1
         budget_s = None if task.cut is None else task.cut.budget_s
-        plan = workload.plan(task.client, task.trip, budget_s)
+        plan = workload.plan(task.client, task.trip, budget_s, task.condition)
         vector = workload.flat.array
         if not self._paced:
             np.copyto(vector, base)
@@ -122,6 +125,8 @@ class Client:
             compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
             self._send_update(task, 0, self._raw.size)
         else:
+            if plan.dies_s < math.inf:
+                _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
             pacer.begin(received_ns)
             down = move(
                 pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4])
@@ -212,3 +217,9 @@ class Client:
         if self._own is None:
             self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
         return self._own
+
+
+def _die_at(at_ns: float) -> None:
+    """Have this process killed at that instant of the monotonic clock, as a phone's system kills it."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, max(1e-6, (at_ns - time.monotonic_ns()) / 1e9))

@@ -9,6 +9,7 @@ from edgefl.aggregator import Aggregator
 from edgefl.checkpoint import Checkpoint, Layout
 from edgefl.clock import WallClock
 from edgefl.core import Core
+from edgefl.dynamics import Dynamics
 from edgefl.errors import ConfigError
 from edgefl.executor import Executor
 from edgefl.store import Store
@@ -44,12 +45,19 @@ def save(folder: Path, executor: Executor, clock: WallClock, layout: Layout, *, 
     )
 
 
-def restore(folder: Path, core: Core, aggregator: Aggregator, store: Store) -> Checkpoint:
-    """Rewind the record to the last checkpoint, replay it through a fresh ``core``, and refill the buffer."""
+def restore(
+    folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
+) -> Checkpoint:
+    """Rewind the record to the last checkpoint, replay it through a fresh ``core``, and refill the buffer.
+
+    A fresh ``dynamics`` is shown the replay, and so gets to where it was.
+    """
     last = checkpoint.latest(folder / FOLDER, journal_seq=store.seq)
     store.truncate(last.journal_seq)
     for _, event in store.replay():
-        core.handle(event)
+        actions = core.handle(event)
+        if dynamics is not None:
+            dynamics.observe(event, actions, core.now_s)
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")

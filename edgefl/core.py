@@ -79,6 +79,7 @@ class Core(Ledger):
         self._sum: tuple[Sum, Step] | None = None
         self._late: list[Update] = []  # discarded by the strategy while they are being summed
         self._wasted = 0  # failures in a row without a new version
+        self._fruitless = 0  # tasks lost in a row without one that arrived
         self._wakes: set[float] = set()
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
         self._cuts = type(strategy).until is not Strategy.until
@@ -133,9 +134,13 @@ class Core(Ledger):
         if not self.connected(client):
             return False
         task = self.task_of(client)
+        if task is not None and event.finishes:
+            self.leave_when_done(client)
+            return False
         if task is not None:
             self.end(task)
             self.lost += 1
+            self._fruitless += 1
             actions.append(Release(task, "lost", event.reason))
         self.disconnect(client)
         if task is not None:
@@ -149,6 +154,7 @@ class Core(Ledger):
             return False
         self.end(task)
         self.trips += 1
+        self._fruitless = 0
         if self.stopped is not None or self.now_s >= self._end_s:
             self.discarded += 1
             actions.append(Release(task, "discarded", OVER))
@@ -292,6 +298,8 @@ class Core(Ledger):
             return "trips"
         if self._wasted > 100 + 10 * len(self.devices):
             return f"no progress: {self._wasted} tasks in a row failed or gave a bad update"
+        if self._fruitless > 100 + 10 * len(self.devices):
+            return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
 
     def _finish(self, reason: str, actions: list[Action]) -> None:

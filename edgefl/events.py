@@ -21,11 +21,13 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A client is gone: its process ended, it was dropped, or the run was interrupted."""
+    """A client is gone: its process ended, it went offline, it was dropped, or the run was interrupted."""
 
     client: int
     at_s: float
     reason: str
+    finishes: bool = False
+    """It finishes the task that it has before it goes."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):

@@ -15,6 +15,7 @@ from typing import Protocol
 from edgefl import wire
 from edgefl.aggregator import Aggregator, Lease
 from edgefl.core import Core
+from edgefl.dynamics import Dynamics
 from edgefl.errors import WireError
 from edgefl.events import (
     Action,
@@ -103,6 +104,8 @@ class Executor:
     now_s: Callable[[], float]
     wall_s: Callable[[], float]
     watch: Stopwatch
+    dynamics: Dynamics | None = None
+    """What changes over time on the phones, if anything does."""
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
     restored: frozenset[int] = frozenset()
@@ -181,6 +184,8 @@ class Executor:
         before = self.watch.to("decide")
         self.store.journal(event)
         actions = self.core.handle(event)
+        if self.dynamics is not None:
+            self.dynamics.observe(event, actions, self.core.now_s)
         self.watch.to(before)
         return actions
 
@@ -199,11 +204,22 @@ class Executor:
     def _train(self, action: Train) -> None:
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
         self._open[action.task] = _Trip(action, self.now_s())
-        cut = None
+        cut = condition = None
         if (until := action.until) is not None:
-            cut = wire.Cut(max(0.0, until.at_s - self.now_s()), until.gain, until.per_step)
+            cut = wire.Cut(max(0.0, until.at_s - self.core.now_s), until.gain, until.per_step)
+        if self.dynamics is not None:
+            condition = self.dynamics.condition(action.client)
         self.outbox.train(
-            wire.Task(action.client, action.task, action.trip, action.version, lease.entry, lease.slot, cut)
+            wire.Task(
+                action.client,
+                action.task,
+                action.trip,
+                action.version,
+                lease.entry,
+                lease.slot,
+                cut,
+                condition,
+            )
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:

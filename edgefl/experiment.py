@@ -11,6 +11,18 @@ from typing import Any, Literal
 import msgspec
 
 
+class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Phones that come and go at random, and die."""
+
+    mean_online_s: float | None = None
+    """Mean of the exponentially distributed time, emulated seconds, for which a phone is online; with
+    ``mean_offline_s``. None: it does not go by itself."""
+    mean_offline_s: float | None = None
+    """The same for the time until it is back."""
+    die_per_trip: float = 0.0
+    """Probability that the phone's process is killed on a trip, at an instant of it drawn uniformly."""
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which phones there are, how they are connected, and what happens when one dies."""
 
@@ -24,6 +36,17 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Emulated seconds until a replaced device is back."""
     join_spread_s: float = 0.0
     """Devices come online at instants drawn from U(0, this many emulated seconds); 0: all at the start."""
+    thermal: bool = False
+    """Devices whose profiles give their thermal model in full get hot, and slower, as they train."""
+    battery: bool = False
+    """Devices with a ``[battery]`` drain it, and leave when it is at ``min_soc`` until it is charged."""
+    charge: float = 1.0
+    """How full batteries are at the start, from 0 to 1."""
+    availability: str | None = None
+    """A JSON file of when devices are available (docs/dynamics.md), instead of what their profiles say."""
+    churn: Churn = Churn()
+    on_leave: Literal["lose", "finish"] = "lose"
+    """A phone that goes offline in the middle of a trip loses the task, or finishes it first."""
     memory_limit: bool = True
     """Enforce the profile's ``memory.app_limit_mib`` on each client process."""
 

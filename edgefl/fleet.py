@@ -38,6 +38,8 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
         fleet["network"] = _absolute(network, base)
     else:
         fleet["network"] = {name: _absolute(net, base) for name, net in _rekeyed(network, base).items()}
+    if fleet.get("availability"):
+        fleet["availability"] = _found(fleet["availability"], base)
     if "labels" in data:
         data["labels"] = _rekeyed(data["labels"], base)
     if data.get("path"):
@@ -46,12 +48,16 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
 
 
 def require(fleet: Mapping[str, Any]) -> None:
-    """Raise a `ProfileFault` if a device or network that a resolved ``[fleet]`` names does not exist."""
+    """Raise a `ProfileFault` if what a resolved ``[fleet]`` names does not exist or lacks what it needs."""
     from edgefl.emulation import load_device, load_network
+    from edgefl.emulation.availability import read_availability
 
     devices, network = fleet["devices"], fleet["network"]
     for name in devices:
         _tried(load_device, name, "fleet.devices", f"fleet.devices.{name}")
+    _require_figures(fleet)
+    if fleet.get("availability"):
+        _tried(read_availability, fleet["availability"], "fleet.availability")
     if isinstance(network, str):
         _tried(load_network, network, "fleet.network")
         return
@@ -64,6 +70,25 @@ def require(fleet: Mapping[str, Any]) -> None:
     if missing:
         text = f"fleet.network: no network for {', '.join(missing)}; give one for each device, or one for all"
         raise ProfileFault("fleet.network", text)
+
+
+def _require_figures(fleet: Mapping[str, Any]) -> None:
+    """Raise a `ProfileFault` if heat or batteries are asked for and no profile has the figures for them."""
+    from edgefl.emulation import load_device
+    from edgefl.emulation.power import power_of
+    from edgefl.emulation.thermal import thermal_model
+
+    devices = [load_device(name) for name in fleet["devices"]]
+    if fleet.get("thermal") and not any(thermal_model(device) for device in devices):
+        needs = "trips, ambient_c, r_c_per_w, tau_s and busy_w"
+        raise ProfileFault(
+            "fleet.thermal", f"fleet.thermal: no device of the fleet gives all of thermal.{needs}"
+        )
+    if fleet.get("battery"):
+        for name in fleet["devices"]:
+            _tried(lambda name: power_of(load_device(name)), name, "fleet.battery")
+        if not any(device.battery for device in devices):
+            raise ProfileFault("fleet.battery", "fleet.battery: no device of the fleet has a [battery]")
 
 
 def _tried(load: Callable[[str], object], name: str, shown: str, key: str | None = None) -> None:

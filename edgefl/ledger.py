@@ -66,6 +66,7 @@ class Ledger:
         self._tasks: dict[int, Task] = {}
         self._running: dict[int, int] = {}  # client → task, in the order of starting
         self._cancelled: set[int] = set()
+        self._leaving: set[int] = set()  # clients that go when they have finished their task
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = [0] * count
         self._trained_from = [-1] * count
@@ -109,6 +110,10 @@ class Ledger:
         del self.idle[bisect_left(self.idle, client)]
         return True
 
+    def leave_when_done(self, client: int) -> None:
+        """The client is gone as soon as its task is over."""
+        self._leaving.add(client)
+
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self._connected[client]
 
@@ -138,10 +143,13 @@ class Ledger:
         return found if found is not None and found.client == client else None
 
     def end(self, task: int) -> bool:
-        """The task is over and its client idle; true if it had been cancelled."""
+        """The task is over, its client idle, or gone if it waited for that; true if it was cancelled."""
         client = self._tasks.pop(task).client
         del self._running[client]
         insort(self.idle, client)
+        if client in self._leaving:
+            self._leaving.remove(client)
+            self.disconnect(client)
         if task in self._cancelled:
             self._cancelled.remove(task)
             return True

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import time
-from functools import partial
 from pathlib import Path
 
 from edgefl import continuity, control, runinfo, wire
 from edgefl.aggregator import Aggregator
 from edgefl.assessments import Assessments
+from edgefl.attendance import Attendance
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel
 from edgefl.clock import Alarms, WallClock
 from edgefl.core import Core
+from edgefl.dynamics import dynamics_of
 from edgefl.emulation.capacity import usable_cores
 from edgefl.errors import EdgeflError, RunError
-from edgefl.events import Failed, Halted, Joined, Left, Ticked
+from edgefl.events import Failed, Halted, Left, Ticked
 from edgefl.executor import Executor
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import CLIENTS, Peer, Peers
 from edgefl.progress import Gauge
 from edgefl.reception import Reception
 from edgefl.roster import Roster
-from edgefl.seeds import stream
 from edgefl.sockets import bind
 from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
@@ -36,6 +36,7 @@ from edgefl.strategies import resolve
 from edgefl.strategies.base import Device
 from edgefl.strategies.optimizer import start
 from edgefl.transport import server_end
+from edgefl.trips import Trips
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
@@ -54,7 +55,6 @@ class Server:
         self._folder = Path(plan.run_dir)
         self._stopped: str | None = None
         self._interrupted = self._started = False
-        self._joining = 0
         self._watch = Stopwatch("start")
         self._alarms = Alarms()
         self._gauge = Gauge(plan)
@@ -77,7 +77,11 @@ class Server:
             self._clock.now_s,
             self._clock.wall_s,
             self._watch,
+            self._dynamics,
             restored=frozenset(self._aggregator.leases),
+        )
+        self._attendance = Attendance(
+            experiment, self._dynamics, self._executor, self._peers, self._clock, self._alarms, self.note
         )
         self._reception = Reception(
             self._socket,
@@ -117,9 +121,19 @@ class Server:
         every = experiment.evaluation.every_versions
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
         self._aggregator = Aggregator(self._buffer, strategy.optimizer(), experiment.server.kernel_backend)
+        cost, shape = plan.prepared, self._buffer.shape
+        self._trips = Trips(
+            experiment,
+            plan.clients,
+            cost.examples,
+            cost.flops_per_example,
+            4 * shape.size,
+            shape.update_bytes,
+        )
+        self._dynamics = dynamics_of(experiment, plan.clients, self._trips)
         emulated_s = wall_s = 0.0
         if plan.resume:
-            last = continuity.restore(self._folder, self._core, self._aggregator, self._store)
+            last = continuity.restore(self._folder, self._core, self._aggregator, self._store, self._dynamics)
             emulated_s, wall_s = last.emulated_s, last.wall_s
         else:
             start(strategy.optimizer(), self._buffer.vectors(self._buffer.latest[1]))
@@ -180,28 +194,8 @@ class Server:
         if wall_s is not None:
             self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
 
-    def _joins_at_s(self, client: int) -> float:
-        """When this device comes online: the same whoever asks, and whatever the other devices are."""
-        draw = stream(self._experiment.seed, "join", client).uniform(0.0, 1.0)
-        return self._experiment.fleet.join_spread_s * float(draw)
-
     def _join_fleet(self) -> None:
-        for peer in self._peers.of(control.CLIENT):
-            wait_s = self._joins_at_s(peer.number) - self._clock.now_s()
-            if wait_s <= 0.0:
-                self._join(peer.number)
-            else:
-                self._joining += 1
-                self._alarms.after(wait_s * self._clock.time_scale, partial(self._come_online, peer))
-
-    def _come_online(self, peer: Peer) -> None:
-        self._joining -= 1
-        if self._peers.get(peer.role, peer.number) is peer:
-            self._join(peer.number)
-
-    def _join(self, client: int) -> None:
-        if self._stopped is None:
-            self._executor.handle(Joined(client, self._clock.now_s()))
+        self._attendance.open()
 
     def _set_alarms(self) -> None:
         self._alarms.every(COMMIT_S, self._commit)
@@ -233,8 +227,10 @@ class Server:
 
     def finished(self, done: wire.Done | wire.Gone) -> None:
         if isinstance(done, wire.Gone):
-            self._executor.handle(Failed(done.client, done.task, self._clock.now_s(), done.reason))
+            if not self._attendance.given_up(done):
+                self._executor.handle(Failed(done.client, done.task, self._clock.now_s(), done.reason))
         else:
+            self._attendance.delivers(done.client)
             self._executor.arrived(done, self._aggregator.leases[done.task], self._clock.now_s())
             self._gauge.trip(done)
 
@@ -251,10 +247,12 @@ class Server:
 
     def _welcome(self, peer: Peer) -> None:
         """A process that replaces another is ready."""
-        self._join(peer.number)
+        self._attendance.welcome(peer.number)
 
     def _advance(self) -> None:
         """Take events that are due; on the wall clock they come by themselves."""
+        if self._started:
+            self._attendance.follow()
 
     # ---- what the outbox leaves to the server --------------------------------------------------
 
@@ -287,11 +285,11 @@ class Server:
     @property
     def _absent(self) -> int:
         """Peers that are on their way."""
-        return self._roster.returning + self._peers.unready + self._joining
+        return self._roster.returning + self._peers.unready + self._attendance.expected
 
     def _left(self, client: int, reason: str) -> None:
         if self._started and self._stopped is None:
-            self._executor.handle(Left(client, self._clock.now_s(), reason))
+            self._attendance.left(client, reason)
 
     def _given_up(self, peer: Peer) -> None:
         if peer.role == control.EVALUATOR:

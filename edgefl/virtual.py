@@ -9,6 +9,7 @@ bits depend on the seed alone: not on how many workers there are, how fast they 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -16,15 +17,19 @@ from edgefl import control, wire
 from edgefl.buffer import SlotState
 from edgefl.clock import WallClock
 from edgefl.errors import RunError
-from edgefl.events import Failed, Joined, Ticked
-from edgefl.learning.rule import LocalRule
+from edgefl.events import Failed, Joined, Left, Ticked
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import Peer
 from edgefl.server import Server
-from edgefl.workload_devices import trip_of
+from edgefl.workload_devices import joins_at_s
 
 TASKS_AHEAD = 2
 """Tasks that a worker holds: one it computes and one so that it never waits for the next."""
+
+
+MOST_TURNS = 1000
+"""Times that a phone comes and goes, on average, without any of them being given a task, before the run is
+given up."""
 
 
 class VirtualClock(WallClock):
@@ -51,7 +56,7 @@ class Due(NamedTuple):
     task: int
 
 
-TICK, JOIN, ARRIVAL = 0, 1, 2
+TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
 
 
 class VirtualServer(Server):
@@ -69,6 +74,10 @@ class VirtualServer(Server):
         self._sent: dict[int, tuple[int, wire.Task]] = {}  # task → worker that computes it
         self._results: dict[int, wire.Done | wire.Gone] = {}
         self._cancelled: set[int] = set()
+        self._doomed: set[int] = set()
+        """Tasks whose phones go before they could deliver: nobody needs to compute them."""
+        self._turns = 0
+        """Phones that came or went since a task was given out."""
         self._assessments.keep_all = True
         outbox = super()._make_outbox()
         outbox.train = self._train  # type: ignore[method-assign]
@@ -85,8 +94,10 @@ class VirtualServer(Server):
 
     def _join_fleet(self) -> None:
         for info in self._plan.clients:
-            at_s = max(self._clock.now_s(), self._joins_at_s(info.client))
-            self._enter(Due(at_s, JOIN, info.client, -1))
+            if self._dynamics is None or info.client not in self._dynamics:
+                at_s = max(self._clock.now_s(), joins_at_s(self._experiment, info.client))
+                self._enter(Due(at_s, JOIN, info.client, -1))
+        self._follow()
 
     def _welcome(self, peer: Peer) -> None:
         self._dispatch()
@@ -111,21 +122,22 @@ class VirtualServer(Server):
     # ---- tasks ---------------------------------------------------------------------------------
 
     def _train(self, task: wire.Task) -> None:
-        self._enter(Due(self._clock.now_s() + self._trip_s(task), ARRIVAL, task.client, task.task))
+        self._turns = 0
+        at_s = self._clock.now_s() + self._trip_s(task)
+        if self._dynamics is not None and self._dynamics.lost_at_s(task.client) < at_s:
+            self._doomed.add(task.task)
+            return
+        self._enter(Due(at_s, ARRIVAL, task.client, task.task))
         self._queue.append(task)
         self._dispatch()
 
     def _trip_s(self, task: wire.Task) -> float:
         """How long this trip takes, drawn as the client itself would draw it."""
-        info, flops = self._plan.clients[task.client], self._plan.prepared.flops[task.client]
-        shape = self._buffer.shape
-        down_bytes, up_bytes = 4 * shape.size, shape.update_bytes
-        plan = trip_of(self._experiment.seed, info, task.trip, down_bytes, flops, up_bytes)
-        if task.cut is not None:
-            cost, examples = self._plan.prepared.flops_per_example, self._plan.prepared.examples[task.client]
-            sizes = LocalRule.of(self._experiment.training).batches(examples)
-            plan = plan.within(task.cut.budget_s, (cost * size for size in sizes))
-        return plan.total_s
+        plan = self._dynamics.plan(task.client) if self._dynamics is not None else None
+        if plan is not None:
+            return plan.total_s
+        budget_s = None if task.cut is None else task.cut.budget_s
+        return self._trips.plan(task.client, task.trip, budget_s).total_s
 
     def _dispatch(self) -> None:
         """Give waiting tasks, oldest first, to the workers that have least to do."""
@@ -153,6 +165,8 @@ class VirtualServer(Server):
         waiting = next((item for item in self._queue if item.task == task), None)
         if waiting is not None:
             self._queue.remove(waiting)
+        if waiting is not None or task in self._doomed:
+            self._doomed.discard(task)
             self._results[task] = wire.Gone(client, 0, task, "cancelled")
         self._enter(Due(self._clock.now_s(), ARRIVAL, client, task))
 
@@ -183,14 +197,56 @@ class VirtualServer(Server):
                     continue
                 if due.task not in self._results:
                     return
+            elif due.kind != TICK and not self._turns_up(due):
+                heapq.heappop(self._agenda)
+                continue
             heapq.heappop(self._agenda)
             self._clock.advance(due.at_s)
             if due.kind == TICK:
                 self._executor.handle(Ticked(due.at_s))
             elif due.kind == JOIN:
                 self._executor.handle(Joined(due.client, due.at_s))
+            elif due.kind == LEAVE:
+                self._leave(due)
             else:
                 self._arrive(due)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Enter whatever the phones will do next by themselves."""
+        if self._dynamics is not None:
+            for client in self._dynamics.moved():
+                at_s, why = self._dynamics.move(client)
+                if at_s < math.inf:
+                    kind = JOIN if why == "back" else LEAVE
+                    self._enter(Due(max(at_s, self._clock.now_s()), kind, client, -1))
+
+    def _turns_up(self, due: Due) -> bool:
+        """Whether a phone still comes or goes as entered; RunError where that is all that ever happens."""
+        if self._dynamics is None or due.client not in self._dynamics:
+            return True
+        move = self._dynamics.move(due.client)
+        if move.comes != (due.kind == JOIN) or max(move.at_s, self._clock.now_s()) != due.at_s:
+            return False
+        self._turns += 1
+        if self._turns > MOST_TURNS * len(self._plan.clients) and not self._core.training:
+            raise RunError(
+                f"no client is training and none will: phones came and went {self._turns} times meanwhile, "
+                f"{len(self._core.held)} updates wait in the buffer"
+            )
+        return True
+
+    def _leave(self, due: Due) -> None:
+        """A phone goes offline, with its task or after it."""
+        assert self._dynamics is not None
+        client, why = due.client, self._dynamics.move(due.client).why
+        if why != "offline":
+            self.note(client, "death" if why == "died" else why, "as declared")
+        task = self._core.task_of(client)
+        finishes = task is not None and self._dynamics.finishes(client)
+        if task is not None and not finishes:
+            self._doomed.remove(task)
+        self._executor.handle(Left(client, due.at_s, why, finishes=finishes))
 
     def _arrive(self, due: Due) -> None:
         result = self._results.pop(due.task)

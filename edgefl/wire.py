@@ -25,6 +25,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from edgefl.emulation.phone import Condition
 from edgefl.errors import WireError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -120,6 +121,8 @@ class Task(_Message, frozen=True, tag=11):
     entry: int
     slot: int
     cut: Cut | None
+    condition: Condition | None
+    """How the phone is when the trip starts, where that changes over time."""
 
 
 class Cancel(_Message, frozen=True, tag=12):

@@ -14,6 +14,7 @@ import torch
 
 from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device
+from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.learning.data import load_data
@@ -26,8 +27,9 @@ from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer, TrainResult
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
+from edgefl.trips import Trips
 from edgefl.update_format import FORMATS
-from edgefl.workload_devices import device_of, trip_of
+from edgefl.workload_devices import device_of
 
 MEASURED_TRIPS = 5
 CACHE_BYTES = 64 * 2**20
@@ -54,6 +56,11 @@ class Workload:
         self.flat = FlatModel(module)
         self._trainer = Trainer(self.flat)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
+        examples = [len(rows) for rows in self._rows]
+        up_bytes = FORMATS[experiment.server.update_format].nbytes(self.flat.size)
+        self._trips = Trips(
+            experiment, clients, examples, self.flops_per_example, 4 * self.flat.size, up_bytes
+        )
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
     # ---- what a client asks --------------------------------------------------------------------
@@ -66,19 +73,11 @@ class Workload:
         """How many examples this client holds: FedAvg's n_k."""
         return len(self._rows[client])
 
-    def plan(self, client: int, trip: int, budget_s: float | None = None) -> TripPlan:
-        """One trip of a client, in emulated seconds; the same whichever process asks, and how often.
-
-        ``budget_s`` cuts it short: see `TripPlan.within`.
-        """
-        info = self._clients[client]
-        flops = self.flops_per_example * self.rule.work(len(self._rows[client])).examples
-        up_bytes = FORMATS[self.experiment.server.update_format].nbytes(self.flat.size)
-        plan = trip_of(self.experiment.seed, info, trip, 4 * self.flat.size, flops, up_bytes)
-        if budget_s is None:
-            return plan
-        sizes = self.rule.batches(len(self._rows[client]))
-        return plan.within(budget_s, (self.flops_per_example * size for size in sizes))
+    def plan(
+        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
+    ) -> TripPlan:
+        """One trip of a client: see `Trips.plan`."""
+        return self._trips.plan(client, trip, budget_s, condition)
 
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None

@@ -1,4 +1,4 @@
-"""The very device and link of each client, read once a process, and the trips that they make."""
+"""The very device and link of each client, read once a process, and when it is online."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import functools
 
 from edgefl.control import ClientInfo
 from edgefl.emulation import Device, load_device, load_network
-from edgefl.emulation.link import Link
-from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.emulation.availability import read_availability
+from edgefl.emulation.phone import Phone
+from edgefl.emulation.power import power_of
+from edgefl.emulation.presence import Churn, From, Intermittent, Presence, Windows
+from edgefl.emulation.schema import Availability
+from edgefl.emulation.thermal import thermal_model
+from edgefl.experiment import Experiment
 from edgefl.seeds import stream
 
 network_of = functools.cache(load_network)
@@ -19,8 +24,63 @@ def device_of(seed: int, client: int, profile: str) -> Device:
     return _profile(profile).individual(stream(seed, "device", client))
 
 
-def trip_of(seed: int, info: ClientInfo, trip: int, down_bytes: int, flops: float, up_bytes: int) -> TripPlan:
-    """One trip of a client, in emulated seconds; the same whichever process asks, and how often."""
-    rng = stream(seed, "trip", info.client, trip)
-    link = Link(network_of(info.network), rng)
-    return plan_trip(device_of(seed, info.client, info.profile), link, rng, down_bytes, flops, up_bytes)
+def joins_at_s(experiment: Experiment, client: int) -> float:
+    """When this device comes online first: the same whoever asks, and whatever the other devices are."""
+    draw = stream(experiment.seed, "join", client).uniform(0.0, 1.0)
+    return experiment.fleet.join_spread_s * float(draw)
+
+
+def changes(experiment: Experiment, info: ClientInfo) -> bool:
+    """Whether anything changes over time on the phones of this profile and network."""
+    fleet, device = experiment.fleet, _profile(info.profile)
+    return bool(
+        fleet.churn.mean_online_s
+        or fleet.churn.die_per_trip
+        or _availability(experiment, info) is not None
+        or (fleet.thermal and thermal_model(device) is not None)
+        or (fleet.battery and device.battery is not None)
+    )
+
+
+def phone_of(experiment: Experiment, info: ClientInfo) -> Phone:
+    """What a client's condition depends on, as far as the experiment switches it on."""
+    fleet, device = experiment.fleet, device_of(experiment.seed, info.client, info.profile)
+    return Phone(
+        thermal_model(device) if fleet.thermal else None,
+        power_of(device, network_of(info.network).bearer) if fleet.battery else None,
+    )
+
+
+def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
+    """When a client is online, apart from what its work does to it.
+
+    A profile's windows start at an instant of their period that each device draws; those of a file as the
+    file says.
+    """
+    fleet, seed, client = experiment.fleet, experiment.seed, info.client
+    sources: list[Intermittent] = []
+    if fleet.join_spread_s > 0:
+        sources.append(From(joins_at_s(experiment, client)))
+    windows = _availability(experiment, info)
+    if windows is not None:
+        own = fleet.availability is None
+        shift_s = windows.period_s * float(stream(seed, "availability", client).random()) if own else 0.0
+        sources.append(Windows(windows.intervals_s, windows.period_s, shift_s))
+    if fleet.churn.mean_online_s is not None and fleet.churn.mean_offline_s is not None:
+        rng = stream(seed, "churn", client)
+        sources.append(Churn(fleet.churn.mean_online_s, fleet.churn.mean_offline_s, rng))
+    return Presence(sources)
+
+
+def _availability(experiment: Experiment, info: ClientInfo) -> Availability | None:
+    if experiment.fleet.availability is None:
+        return _profile(info.profile).availability
+    entries = read_availability(experiment.fleet.availability)
+    order = _shuffled(experiment.seed, len(entries))
+    return entries[order[info.client % len(entries)]]
+
+
+@functools.cache
+def _shuffled(seed: int, count: int) -> list[int]:
+    order: list[int] = stream(seed, "availability").permutation(count).tolist()
+    return order

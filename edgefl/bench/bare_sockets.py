@@ -19,7 +19,9 @@ from edgefl.bench.forks import forked
 from edgefl.sockets.endpoint import Endpoint
 
 _SPENT = wire.Spent(0.001, 0.00123456)
-TASK = wire.encode(wire.Task(client=3, task=12345, trip=1500, version=2400, entry=3, slot=7, cut=None))
+TASK = wire.encode(
+    wire.Task(client=3, task=12345, trip=1500, version=2400, entry=3, slot=7, cut=None, condition=None)
+)
 CHUNK = wire.encode(wire.Chunk(task=12345, slot=7, offset=0))
 DONE = wire.encode(
     wire.Done(

@@ -17,6 +17,7 @@ import numpy as np
 from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device
 from edgefl.emulation.link import Transfer
+from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.workload_devices import device_of
@@ -57,7 +58,9 @@ class IdleWorkload:
     def examples(self, client: int) -> int:
         return 1
 
-    def plan(self, client: int, trip: int) -> TripPlan:
+    def plan(
+        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
+    ) -> TripPlan:
         return self._plan
 
     def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> Idled:

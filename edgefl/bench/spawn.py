@@ -127,7 +127,9 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
             for identity, ready in heard.items():
                 buffer.lease(ready.peer, task=ready.peer, client=ready.peer, base_version=0)
                 number = ready.peer
-                task = wire.Task(number, number, trip=0, version=0, entry=0, slot=number, cut=None)
+                task = wire.Task(
+                    number, number, trip=0, version=0, entry=0, slot=number, cut=None, condition=None
+                )
                 socket.send(identity, [wire.encode(task)])
             for _ in _each(socket, zygote, wire.Done, clients):
                 pass

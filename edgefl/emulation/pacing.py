@@ -23,7 +23,13 @@ Wait = Callable[[int], None]
 Clock = Callable[[], int]
 """Reads nanoseconds of the monotonic clock."""
 
+Takes = Callable[[float], float]
+"""Emulated seconds that the device takes for an amount of work; infinite for work that it never gets done."""
+
 _PR_SET_TIMERSLACK = 29
+
+NEVER_NS = 2.0**62
+"""A century on the monotonic clock: whoever waits for it waits to be cancelled."""
 
 AHEAD_NS = 50_000_000
 """Wall time by which work within a phase may be ahead of the device."""
@@ -97,19 +103,24 @@ class Spent(NamedTuple):
 class Phase:
     """One paced stretch of a trip; made by `Pacer.phase`."""
 
-    __slots__ = ("_ended", "_lead_s", "_pacer", "_rate", "_start_ns", "work")
+    __slots__ = ("_ended", "_lead_s", "_pacer", "_rate", "_start_ns", "_takes", "work")
 
-    def __init__(self, pacer: Pacer, start_ns: float, rate_per_s: float, lead_s: float) -> None:
+    def __init__(
+        self, pacer: Pacer, start_ns: float, rate_per_s: float, lead_s: float, takes: Takes | None
+    ) -> None:
         self._pacer = pacer
         self._start_ns = start_ns
         self._rate = rate_per_s
         self._lead_s = lead_s
+        self._takes = takes
         self._ended = False
         self.work = 0.0
 
     @property
     def declared_s(self) -> float:
         """Emulated seconds that the device takes for the work done so far, with the lead."""
+        if self._takes is not None:
+            return self._lead_s + self._takes(self.work)
         return self._lead_s + self.work / self._rate
 
     @property
@@ -175,19 +186,23 @@ class Pacer:
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns
 
-    def phase(self, rate_per_s: float, lead_s: float = 0.0) -> Phase:
-        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s``."""
+    def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
+        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s``.
+
+        Where the rate changes as time goes on, ``takes`` says how long an amount of work takes, and the rate
+        is not looked at.
+        """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
         if not (lead_s >= 0 and math.isfinite(lead_s)):
             raise ValueError(f"lead_s must be finite and at least 0 (got {lead_s})")
         if self._cursor_ns is None:
             raise ValueError("phase() before begin()")
-        return Phase(self, self._cursor_ns, rate_per_s, lead_s)
+        return Phase(self, self._cursor_ns, rate_per_s, lead_s, takes)
 
     def hold(self, due_ns: float, ahead_ns: int = 0) -> None:
         """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come."""
-        deadline_ns = math.ceil(due_ns)
+        deadline_ns = math.ceil(min(due_ns, NEVER_NS))
         if deadline_ns > self._clock() + ahead_ns:
             self._wait(deadline_ns)
 

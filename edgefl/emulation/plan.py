@@ -11,6 +11,7 @@ import numpy as np
 from edgefl.emulation.link import Link, Transfer
 from edgefl.emulation.pacing import Pacer, Phase
 from edgefl.emulation.schema import Device
+from edgefl.emulation.thermal import Computation, ThermalModel
 
 
 class TripPlan(NamedTuple):
@@ -27,6 +28,10 @@ class TripPlan(NamedTuple):
     """Training steps, where the trip was cut short; None for all of them."""
     tail_s: float = 0.0
     """After the last of these steps, until the trip's budget is over: a step that is not finished in it."""
+    heat: Computation | None = None
+    """How the device gets hot and slow; ``compute_rate_per_s`` is then its rate at full speed."""
+    dies_s: float = math.inf
+    """How far into the trip the client's process is killed."""
 
     @property
     def down_s(self) -> float:
@@ -34,7 +39,12 @@ class TripPlan(NamedTuple):
 
     @property
     def compute_s(self) -> float:
-        return self.compute_lead_s + self.flops / self.compute_rate_per_s + self.tail_s
+        return self.compute_lead_s + self._takes_s(self.flops) + self.tail_s
+
+    def _takes_s(self, flops: float) -> float:
+        """Seconds until so many operations are done."""
+        cool_s = flops / self.compute_rate_per_s
+        return cool_s if self.heat is None else self.heat.seconds(cool_s)
 
     @property
     def up_s(self) -> float:
@@ -49,7 +59,8 @@ class TripPlan(NamedTuple):
 
         Before `tail_s`, which is a phase without work.
         """
-        return pacer.phase(self.compute_rate_per_s, self.compute_lead_s)
+        takes = None if self.heat is None else self._takes_s
+        return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
     def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
         """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
@@ -69,16 +80,24 @@ class TripPlan(NamedTuple):
         last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
         steps, flops = 0, 0.0
         for cost in step_flops:
-            if (flops + cost) / self.compute_rate_per_s > last_s:
+            if self._takes_s(flops + cost) > last_s:
                 break
             steps, flops = steps + 1, flops + cost
-        tail_s = max(0.0, room_s - flops / self.compute_rate_per_s)
+        busy_s = self._takes_s(flops)
+        tail_s = max(0.0, room_s - busy_s)
         lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
-        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s)
+        heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
+        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, heat=heat)
 
 
 def plan_trip(
-    device: Device, link: Link, rng: np.random.Generator, down_bytes: int, flops: float, up_bytes: int
+    device: Device,
+    link: Link,
+    rng: np.random.Generator,
+    down_bytes: int,
+    flops: float,
+    up_bytes: int,
+    thermal: tuple[ThermalModel, float] | None = None,
 ) -> TripPlan:
     """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
 
@@ -89,6 +108,10 @@ def plan_trip(
     A delay model with ``mode = "replace"`` sets the whole trip's time: both transfers take none, whatever
     the network, and the training is stretched to the draw. With ``mode = "add"`` the draw lengthens the
     training.
+
+    ``thermal`` is the device's thermal model and its temperature, °C, when the trip starts: it cools during
+    the download, and its training then takes longer the hotter it gets. A trip whose whole time is drawn
+    takes what was drawn.
 
     >>> from edgefl.emulation import load_device, load_network
     >>> rng = np.random.default_rng(0)
@@ -115,7 +138,11 @@ def plan_trip(
         else:
             compute_s += drawn_s
     if flops > 0 and compute_s > 0:
-        return TripPlan(down, flops, 0.0, flops / compute_s, up)
+        heat = None
+        if thermal is not None and (model is None or model.mode == "add"):
+            body, temp_c = thermal
+            heat = body.compute(body.after(temp_c, 0.0, down.declared_s), compute_s)
+        return TripPlan(down, flops, 0.0, flops / compute_s, up, heat=heat)
     return TripPlan(down, flops, compute_s, math.inf, up)
 
 

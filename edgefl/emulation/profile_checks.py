@@ -23,7 +23,7 @@ from edgefl.emulation.schema import (
     Thermal,
 )
 
-_NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "network"}
+_NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer"}
 
 
 def problems(path: Path, table: dict[str, Any], of: type[Profile]) -> Iterator[str]:
@@ -165,8 +165,10 @@ def _unfit_device(device: Device) -> Iterator[Unfit]:
         )
     if device.thermal is not None:
         yield from _unfit_thermal(device.thermal)
+    if device.battery is not None and device.battery.min_soc == 1.0:
+        yield "battery.min_soc", 1.0, "below 1, or the device never works"
     if device.availability is not None:
-        yield from _unfit_availability(device.availability)
+        yield from unfit_availability(device.availability)
     if device.network is not None and device.network not in network_names():
         yield "network", device.network, _one_of(device.network, network_names())
 
@@ -207,7 +209,7 @@ def _unfit_thermal(thermal: Thermal) -> Iterator[Unfit]:
         yield f"thermal.{missing[0]}", "nothing", f"a value, as {' and '.join(given)} only work together"
 
 
-def _unfit_availability(availability: Availability) -> Iterator[Unfit]:
+def unfit_availability(availability: Availability) -> Iterator[Unfit]:
     end = 0.0
     if not availability.intervals_s:
         yield "availability.intervals_s", [], "at least one interval"

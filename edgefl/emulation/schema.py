@@ -126,6 +126,8 @@ class Battery(_Table, frozen=True, kw_only=True):
     """More while the mobile radio transfers."""
     min_soc: Share | None = None
     """State of charge, 0 to 1, below which the device takes no work."""
+    charge_w: Positive | None = None
+    """What its charger puts into it, once it is that low, until it is full; None: it is never charged."""
 
 
 class Trip(_Table, frozen=True, kw_only=True):
@@ -251,6 +253,9 @@ class Direction(_Table, frozen=True, kw_only=True):
     A loaded profile holds its absolute path."""
 
 
+Bearer = Literal["mobile", "wifi", "wired"]
+
+
 class Network(_Table, frozen=True, kw_only=True):
     """A client's link, both ways."""
 
@@ -259,6 +264,8 @@ class Network(_Table, frozen=True, kw_only=True):
     name: Text
     down: Direction
     up: Direction
+    bearer: Bearer = "mobile"
+    """Which of the device's radios it takes, for the battery: ``radio_ma``, ``wifi_ma`` or none."""
     sources: dict[str, Text]
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500

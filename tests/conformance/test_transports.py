@@ -47,7 +47,7 @@ class Run:
 
     def lease(self, task: int, slot: int) -> wire.Task:
         self.buffer.lease(slot, task=task, client=0, base_version=0)
-        return wire.Task(client=0, task=task, trip=0, version=0, entry=0, slot=slot, cut=None)
+        return wire.Task(client=0, task=task, trip=0, version=0, entry=0, slot=slot, cut=None, condition=None)
 
 
 @contextmanager

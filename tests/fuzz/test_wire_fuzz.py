@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from edgefl import wire
+from edgefl.emulation.phone import Condition
 from edgefl.errors import WireError
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
@@ -32,7 +33,7 @@ SEEDS = [
         wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, SPENT, SPENT, SPENT, SPENT, 0.5, 0.5, 20.0),
         wire.Gone(3, 1, 40, "cancelled"),
         wire.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
-        wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True)),
+        wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
         wire.Cancel(40),
         wire.Assess(7, 1),
         wire.Bye(),

@@ -17,7 +17,7 @@ from edgefl.transport.wire import WireClient
 
 SIZE = 300_000
 BOUND_MS = 20_000
-TASK = wire.Task(client=0, task=40, trip=0, version=0, entry=0, slot=1, cut=None)
+TASK = wire.Task(client=0, task=40, trip=0, version=0, entry=0, slot=1, cut=None, condition=None)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl import wire
+from edgefl.emulation.phone import Condition
 from edgefl.errors import WireError
 from edgefl.wire import decode_from_client, decode_from_server, encode
 
@@ -30,7 +31,7 @@ FROM_CLIENT: list[wire.FromClient] = [
     wire.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
 ]
 FROM_SERVER: list[wire.FromServer] = [
-    wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True)),
+    wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
     wire.Cancel(40),
     wire.Assess(7, 1),
     wire.Bye(),
@@ -72,7 +73,7 @@ def test_what_a_client_says_is_what_the_server_hears(message: wire.FromClient) -
 
 @given(counts, counts, counts)
 def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> None:
-    for message in (wire.Task(a, b, c, a, b, c, None), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
+    for message in (wire.Task(a, b, c, a, b, c, None, None), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
         assert decode_from_server(encode(message)) == message
 
 

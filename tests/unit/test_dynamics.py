@@ -1,0 +1,241 @@
+"""The book of what changes: driven through the real core, and the same again from the journal alone."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from pathlib import Path
+
+import pytest
+
+from edgefl import config
+from edgefl.control import ClientInfo
+from edgefl.core import Core
+from edgefl.dynamics import Dynamics, dynamics_of
+from edgefl.errors import ConfigError
+from edgefl.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
+from edgefl.experiment import Churn, Experiment, Fleet, Stop
+from edgefl.strategies.base import Device
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.trips import Trips
+
+PROFILE = """
+id = "hot"
+name = "A phone that gets hot and empty fast"
+class = "budget"
+[cpu.rate_gflops]
+train = 1.0
+[thermal]
+ambient_c = 25
+r_c_per_w = 10
+tau_s = 20
+busy_w = 4
+trips = [{ temp_c = 45, freq_scale = 0.5 }]
+[battery]
+capacity_mah = 10
+voltage_v = 4
+idle_ma = 50
+min_soc = 0.2
+charge_w = 5
+[sources]
+"cpu.rate_gflops" = "assumed: a test"
+thermal = "assumed: a test"
+battery = "assumed: a test"
+"""
+
+FLOPS = 4e9
+BYTES = 400_000
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    (tmp_path / "hot.toml").write_text(PROFILE)
+    return str(tmp_path / "hot.toml")
+
+
+def experiment(profile: str, **fleet: object) -> Experiment:
+    given = {"thermal": True, "battery": True, "network": "lte", **fleet}
+    return Experiment(fleet=Fleet(devices={profile: 4}, **given), seed=3, stop=Stop(versions=40))  # type: ignore[arg-type]
+
+
+def trips(wanted: Experiment, infos: list[ClientInfo]) -> Trips:
+    """Ten examples each, one epoch: 4 GFLOP a trip."""
+    return Trips(wanted, infos, [10] * len(infos), FLOPS / 10, BYTES, BYTES)
+
+
+class World:
+    """A virtual clock in a dozen lines: the core, the book, and an agenda."""
+
+    def __init__(self, wanted: Experiment, clients: int = 4) -> None:
+        (profile,) = wanted.fleet.devices
+        assert isinstance(wanted.fleet.network, str)
+        infos = [ClientInfo(client, profile, wanted.fleet.network) for client in range(clients)]
+        book = dynamics_of(wanted, infos, trips(wanted, infos))
+        assert book is not None
+        self.book: Dynamics = book
+        self.core = Core(
+            FedBuff(buffer_size=2), [Device(i, "hot", 10) for i in range(clients)], 3, wanted.stop
+        )
+        self.journal: list[Event] = []
+        self.released: list[tuple[int, str]] = []
+        self._agenda: list[tuple[float, int, int, int, Event]] = []
+
+    def run(self) -> None:
+        self._follow()
+        while self._agenda and self.core.stopped is None and len(self.journal) < 5000:
+            at_s, _, client, _, event = heapq.heappop(self._agenda)
+            if isinstance(event, Arrived):
+                if self.core.owned(client, event.task) is None:
+                    continue
+            elif self.book.move(client).at_s != at_s:
+                continue
+            self._tell(event)
+
+    def _enter(self, event: Arrived | Joined | Left) -> None:
+        heapq.heappush(
+            self._agenda, (event.at_s, isinstance(event, Left), event.client, len(self._agenda), event)
+        )
+
+    def _tell(self, event: Event) -> None:
+        book = self.book
+        self.journal.append(event)
+        actions = self.core.handle(event)
+        book.observe(event, actions, self.core.now_s)
+        for action in actions:
+            if isinstance(action, Train):
+                plan = book.plan(action.client)
+                assert plan is not None
+                arrives_s = self.core.now_s + plan.total_s
+                if arrives_s <= book.lost_at_s(action.client):
+                    self._enter(Arrived(action.client, action.task, action.version, 10, 5, 1.0, arrives_s))
+            elif isinstance(action, Release):
+                self.released.append((action.task, action.fate))
+            elif isinstance(action, Sum):
+                self._tell(Summed(action.version, self.core.now_s))
+        self._follow()
+
+    def _follow(self) -> None:
+        book = self.book
+        for client in book.moved():
+            move = book.move(client)
+            if move.comes and move.at_s < math.inf:
+                self._enter(Joined(client, move.at_s))
+            elif move.at_s < math.inf:
+                finishes = self.core.task_of(client) is not None and book.finishes(client)
+                self._enter(Left(client, move.at_s, move.why, finishes=finishes))
+
+
+CHURN = Churn(mean_online_s=60.0, mean_offline_s=20.0, die_per_trip=0.05)
+
+
+@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+def test_every_task_has_one_fate_and_no_offline_phone_is_given_one(profile: str, on_leave: str) -> None:
+    world = World(experiment(profile, churn=CHURN, on_leave=on_leave))
+    world.run()
+    assert world.core.stopped == "versions"
+    tasks = [task for task, _ in world.released]
+    assert len(tasks) == len(set(tasks))
+    fates = {fate for _, fate in world.released}
+    assert {"applied", "lost"} <= fates
+    reasons = {event.reason for event in world.journal if isinstance(event, Left)}
+    assert reasons == {"offline", "battery", "died"}
+    leavers = [event for event in world.journal if isinstance(event, Left)]
+    assert any(event.finishes for event in leavers) == (on_leave == "finish")
+    assert all(not event.finishes for event in leavers if event.reason == "died")
+
+
+def test_the_journal_alone_gives_the_same_book(profile: str) -> None:
+    wanted = experiment(profile, churn=CHURN)
+    world = World(wanted)
+    world.run()
+    again = World(wanted)
+    for event in world.journal:
+        again.book.observe(event, again.core.handle(event), again.core.now_s)
+    for client in range(4):
+        assert again.book.condition(client) == world.book.condition(client)
+        assert again.book.move(client) == world.book.move(client)
+        assert again.book.plan(client) == world.book.plan(client)
+
+
+def test_the_client_plans_the_trip_that_the_server_planned(profile: str) -> None:
+    wanted = experiment(profile)
+    world = World(wanted)
+    world.run()
+    book = world.book
+    made = sum(isinstance(event, Arrived) and event.client == 1 for event in world.journal)
+    lost = sum(isinstance(event, Left) and event.client == 1 for event in world.journal)
+    assert book.plan(1) is not None
+    condition = book.condition(1)
+    assert condition is not None
+    assert condition.temp_c > 30
+    mine = trips(wanted, [ClientInfo(client, profile, "lte") for client in range(4)])
+    planned = [mine.plan(1, trip, None, condition) for trip in (made, made + lost)]
+    assert book.plan(1) in planned
+
+
+def test_phones_slow_down_as_they_heat(profile: str) -> None:
+    world = World(experiment(profile, battery=False, network="none"), clients=1)
+    world.run()
+    arrivals = [event.at_s for event in world.journal if isinstance(event, Arrived)]
+    first, last = arrivals[0], arrivals[-1] - arrivals[-2]
+    assert first == pytest.approx(4.0)
+    assert last == pytest.approx(4.0 * 1.5)  # at 45 °C: half of 4 W get away, the mean of both speeds' powers
+
+
+def test_a_phone_whose_battery_is_low_is_back_when_it_is_full(profile: str) -> None:
+    world = World(experiment(profile, thermal=False, network="none"), clients=1)
+    world.run()
+    moves = [event for event in world.journal if isinstance(event, Joined | Left)]
+    assert [type(event) for event in moves[:3]] == [Joined, Left, Joined]
+    # 10 mAh at 4 V are 144 J; down to a fifth at 0.2 W idle + 4 W, then charged with 5 W.
+    assert moves[1].at_s == pytest.approx(0.8 * 144 / 4.2)
+    assert moves[2].at_s - moves[1].at_s == pytest.approx(0.8 * 144 / 5)
+
+
+def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> None:
+    churn = Churn(die_per_trip=0.5)
+    world = World(experiment(profile, churn=churn, on_death="drop", battery=False))
+    world.run()
+    gone = [event.client for event in world.journal if isinstance(event, Left)]
+    assert sorted(gone) == [0, 1, 2, 3]
+    assert all(world.book.move(client).at_s == math.inf for client in range(4))
+
+
+def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
+    world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
+    world.run()
+    left = [event for event in world.journal if isinstance(event, Left)]
+    for event in left[:5]:
+        back = next(
+            later.at_s
+            for later in world.journal[world.journal.index(event) :]
+            if isinstance(later, Joined) and later.client == event.client
+        )
+        assert back == pytest.approx(event.at_s + 7.5)
+
+
+def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
+    wanted, infos = experiment(profile, thermal=False, battery=False), [ClientInfo(0, profile, "lte")]
+    assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
+
+
+def refused(**fleet: object) -> str:
+    tables = {"devices": {"pi-4": 2}, **fleet}
+    with pytest.raises(ConfigError) as error:
+        config.validate(Experiment(fleet=tables, stop=Stop(versions=1)))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_cannot_be_is_refused_in_one_line() -> None:
+    assert "fleet.thermal: no device of the fleet gives all of" in refused(thermal=True)
+    assert "fleet.battery: no device of the fleet has a [battery]" in refused(battery=True)
+    assert "fleet.charge: must be a number from 0 to 1, got 1.5" in refused(charge=1.5)
+    assert "fleet.availability: availability file" in refused(availability="nowhere.json")
+    assert "fleet.churn.mean_offline_s: missing" in refused(churn={"mean_online_s": 3.0})
+    assert "fleet.churn.mean_online_s: must be" in refused(churn={"mean_online_s": 0, "mean_offline_s": 1})
+    assert "fleet.churn.mean_online_s: must be" in refused(
+        churn={"mean_online_s": math.inf, "mean_offline_s": 1}
+    )
+    assert "fleet.churn.die_per_trip: must be" in refused(churn={"die_per_trip": 1})
+    assert "fleet.on_leave: 'stay' is not allowed" in refused(on_leave="stay")

@@ -1,0 +1,203 @@
+"""The thermal model's closed form against fine steps through time and values by hand; the paced client."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.emulation.link import Link
+from edgefl.emulation.pacing import Pacer
+from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.emulation.profiles import load_device, load_network
+from edgefl.emulation.schema import Device, Thermal, Trip
+from edgefl.emulation.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
+
+PIXEL_4 = ThermalModel(
+    25.0,
+    8.0,
+    100.0,
+    5.0,
+    step_c=(43.0, 45.0, 47.0, 49.0, 51.0),
+    speeds=(1.0, 0.75, 0.635, 0.493, 0.372, 0.291),
+)
+
+
+def euler(model: ThermalModel, temp_c: float, work_s: float, step_s: float = 1e-3) -> tuple[float, float]:
+    """Seconds for the work, and the temperature at its end, the slow way."""
+    done = at_s = 0.0
+    while done < work_s:
+        step = sum(temp_c >= edge for edge in model.step_c)
+        speed = model.speeds[step]
+        power_w = model.busy_w * speed**POWER_EXPONENT
+        temp_c += step_s * (model.ambient_c + power_w * model.r_c_per_w - temp_c) / model.tau_s
+        done += step_s * speed
+        at_s += step_s
+    return at_s, temp_c
+
+
+@pytest.mark.parametrize("start_c", [25.0, 44.0, 50.0, 60.0])
+@pytest.mark.parametrize("work_s", [3.0, 60.0, 150.0])
+def test_closed_form_is_the_differential_equation(start_c: float, work_s: float) -> None:
+    work = PIXEL_4.compute(start_c, work_s)
+    seconds, temp_c = euler(PIXEL_4, start_c, work_s)
+    assert work.total_s == pytest.approx(seconds, rel=2e-3)
+    assert work.temp_c(work.total_s) == pytest.approx(temp_c, abs=0.02)
+
+
+def test_a_cool_device_runs_at_full_speed_until_its_first_step() -> None:
+    work = PIXEL_4.compute(25.0, 1000.0)
+    reaches_s = 100.0 * math.log(40.0 / (65.0 - 43.0))  # from 25 towards 25 + 5 W · 8 °C/W
+    assert work.seconds(reaches_s / 2) == reaches_s / 2
+    assert work.stretches[1].at_s == pytest.approx(reaches_s)
+    assert work.stretches[1].speed < 1
+
+
+def test_it_settles_at_the_step_whose_speeds_heat_and_cool_it() -> None:
+    # At 45 °C 2.5 W get away: 5 · 0.75² = 2.81 W heat it on, 5 · 0.635² = 2.02 W let it cool.
+    work = PIXEL_4.compute(25.0, 1000.0)
+    last = work.stretches[-1]
+    assert last.temp_c == 45.0
+    assert last.power_w == pytest.approx((45.0 - 25.0) / 8.0)
+    share = (2.5 - 5 * 0.635**2) / (5 * 0.75**2 - 5 * 0.635**2)
+    assert last.speed == pytest.approx(0.635 + share * (0.75 - 0.635))
+    assert work.temp_c(1e6) == pytest.approx(45.0)
+
+
+def test_a_hot_device_gets_faster_as_it_cools() -> None:
+    work = PIXEL_4.compute(60.0, 1000.0)
+    assert [stretch.temp_c for stretch in work.stretches] == [60.0, 51.0, 49.0, 47.0, 45.0]
+    assert work.stretches[0].speed == 0.291
+    assert (np.diff([stretch.speed for stretch in work.stretches]) > 0).all()
+
+
+def test_a_device_that_settles_below_its_first_step_never_slows_down() -> None:
+    cool = PIXEL_4._replace(r_c_per_w=3.0)
+    work = cool.compute(25.0, 1e5)
+    assert (work.total_s, len(work.stretches)) == (1e5, 1)
+    exact = cool._replace(r_c_per_w=(43.0 - 25.0) / 5.0)  # it would reach the step after infinite time
+    assert exact.compute(25.0, 1e5).total_s == 1e5
+
+
+def test_a_device_that_gets_too_hot_goes_off_and_is_never_done() -> None:
+    fragile = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
+    work = fragile.compute(25.0, 1000.0)
+    hot_w = 4 * 0.9**2
+    reached_s = 60 * math.log(40 / 20) + 60 * math.log((25 + 10 * hot_w - 45) / (25 + 10 * hot_w - 50))
+    assert work.total_s == math.inf
+    assert work.off_s == pytest.approx(reached_s)
+    assert work.seconds(40.0) == 40.0
+    assert work.seconds(1000.0) == math.inf
+    assert sum(seconds for seconds, _ in work.powers()) == pytest.approx(reached_s)
+    assert fragile.compute(25.0, 40.0).off_s == math.inf
+
+
+def test_rest_cools_by_the_same_law() -> None:
+    assert PIXEL_4.after(65.0, 0.0, 100.0) == pytest.approx(25 + 40 / math.e)
+    assert PIXEL_4.cools_in_s(65.0, 45.0) == pytest.approx(100 * math.log(2))
+    assert PIXEL_4.cools_in_s(30.0, 45.0) == 0.0
+    assert PIXEL_4.cools_in_s(30.0, 25.0) == math.inf
+
+
+def test_time_is_the_inverse_of_work_whatever_the_model() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        steps = np.cumsum(rng.uniform(1.0, 8.0, rng.integers(1, 6))) + 30.0
+        speeds = np.sort(rng.uniform(0.1, 1.0, steps.size))[::-1]
+        model = ThermalModel(
+            25.0, rng.uniform(1, 20), rng.uniform(1, 300), rng.uniform(0.5, 10), tuple(steps), (1.0, *speeds)
+        )
+        work = model.compute(rng.uniform(20.0, 80.0), 500.0)
+        assert_consistent(work)
+
+
+def assert_consistent(work: Computation) -> None:
+    at_s = [stretch.at_s for stretch in work.stretches]
+    assert at_s == sorted(at_s)
+    grid = np.linspace(0.0, 500.0, 200)
+    seconds = np.array([work.seconds(x) for x in grid])
+    assert (np.diff(seconds) > 0).all()
+    assert seconds[-1] == pytest.approx(work.total_s)
+    # ∫ speed dt over the grid's midpoints is the work, and no second does more than a second's work
+    middles = (seconds[1:] + seconds[:-1]) / 2
+    rates = np.array([work.speed(t) for t in middles])
+    done = (rates * np.diff(seconds)).sum()
+    assert done == pytest.approx(500.0, rel=0.03)
+    assert (np.diff(grid) <= np.diff(seconds) * (1 + 1e-9)).all()
+    # the temperature has no jumps where one stretch follows another
+    for before, after in zip(work.stretches, work.stretches[1:], strict=False):
+        arrives = work.model.after(before.temp_c, before.power_w, after.at_s - before.at_s)
+        assert arrives == pytest.approx(after.temp_c, abs=1e-6)
+
+
+def hot_device(**thermal: object) -> Device:
+    figures = {"ambient_c": 25.0, "r_c_per_w": 10.0, "tau_s": 2.0, "busy_w": 4.0, **thermal}
+    given = Thermal(trips=(Trip(temp_c=45.0, freq_scale=0.5),), **figures)  # type: ignore[arg-type]
+    return msgspec.structs.replace(load_device("pixel-3a"), thermal=given)
+
+
+def hot_trip(temp_c: float, flops: float = 1.75e9 * 8) -> TripPlan:
+    device, rng = hot_device(), np.random.default_rng(0)
+    model = thermal_model(device)
+    assert model is not None
+    return plan_trip(device, Link(load_network("none"), rng), rng, 1000, flops, 1000, (model, temp_c))
+
+
+def test_a_trip_from_a_warm_start_takes_longer() -> None:
+    cold, warm = hot_trip(25.0), hot_trip(45.0)
+    reaches_s = 2 * math.log(2)
+    assert cold.compute_s == pytest.approx(reaches_s + (8 - reaches_s) * 1.5)
+    assert warm.compute_s == pytest.approx(8 * 1.5)
+    assert cold.total_s == cold.compute_s
+
+
+def test_the_paced_client_follows_the_curve() -> None:
+    now = [0]
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    pacer = Pacer(time_scale=2.0, wait=wait, clock=lambda: now[0])
+    pacer.begin(0)
+    trip = hot_trip(25.0)
+    assert trip.heat is not None
+    training, errors = trip.compute(pacer), []
+    for step in range(1, 81):
+        training.done(trip.flops / 80)
+        errors.append(now[0] / 2e9 - trip.heat.seconds(step / 10))
+    assert max(errors) < 1e-6
+    assert min(errors) > -0.051 / 2 - 1e-6  # work may run ahead by 50 ms of the wall's time
+    spent = training.end()
+    assert spent.achieved_s == pytest.approx(trip.compute_s) == spent.declared_s
+
+
+def test_work_that_is_never_done_waits_to_be_cancelled() -> None:
+    class Cancelled(Exception):
+        pass
+
+    def wait(deadline_ns: int) -> None:
+        assert deadline_ns > 2**60
+        raise Cancelled
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
+    pacer.begin(0)
+    phase = pacer.phase(1.0, 0.0, lambda work: math.inf)
+    with pytest.raises(Cancelled):
+        phase.done(1.0)
+
+
+def test_a_profile_without_all_figures_has_no_thermal_model() -> None:
+    assert thermal_model(hot_device()) is not None
+    assert thermal_model(hot_device(tau_s=None)) is None
+    assert thermal_model(load_device("pi-4")) is None
+
+
+def test_busy_power_is_that_of_all_cores_where_it_is_not_given() -> None:
+    device = msgspec.structs.replace(
+        load_device("pixel-4"), thermal=hot_device(busy_w=None).thermal, battery=None
+    )
+    model = thermal_model(device)
+    assert model is not None
+    assert model.busy_w == pytest.approx((302 + 3 * 224 + 4 * 85) * 3.85 / 1e3)
