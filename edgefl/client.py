@@ -29,7 +29,7 @@ from edgefl.transport import ClientEnd
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import WireClient
 from edgefl.update_format import Raw
-from edgefl.update_writer import UpdateWriter
+from edgefl.update_writer import UpdateWriter, amplify
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
@@ -120,7 +120,8 @@ class Client:
         if not self._paced:
             np.copyto(vector, base)
             result = workload.train(task.client, task.trip, lambda _: self._line.pulse(), plan.steps)
-            self._amplify(task, result.steps)
+            if task.cut is not None:
+                amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
             down, up = (Spent(t.nbytes, t.declared_s, t.declared_s, 0.0) for t in (plan.down, plan.up))
             compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
             self._send_update(task, 0, self._raw.size)
@@ -141,7 +142,8 @@ class Client:
             compute = phase.end()
             if plan.tail_s:
                 compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
-            self._amplify(task, result.steps)
+            if task.cut is not None:
+                amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
             self._fail(task)
             up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         checksum = self._writer.checksum(self._raw)
@@ -192,16 +194,6 @@ class Client:
             self._hoard = [np.ones(1 << 20) for _ in range(int(2 * limit_mib / 8))]
         if failpoints.hit("leave", *place):
             raise SlotError("left by a failpoint")
-
-    def _amplify(self, task: wire.Task, steps: int) -> None:
-        """y ← w + gain·(y − w), where the task asks for it."""
-        cut = task.cut
-        if cut is not None and steps:
-            gain = np.float32(cut.gain / steps if cut.per_step else cut.gain)
-            trained = self._workload.flat.array
-            np.subtract(trained, self._base, out=trained)
-            np.multiply(trained, gain, out=trained)
-            np.add(trained, self._base, out=trained)
 
     def _send_update(self, task: wire.Task, start: int, stop: int) -> None:
         """Send bytes ``start`` to ``stop`` of the update."""

@@ -33,10 +33,10 @@ from edgefl.sockets import bind
 from edgefl.stopwatch import Stopwatch
 from edgefl.store import Store
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Device
 from edgefl.strategies.optimizer import start
 from edgefl.transport import server_end
 from edgefl.trips import Trips
+from edgefl.workload_devices import known_devices
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
@@ -113,11 +113,7 @@ class Server:
         """The core, the aggregator and the clock, as new or as the last checkpoint left them."""
         plan, experiment = self._plan, self._experiment
         strategy = resolve(experiment.strategy, [Path(plan.base)])
-        cost = plan.prepared
-        devices = [
-            Device(i, info.profile, cost.examples[i], cost.steps[i], down_s, cost.emulated_compute_s[i])
-            for (i, info), down_s in zip(enumerate(plan.clients), cost.emulated_down_s, strict=True)
-        ]
+        devices = known_devices(plan.clients, plan.prepared)
         every = experiment.evaluation.every_versions
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
         self._aggregator = Aggregator(self._buffer, strategy.optimizer(), experiment.server.kernel_backend)

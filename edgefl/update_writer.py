@@ -11,6 +11,14 @@ from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.update_format import Raw, with_scales
 
 
+def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: int) -> None:
+    """y ← w + gain·(y − w), the gain divided by the ``steps`` done if ``per_step``; y if none was."""
+    if steps:
+        np.subtract(trained, base, out=trained)
+        np.multiply(trained, np.float32(gain / steps if per_step else gain), out=trained)
+        np.add(trained, base, out=trained)
+
+
 class UpdateWriter:
     """Writes updates of one buffer's format, and says what their checksums are."""
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,18 +19,18 @@ from safetensors.numpy import load_file
 
 from edgefl import config, run_folder
 from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.buffer import Floats, ParameterBuffer, Shape
 from edgefl.core import Core
 from edgefl.errors import ConfigError, RunError
 from edgefl.events import Arrived, Release, Sum, Summed, Train
 from edgefl.experiment import Experiment
 from edgefl.record import Record
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Device
 from edgefl.strategies.optimizer import start
 from edgefl.supervisor import fleet_of, shape_of
-from edgefl.update_writer import UpdateWriter
+from edgefl.update_writer import UpdateWriter, amplify
 from edgefl.workload import Workload
+from edgefl.workload_devices import known_devices
 
 Say = Callable[[int, int], None]
 """Told how many versions have been made again, of how many."""
@@ -71,7 +72,7 @@ class _Replay:
         strategy = resolve(experiment.strategy, [base])
         self._workload = workload = Workload(experiment, clients, base)
         self._record = record
-        given = [Device(info.client, info.profile, workload.examples(info.client)) for info in clients]
+        given = known_devices(clients, workload.prepared())
         self._core = Core(
             strategy, given, experiment.seed, experiment.stop, experiment.evaluation.every_versions
         )
@@ -82,9 +83,9 @@ class _Replay:
         start(strategy.optimizer(), buffer.vectors(0))
         self._aggregator = Aggregator(buffer, strategy.optimizer(), experiment.server.kernel_backend)
         self._writer = UpdateWriter(buffer, strategy.upload)
-        self._base = np.empty(shape.size, dtype=np.float32)
         self._trained: dict[int, Train] = {}
-        self._checksums: dict[int, int] = {}
+        self._bases: dict[int, Floats] = {}
+        self._bases_of: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
     def close(self) -> None:
@@ -99,8 +100,8 @@ class _Replay:
         order: Sum | None = None
         for _, event in record.events():
             match event:
-                case Arrived(task=task) if task in self._checksums:
-                    self._compare(task, sent.get(task, 0))
+                case Arrived(task=task, steps=steps) if task in self._trained:
+                    self._compare(task, steps, sent.get(task, 0))
                 case Summed(version=version, bad=()) if order is not None:
                     self._sum(order, *sums.get(version, ((), ())))
                     if say is not None:
@@ -108,38 +109,49 @@ class _Replay:
             for action in core.handle(event):
                 match action:
                     case Train():
-                        self._train(action)
+                        self._begin(action)
                     case Sum():
                         order = action
                     case Release(task=task):
                         self._aggregator.release(task)
-                        self._checksums.pop(task, None)
+                        self._trained.pop(task, None)
+                        self._bases.pop(task, None)
                     case _:
                         pass
         return self._conclude(folder)
 
-    def _train(self, task: Train) -> None:
+    def _begin(self, task: Train) -> None:
+        """Keep the version that the task starts from: how far it gets is known when it arrives."""
         lease = self._aggregator.lease(task=task.task, client=task.client, version=task.version)
         self._aggregator.fetched(lease.slot)
-        vector = self._workload.flat.array
-        np.copyto(self._base, self._buffer.model(lease.entry))
-        np.copyto(vector, self._base)
-        self._workload.train(task.client, task.trip, None)
-        raw = self._buffer.raw(lease.slot)
-        self._writer.write(raw, task.client, vector, self._base, 0, raw.size)
-        self._checksums[task.task] = checksum = self._writer.checksum(raw)
-        self._buffer.written(lease.slot, task=task.task, checksum=checksum)
-        self._trained[task.task] = task
+        base = self._bases_of.get(task.version)
+        if base is None:
+            base = self._bases_of[task.version] = self._buffer.model(lease.entry).copy()
+        self._bases[task.task], self._trained[task.task] = base, task
 
-    def _compare(self, task: int, sent: int) -> None:
-        trained = self._trained.pop(task)
-        self._buffer.accepted(trained.client)
+    def _compare(self, task: int, steps: int, sent: int) -> None:
+        order, base = self._trained.pop(task), self._bases.pop(task)
+        checksum = self._train(order, base, steps)
+        self._buffer.accepted(order.client)
         self._updates += 1
-        if sent and sent != self._checksums[task]:
+        if sent and sent != checksum:
             raise RunError(
-                f"the update of task {task} (client {trained.client}, trip {trained.trip}, from version "
-                f"{trained.version}) has checksum {self._checksums[task]:016x}, the record says {sent:016x}"
+                f"the update of task {task} (client {order.client}, trip {order.trip}, from version "
+                f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
             )
+
+    def _train(self, task: Train, base: Floats, steps: int) -> int:
+        vector, slot = self._workload.flat.array, self._aggregator.leases[task.task].slot
+        np.copyto(vector, base)
+        until = task.until
+        self._workload.train(task.client, task.trip, None, None if until is None else steps)
+        if until is not None:
+            amplify(vector, base, until.gain, until.per_step, steps)
+        raw = self._buffer.raw(slot)
+        self._writer.write(raw, task.client, vector, base, 0, raw.size)
+        checksum = self._writer.checksum(raw)
+        self._buffer.written(slot, task=task.task, checksum=checksum)
+        return checksum
 
     def _sum(self, order: Sum, tasks: object, weights: object) -> None:
         if list(order.tasks) != list(tasks) or list(order.weights) != list(weights):  # type: ignore[call-overload]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from edgefl.control import ClientInfo
+from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device, load_device, load_network
 from edgefl.emulation.availability import read_availability
 from edgefl.emulation.phone import Phone
@@ -14,6 +14,7 @@ from edgefl.emulation.schema import Availability
 from edgefl.emulation.thermal import thermal_model
 from edgefl.experiment import Experiment
 from edgefl.seeds import stream
+from edgefl.strategies import base
 
 network_of = functools.cache(load_network)
 _profile = functools.cache(load_device)
@@ -84,3 +85,18 @@ def _availability(experiment: Experiment, info: ClientInfo) -> Availability | No
 def _shuffled(seed: int, count: int) -> list[int]:
     order: list[int] = stream(seed, "availability").permutation(count).tolist()
     return order
+
+
+def known_devices(clients: list[ClientInfo], prepared: Prepared) -> list[base.Device]:
+    """What a strategy is told of each client."""
+    return [
+        base.Device(info.client, info.profile, examples, steps, down_s, compute_s)
+        for info, examples, steps, down_s, compute_s in zip(
+            clients,
+            prepared.examples,
+            prepared.steps,
+            prepared.emulated_down_s,
+            prepared.emulated_compute_s,
+            strict=True,
+        )
+    ]

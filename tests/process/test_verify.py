@@ -57,6 +57,15 @@ def test_a_virtual_run(finished: Path) -> None:
     assert told == [(version, 12) for version in range(1, 13)]
 
 
+@pytest.mark.parametrize(
+    "strategy", [{"name": "favano", "interval_s": 1.0, "participants": 2}, {"name": "fedasync"}]
+)
+def test_other_kinds_of_updates(strategy: dict[str, object], tmp_path: Path) -> None:
+    """Trainings that are cut short, and whole models with a base that is scaled."""
+    edgefl.run(experiment(strategy=strategy, clock=Clock(kind="virtual", workers=1)), tmp_path / "run")
+    assert verify(tmp_path / "run").model_sha256 == summary(tmp_path / "run")["model_sha256"]
+
+
 def sql(statement: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         with sqlite3.connect(folder / "record.sqlite") as db:
