@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgefl import experiment
+from edgefl import answers, experiment
+from edgefl.arrivals import Schedule
 from edgefl.errors import RunError
 from edgefl.events import (
     Action,
@@ -36,6 +37,7 @@ from edgefl.events import (
     Wake,
 )
 from edgefl.ledger import Ledger
+from edgefl.seeds import stream
 from edgefl.strategies.base import Device, Step, Strategy, Until, Update
 
 OVER = "the run is over"
@@ -84,6 +86,8 @@ class Core(Ledger):
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
         self._cuts = type(strategy).until is not Strategy.until
         self._state = self._call("begin", strategy.begin, self.devices)
+        process = strategy.arrivals()
+        self._schedule = None if process is None else Schedule(process, stream(seed, "arrivals"))
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
             Joined: self._joined,
             Left: self._left,
@@ -162,7 +166,8 @@ class Core(Ledger):
             self._drop(task, client, "its count of examples or steps is below 0", actions)
         else:
             update = self.hold(event)
-            discard = self._call("arrive", self.strategy.arrive, self._state, update, self, read=_updates)
+            arrive = self.strategy.arrive
+            discard = self._call("arrive", arrive, self._state, update, self, read=answers.updates)
             if discard:
                 self._discard(discard, actions)
         return True
@@ -227,15 +232,21 @@ class Core(Ledger):
         """Make the next version if it is due, else stop if that is due, else start clients."""
         due = self._due()
         if due is None or (due == "trips" and not stepped):  # the last trip may fill a buffer
-            answer: Step | None = self._call("step", self.strategy.step, self._state, self, read=_step)
+            answer: Step | None = self._call("step", self.strategy.step, self._state, self, read=answers.step)
             if answer is not None:
                 self._order(answer, actions)
                 return
         if due is not None:
             self._finish(due, actions)
             return
-        if self.idle:
-            for client in self._call("assign", self.strategy.assign, self._state, self, read=tuple):
+        if self._schedule is not None:
+            self.openings = self._schedule.due(self.now_s)
+            self._wake(self._schedule.next_s, actions)
+        if self.idle and self.openings:
+            assigned = self._call("assign", self.strategy.assign, self._state, self, read=tuple)
+            if len(assigned) > self.openings:
+                raise self._wrong("assign", f"at most {self.openings} clients now", f"{len(assigned)}")
+            for client in assigned:
                 begun = self.start(client)
                 if begun is None:
                     raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
@@ -243,12 +254,13 @@ class Core(Ledger):
                 until = self._until(client) if self._cuts else None
                 actions.append(Train(client, task, self.version, trip, until))
         if self._wakes_itself:
-            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=_instant)
+            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=answers.instant)
             if at_s is not None:
                 self._wake(at_s, actions)
 
     def _until(self, client: int) -> Until | None:
-        until: Until | None = self._call("until", self.strategy.until, self._state, client, self, read=_until)
+        ask = self.strategy.until
+        until: Until | None = self._call("until", ask, self._state, client, self, read=answers.until)
         if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
             raise self._wrong("until", "an instant from now on and a finite gain", repr(until))
         return until
@@ -361,30 +373,3 @@ class Core(Ledger):
 
     def _wrong(self, method: str, allowed: str, got: str) -> RunError:
         return RunError(f"strategy {type(self.strategy).__name__}.{method} must give {allowed}, got {got}")
-
-
-def _step(answer: Any) -> Step | None:
-    if answer is None:
-        return None
-    updates, weights, base_scale, keep = answer
-    return Step(_updates(updates), tuple(map(float, weights)), float(base_scale), bool(keep))
-
-
-def _updates(answer: Any) -> tuple[Update, ...]:
-    """No answer discards nothing, as a method without a return does."""
-    updates = () if answer is None else tuple(answer)
-    for update in updates:
-        if not isinstance(update, Update):
-            raise TypeError(f"expected an Update, got {type(update).__name__}")
-    return updates
-
-
-def _until(answer: Any) -> Until | None:
-    if answer is None:
-        return None
-    at_s, gain, per_step = answer
-    return Until(float(at_s), float(gain), bool(per_step))
-
-
-def _instant(answer: Any) -> float | None:
-    return None if answer is None else float(answer)

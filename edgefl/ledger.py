@@ -43,6 +43,7 @@ class Ledger:
         self.idle: list[int] = []
         self.held: list[Update] = []
         self.rng = stream(seed, "strategy")
+        self.openings = count
 
         self.trips = 0
         """Finished client trips: updates that arrived, used or not, and tasks that were cancelled."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgefl.errors import ConfigError
-from edgefl.strategies.base import Count, Strategy, Update, View
+from edgefl.strategies.base import Arrivals, Count, Positive, Strategy, Update, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,11 @@ class Asynchronous(Strategy):
     """Clients training at once, each drawn uniformly from the idle ones; all by default."""
     restart: Literal["immediate", "new-version"] = "immediate"
     """Whether a client that delivered trains again at once, or waits for a version it has not trained on."""
+    arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
+    """When clients start: whenever there is room, or as they come, ``arrival_rate_per_s`` of them an emulated
+    second. One that comes is drawn uniformly from the idle ones, and turned away where ``concurrency`` are
+    training."""
+    arrival_rate_per_s: Positive | None = None
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Tasks that would be staler are cancelled as soon as that is certain, and their updates discarded."""
 
@@ -28,6 +33,18 @@ class Asynchronous(Strategy):
             raise ConfigError(
                 f"strategy.concurrency must be at most the fleet's {clients} clients, got {self.concurrency}"
             )
+
+        as_needed = self.arrival_process == "as-needed"
+        if as_needed != (self.arrival_rate_per_s is None):
+            raise ConfigError(
+                "strategy.arrival_rate_per_s must be given with arrival_process = 'constant' or 'poisson', "
+                f"and only then, got {self.arrival_rate_per_s} with {self.arrival_process!r}"
+            )
+
+    def arrivals(self) -> Arrivals | None:
+        if self.arrival_process == "as-needed" or self.arrival_rate_per_s is None:
+            return None
+        return Arrivals(self.arrival_process, self.arrival_rate_per_s)
 
     def max_training(self, clients: int) -> int:
         return self.concurrency or clients
@@ -42,9 +59,11 @@ class Asynchronous(Strategy):
             return ()
         if self.restart == "new-version":
             ready = [client for client in ready if view.trained_from(client) < view.version]
-        if self.concurrency is None:
+        room = view.openings
+        if self.concurrency is not None:
+            room = min(room, self.concurrency - view.training)
+        elif room >= len(view.devices):
             return ready
-        room = self.concurrency - view.training
         if room <= 0 or not ready:
             return ()
         if room == 1:

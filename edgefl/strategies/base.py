@@ -64,6 +64,15 @@ class Until(NamedTuple):
     """``gain`` is divided by the number of steps made (and is of no account if there were none)."""
 
 
+class Arrivals(NamedTuple):
+    """Clients come and ask for work by themselves; one that is not started when it comes goes away again."""
+
+    kind: Literal["constant", "poisson"]
+    """At equal distances, or with gaps drawn from an exponential distribution."""
+    rate_per_s: float
+    """Clients an emulated second."""
+
+
 class Device(NamedTuple):
     """What a strategy may know of one client from the start."""
 
@@ -100,6 +109,10 @@ class View(Protocol):
     @property
     def training(self) -> int:
         """How many clients have a task."""
+
+    @property
+    def openings(self) -> int:
+        """The most clients that may be started now: as many as have come, where there are `Arrivals`."""
 
     @property
     def held(self) -> Sequence[Update]:
@@ -189,6 +202,10 @@ class Strategy:
     def lockstep(self) -> bool:
         """Whether clients wait for each other, so that their trips start at the same instants."""
         return False
+
+    def arrivals(self) -> Arrivals | None:
+        """The process by which clients come and may be started; None: any idle client, at any time."""
+        return None
 
     def begin(self, devices: Sequence[Device]) -> Any:
         """The strategy's own state at the start of a run."""

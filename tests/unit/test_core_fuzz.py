@@ -42,6 +42,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 5, "restart": "new-version"},
     {"name": "fedstaleweight", "buffer_size": 2},
     {"name": "fedasync"},
+    {"name": "fedasync", "arrival_process": "poisson", "arrival_rate_per_s": 0.3, "concurrency": 3},
     {"name": "fedavg", "cohort": 3},
     {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
     {"name": "defedavg-niid", "participants": 3},

@@ -27,6 +27,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "fedbuff", "buffer_size": 3, "concurrency": 1},
     {"name": "fedbuff", "buffer_size": 3, "concurrency": 5, "max_staleness": 2},
     {"name": "fedbuff", "buffer_size": 3, "max_staleness": 0},
+    {"name": "fedbuff", "buffer_size": 3, "arrival_process": "constant", "arrival_rate_per_s": 2.5},
+    {"name": "fedasync", "arrival_process": "poisson", "arrival_rate_per_s": 4.0, "concurrency": 3},
     {"name": "fedbuff", "buffer_size": 3, "momentum": 0.9, "normalize": True},
     {"name": "fedstaleweight", "buffer_size": 3, "normalize": "running"},
     {"name": "fedstaleweight", "buffer_size": 3, "average": "cumulative"},

@@ -1,0 +1,118 @@
+"""Clients that come by themselves: at a constant rate, or as a Poisson process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from edgefl import experiment
+from edgefl.arrivals import Schedule
+from edgefl.core import Core
+from edgefl.errors import ConfigError, RunError
+from edgefl.events import Joined, Ticked, Train, Wake
+from edgefl.strategies import View
+from edgefl.strategies.base import Arrivals
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import MemoryRun, fleet, run_in_memory
+
+
+def run(clients: int, trips: int, duration: Any, **fields: Any) -> tuple[Core, MemoryRun]:
+    core = Core(FedBuff(buffer_size=1, **fields), fleet(clients), 3, experiment.Stop(trips=trips), 10**9)
+    return core, run_in_memory(core, duration)
+
+
+def starts(result: MemoryRun) -> list[float]:
+    return [
+        event.at_s for event, actions in result.history for action in actions if isinstance(action, Train)
+    ]
+
+
+def concurrency(result: MemoryRun) -> float:
+    """The mean number of clients training, over time."""
+    running, area, last = 0, 0.0, 0.0
+    for event, actions in result.history:
+        area += running * (event.at_s - last)
+        last = event.at_s
+        running += sum(isinstance(action, Train) for action in actions) - (type(event).__name__ == "Arrived")
+    return area / last
+
+
+def test_a_constant_rate_starts_a_client_every_so_often() -> None:
+    _, result = run(40, 2000, [7.3] * 40, arrival_process="constant", arrival_rate_per_s=4.0)
+    assert starts(result) == [(k + 1) / 4.0 for k in range(len(starts(result)))]
+    assert concurrency(result) == pytest.approx(4.0 * 7.3, rel=0.02)  # Little's law
+
+
+def test_a_poisson_process_has_exponential_gaps() -> None:
+    _, result = run(400, 4000, [7.3] * 400, arrival_process="poisson", arrival_rate_per_s=4.0)
+    gaps = np.diff([0.0, *starts(result)])
+    assert stats.kstest(gaps, "expon", args=(0.0, 0.25)).pvalue > 0.01
+    assert concurrency(result) == pytest.approx(4.0 * 7.3, rel=0.05)
+
+
+def test_who_comes_is_drawn_uniformly_from_the_idle_ones() -> None:
+    _, result = run(20, 8000, [1.0] * 20, arrival_process="poisson", arrival_rate_per_s=5.0)
+    counts = np.bincount(list(result.owners.values()), minlength=20)
+    expected = counts.sum() / 20
+    assert ((counts - expected) ** 2 / expected).sum() < 43.8  # χ² with 19 degrees of freedom, 0.1%
+
+
+@pytest.mark.parametrize("limit", [{"concurrency": 3}, {}])
+def test_who_finds_no_room_is_turned_away_for_good(limit: dict[str, int]) -> None:
+    """With 3 servers and 3 Erlang of Poisson arrivals a share B(3, 3) = 0.346 is lost (Erlang's formula)."""
+    clients = 30 if limit else 3  # no room, or nobody idle
+    _, result = run(
+        clients, 20_000, [1.0] * clients, arrival_process="poisson", arrival_rate_per_s=3.0, **limit
+    )
+    came = sum(type(event).__name__ == "Ticked" for event in result.events)
+    assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.012)
+
+
+def test_a_replay_and_the_same_seed_give_the_same_arrivals() -> None:
+    fields = {"arrival_process": "poisson", "arrival_rate_per_s": 2.0}
+    first, second = (starts(run(9, 200, [3.0] * 9, **fields)[1]) for _ in range(2))
+    assert first == second
+    other = Schedule(Arrivals("poisson", 2.0), np.random.default_rng(9))
+    assert other.next_s != first[0]
+
+
+def test_the_core_wakes_for_each_arrival_and_nobody_starts_before() -> None:
+    strategy = FedBuff(buffer_size=2, arrival_process="constant", arrival_rate_per_s=0.5)
+    core = Core(strategy, fleet(3), 0, experiment.Stop())
+    actions = [action for client in range(3) for action in core.handle(Joined(client, 0.0))]
+    assert [action for action in actions if isinstance(action, Train | Wake)] == [Wake(2.0)]
+    wake, train = core.handle(Ticked(2.0))
+    assert wake == Wake(4.0)
+    assert isinstance(train, Train)
+    assert core.openings == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"arrival_process": "constant"},
+        {"arrival_rate_per_s": 2.0},
+        {"arrival_process": "as-needed", "arrival_rate_per_s": 2.0},
+    ],
+)
+def test_a_rate_goes_with_a_process(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        FedBuff(**fields).check(20)
+    assert str(caught.value).startswith("strategy.arrival_rate_per_s must be given with arrival_process")
+
+
+def test_a_strategy_that_starts_more_than_have_come_is_named() -> None:
+    class Hasty(FedBuff):
+        def assign(self, state: Any, view: View) -> Sequence[int]:
+            return view.idle
+
+    core = Core(Hasty(arrival_process="constant", arrival_rate_per_s=1.0), fleet(2), 0, experiment.Stop())
+    core.handle(Joined(0, 0.0))
+    core.handle(Joined(1, 0.0))
+    with pytest.raises(RunError) as caught:
+        core.handle(Ticked(1.0))
+    assert str(caught.value) == "strategy Hasty.assign must give at most 1 clients now, got 2"
