@@ -63,7 +63,9 @@ class IdleWorkload:
     ) -> TripPlan:
         return self._plan
 
-    def train(self, client: int, trip: int, done: Callable[[float], None] | None) -> Idled:
+    def train(
+        self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
+    ) -> Idled:
         self.flat.array[0] += DELTA * (client + 1)
         return Idled()
 
