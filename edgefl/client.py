@@ -19,7 +19,7 @@ import numpy as np
 
 from edgefl import control, failpoints, wire
 from edgefl.buffer import Floats, ParameterBuffer
-from edgefl.emulation.link import move
+from edgefl.emulation.link import Disconnected, move
 from edgefl.emulation.memory import limit_memory
 from edgefl.emulation.pacing import Pacer, Spent
 from edgefl.errors import SlotError, WireError
@@ -91,7 +91,7 @@ class Client:
             self._give_back(task, "cancelled")
         except (MemoryError, Leave):
             raise
-        except (SlotError, WireError) as error:
+        except (SlotError, WireError, Disconnected) as error:
             self._give_back(task, str(error))
         except (
             Exception

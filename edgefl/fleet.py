@@ -49,7 +49,7 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def require(fleet: Mapping[str, Any]) -> None:
     """Raise a `ProfileFault` if what a resolved ``[fleet]`` names does not exist or lacks what it needs."""
-    from edgefl.emulation import load_device, load_network
+    from edgefl.emulation import load_device
     from edgefl.emulation.availability import read_availability
 
     devices, network = fleet["devices"], fleet["network"]
@@ -59,17 +59,28 @@ def require(fleet: Mapping[str, Any]) -> None:
     if fleet.get("availability"):
         _tried(read_availability, fleet["availability"], "fleet.availability")
     if isinstance(network, str):
-        _tried(load_network, network, "fleet.network")
+        _tried(_network, network, "fleet.network")
         return
     for name, net in network.items():
         if name not in devices:
             key = f"fleet.network.{name}"
             raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
-        _tried(load_network, net, f"fleet.network.{name}")
+        _tried(_network, net, f"fleet.network.{name}")
     missing = [name for name in devices if name not in network]
     if missing:
         text = f"fleet.network: no network for {', '.join(missing)}; give one for each device, or one for all"
         raise ProfileFault("fleet.network", text)
+
+
+def _network(name: str) -> None:
+    """Read a network and the traces that it replays."""
+    from edgefl.emulation import load_network
+    from edgefl.emulation.trace import read_trace
+
+    network = load_network(name)
+    for way in (network.down, network.up):
+        if way.trace is not None:
+            read_trace(way.trace)
 
 
 def _require_figures(fleet: Mapping[str, Any]) -> None:

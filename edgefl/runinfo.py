@@ -11,14 +11,14 @@ from pathlib import Path
 
 from edgefl import config, control
 from edgefl.buffer import ParameterBuffer
-from edgefl.emulation import load_network
 from edgefl.emulation.capacity import host
+from edgefl.emulation.link import mean_mbps
 from edgefl.errors import ConfigError
 from edgefl.record import Record
 from edgefl.rows import ClientRow, Memory
 from edgefl.store import Store
 from edgefl.strategies.base import Strategy
-from edgefl.workload_devices import device_of
+from edgefl.workload_devices import device_of, network_of
 
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
@@ -56,7 +56,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
 
 
 def _client_row(seed: int, info: control.ClientInfo, examples: int, labels: list[int]) -> ClientRow:
-    device, network = device_of(seed, info.client, info.profile), load_network(info.network)
+    device, network = device_of(seed, info.client, info.profile), network_of(info.network)
     return ClientRow(
         info.client,
         device.id,
@@ -65,8 +65,8 @@ def _client_row(seed: int, info: control.ClientInfo, examples: int, labels: list
         tuple(labels),
         device.train_flop_per_s / 1e9 if device.cpu is not None else None,
         device.app_limit_mib,
-        network.down.rate_mbps,
-        network.up.rate_mbps,
+        mean_mbps(network.down),
+        mean_mbps(network.up),
     )
 
 

@@ -43,7 +43,13 @@ class Trips:
         """
         experiment, info, held = self._experiment, self._clients[client], self._examples[client]
         rng = stream(experiment.seed, "trip", client, trip)
-        link = Link(network_of(info.network), rng)
+        network = network_of(info.network)
+        if network.replays:
+            start_s = 0.0 if condition is None else condition.at_s
+            shift = float(stream(experiment.seed, "trace", client).random())
+            link = Link(network, rng, start_s, shift)
+        else:
+            link = Link(network, rng)
         device, thermal = device_of(experiment.seed, client, info.profile), None
         if condition is not None and experiment.fleet.thermal and (model := thermal_model(device)):
             thermal = model, condition.temp_c

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from edgefl import control, wire
 from edgefl.buffer import SlotState
 from edgefl.clock import WallClock
+from edgefl.emulation.plan import TripPlan
 from edgefl.errors import RunError
 from edgefl.events import Failed, Joined, Left, Ticked
 from edgefl.outbox import SocketOutbox
@@ -72,7 +73,8 @@ class VirtualServer(Server):
         self._due_s: dict[int, float] = {}
         self._queue: deque[wire.Task] = deque()
         self._sent: dict[int, tuple[int, wire.Task]] = {}  # task → worker that computes it
-        self._results: dict[int, wire.Done | wire.Gone] = {}
+        self._results: dict[int, wire.Done | wire.Gone | str] = {}
+        """What came of tasks; of those that no worker computed, why nothing does."""
         self._cancelled: set[int] = set()
         self._doomed: set[int] = set()
         """Tasks whose phones go before they could deliver: nobody needs to compute them."""
@@ -123,21 +125,25 @@ class VirtualServer(Server):
 
     def _train(self, task: wire.Task) -> None:
         self._turns = 0
-        at_s = self._clock.now_s() + self._trip_s(task)
+        plan = self._plan_of(task)
+        at_s = self._clock.now_s() + min(plan.total_s, plan.breaks_s)
         if self._dynamics is not None and self._dynamics.lost_at_s(task.client) < at_s:
             self._doomed.add(task.task)
             return
         self._enter(Due(at_s, ARRIVAL, task.client, task.task))
-        self._queue.append(task)
-        self._dispatch()
+        if plan.breaks_s < math.inf:
+            self._results[task.task] = plan.broken
+        else:
+            self._queue.append(task)
+            self._dispatch()
 
-    def _trip_s(self, task: wire.Task) -> float:
-        """How long this trip takes, drawn as the client itself would draw it."""
+    def _plan_of(self, task: wire.Task) -> TripPlan:
+        """This trip, drawn as the client itself would draw it."""
         plan = self._dynamics.plan(task.client) if self._dynamics is not None else None
         if plan is not None:
-            return plan.total_s
+            return plan
         budget_s = None if task.cut is None else task.cut.budget_s
-        return self._trips.plan(task.client, task.trip, budget_s).total_s
+        return self._trips.plan(task.client, task.trip, budget_s)
 
     def _dispatch(self) -> None:
         """Give waiting tasks, oldest first, to the workers that have least to do."""
@@ -167,7 +173,7 @@ class VirtualServer(Server):
             self._queue.remove(waiting)
         if waiting is not None or task in self._doomed:
             self._doomed.discard(task)
-            self._results[task] = wire.Gone(client, 0, task, "cancelled")
+            self._results[task] = "cancelled"
         self._enter(Due(self._clock.now_s(), ARRIVAL, client, task))
 
     def finished(self, done: wire.Done | wire.Gone) -> None:
@@ -251,10 +257,14 @@ class VirtualServer(Server):
     def _arrive(self, due: Due) -> None:
         result = self._results.pop(due.task)
         del self._due_s[due.task]
-        if due.task in self._cancelled or isinstance(result, wire.Gone):
-            reason = "cancelled" if due.task in self._cancelled else str(getattr(result, "reason", ""))
-            self._cancelled.discard(due.task)
-            self._executor.handle(Failed(due.client, due.task, due.at_s, reason))
+        if due.task in self._cancelled:
+            self._cancelled.remove(due.task)
+            self._executor.handle(Failed(due.client, due.task, due.at_s, "cancelled"))
+        elif isinstance(result, str):
+            self.note(due.client, "failed", result)
+            self._executor.handle(Failed(due.client, due.task, due.at_s, result))
+        elif isinstance(result, wire.Gone):
+            self._executor.handle(Failed(due.client, due.task, due.at_s, result.reason))
         else:
             self._executor.arrived(result, self._aggregator.leases[due.task], due.at_s)
             self._gauge.trip(result)

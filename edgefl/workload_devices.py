@@ -38,6 +38,7 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
         fleet.churn.mean_online_s
         or fleet.churn.die_per_trip
         or _availability(experiment, info) is not None
+        or network_of(info.network).replays
         or (fleet.thermal and thermal_model(device) is not None)
         or (fleet.battery and device.battery is not None)
     )

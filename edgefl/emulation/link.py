@@ -10,9 +10,15 @@ import numpy as np
 
 from edgefl.emulation.pacing import Pacer, Spent
 from edgefl.emulation.schema import Direction, Network
+from edgefl.emulation.trace import Trace, read_trace
+from edgefl.errors import EdgeflError
 
 CHUNK_BYTES = 65536
 """Bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%."""
+
+
+class Disconnected(EdgeflError):
+    """The link broke in the middle of a message."""
 
 
 class Transfer(NamedTuple):
@@ -26,21 +32,49 @@ class Transfer(NamedTuple):
     lead_s: float
     """Before the first byte arrives: one-way delay, jitter and, after a loss, one round trip. Emulated s."""
     rate_bytes_per_s: float
-    """Payload bytes per emulated second once they flow; ``inf`` on an unlimited link."""
+    """Payload bytes per emulated second once they flow, of a trace in the mean; ``inf`` if unlimited."""
     chunk_bytes: int
+    breaks_after: int | None = None
+    """Payload bytes after which the connection is lost; None: it holds."""
+    trace: Trace | None = None
+    """What sets the rate instead of ``rate_bytes_per_s``."""
+    flows_at_s: float = 0.0
+    """Where in the trace the bytes begin to flow."""
 
     @property
     def declared_s(self) -> float:
         """Emulated seconds from the first byte sent to the last byte received."""
-        return self.lead_s + self.nbytes / self.rate_bytes_per_s
+        return self.lead_s + self.takes_s(self.nbytes)
+
+    @property
+    def breaks_s(self) -> float:
+        """Emulated seconds from the first byte sent until the connection is lost; infinite if it holds."""
+        return math.inf if self.breaks_after is None else self.lead_s + self.takes_s(self.breaks_after)
+
+    @property
+    def broken(self) -> str:
+        """How far it gets if the connection is lost."""
+        return f"the link was lost after {self.breaks_after} of {self.nbytes} bytes"
+
+    def takes_s(self, nbytes: float) -> float:
+        """Emulated seconds for the first so many bytes of payload, once they flow."""
+        if self.trace is None:
+            return nbytes / self.rate_bytes_per_s
+        return self.trace.delivers_s(self.flows_at_s, nbytes * self.wire_bytes / self.nbytes)
+
+    def sent_at(self, at_s: float) -> Transfer:
+        """This message, sent at that instant of its trace."""
+        return self._replace(flows_at_s=at_s + self.lead_s)
 
 
 class Link:
     """The link of one client: a network profile and the stream its jitter and losses are drawn from.
 
     A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost). Delay
-    comes before the bytes and does not slow them: latency eats no bandwidth. A lost packet is never a lost
-    message; it costs its bytes again.
+    comes before the bytes and does not slow them: latency eats no bandwidth. A lost packet costs its bytes
+    again, or, where the profile says so, the connection. Where the profile names a trace, bytes flow at its
+    opportunities; ``at_s`` says when in emulated time the trip starts, ``shift`` (a share of the trace's
+    length) where in the trace time 0 is.
 
     >>> from edgefl.emulation import load_network
     >>> link = Link(load_network("defedavg-400"), np.random.default_rng(0))
@@ -48,9 +82,12 @@ class Link:
     0.044
     """
 
-    def __init__(self, network: Network, rng: np.random.Generator) -> None:
+    def __init__(
+        self, network: Network, rng: np.random.Generator, at_s: float = 0.0, shift: float = 0.0
+    ) -> None:
         self.network = network
         self._rng = rng
+        self._at_s, self._shift = at_s, shift
 
     def down(self, nbytes: int) -> Transfer:
         """Plan the download of ``nbytes``."""
@@ -66,8 +103,11 @@ class Link:
         network = self.network
         lead_s = self._delay_ms(way) / 1e3
         packets = -(-nbytes // network.payload_bytes)
-        lost = 0
-        if way.loss_pct and packets:
+        lost, breaks_after = 0, None
+        if way.loss_pct and packets and way.on_loss == "disconnect":
+            arrived = int(self._rng.geometric(way.loss_pct / 100.0)) - 1
+            breaks_after = arrived * network.payload_bytes if arrived < packets else None
+        elif way.loss_pct and packets:
             # Sends until `packets` got through, minus those that did: negative binomial.
             lost = int(self._rng.negative_binomial(packets, 1.0 - way.loss_pct / 100.0))
         if lost:
@@ -80,8 +120,14 @@ class Link:
         rate = math.inf
         if way.rate_mbps is not None and nbytes:
             rate = nbytes / (wire * 8 / (way.rate_mbps * 1e6))
+        if way.trace is not None and nbytes:
+            trace = read_trace(way.trace)
+            rate = nbytes / (wire * 8 / (trace.rate_mbps * 1e6))
+            found = Transfer(nbytes, wire, lost, lead_s, rate, CHUNK_BYTES, breaks_after, trace)
+            return found.sent_at(self._at_s + self._shift * trace.period_ms / 1e3)
         unpaced = math.isinf(rate)
-        return Transfer(nbytes, wire, lost, lead_s, rate, max(1, nbytes) if unpaced else CHUNK_BYTES)
+        chunk_bytes = max(1, nbytes) if unpaced else CHUNK_BYTES
+        return Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after)
 
     def _delay_ms(self, way: Direction) -> float:
         match way.jitter_dist:
@@ -95,14 +141,25 @@ class Link:
                 return way.delay_ms + float(self._rng.exponential(way.jitter_ms))
 
 
+def mean_mbps(way: Direction) -> float | None:
+    """The direction's rate, 10⁶ bit/s, of a trace its mean; None if it is unlimited."""
+    return way.rate_mbps if way.trace is None else read_trace(way.trace).rate_mbps
+
+
 def move(pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None]) -> Spent:
     """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
 
-    Returns what it took in emulated seconds. Whatever ``copy`` or the pacer's wait raises passes through.
+    Returns what it took in emulated seconds. `Disconnected` when the connection is lost on the way; whatever
+    ``copy`` or the pacer's wait raises passes through.
     """
-    phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s)
-    for start in range(0, transfer.nbytes, transfer.chunk_bytes):
-        stop = min(start + transfer.chunk_bytes, transfer.nbytes)
+    takes = None if transfer.trace is None else transfer.takes_s
+    phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
+    end = transfer.nbytes if transfer.breaks_after is None else transfer.breaks_after
+    for start in range(0, end, transfer.chunk_bytes):
+        stop = min(start + transfer.chunk_bytes, end)
         copy(start, stop)
         phase.done(stop - start)
-    return phase.end()
+    spent = phase.end()
+    if transfer.breaks_after is not None:
+        raise Disconnected(transfer.broken)
+    return spent

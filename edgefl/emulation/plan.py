@@ -54,6 +54,18 @@ class TripPlan(NamedTuple):
     def total_s(self) -> float:
         return self.down_s + self.compute_s + self.up_s
 
+    @property
+    def breaks_s(self) -> float:
+        """How far into the trip the link is lost, and the task with it; infinite if it holds."""
+        if self.down.breaks_after is not None:
+            return self.down.breaks_s
+        return self.down_s + self.compute_s + self.up.breaks_s
+
+    @property
+    def broken(self) -> str:
+        """How far the message got at which the link is lost."""
+        return (self.down if self.down.breaks_after is not None else self.up).broken
+
     def compute(self, pacer: Pacer) -> Phase:
         """The pacer's phase for this trip's steps: tell it the FLOPs of each as they are done.
 
@@ -87,7 +99,11 @@ class TripPlan(NamedTuple):
         tail_s = max(0.0, room_s - busy_s)
         lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
         heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
-        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, heat=heat)
+        up = self.up
+        if up.trace is not None:
+            earlier_s = self.compute_s - lead_s - busy_s - tail_s
+            up = up._replace(flows_at_s=up.flows_at_s - earlier_s)
+        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat)
 
 
 def plan_trip(
@@ -142,9 +158,15 @@ def plan_trip(
         if thermal is not None and (model is None or model.mode == "add"):
             body, temp_c = thermal
             heat = body.compute(body.after(temp_c, 0.0, down.declared_s), compute_s)
-        return TripPlan(down, flops, 0.0, flops / compute_s, up, heat=heat)
-    return TripPlan(down, flops, compute_s, math.inf, up)
+        plan = TripPlan(down, flops, 0.0, flops / compute_s, up, heat=heat)
+    else:
+        plan = TripPlan(down, flops, compute_s, math.inf, up)
+    if up.trace is None or plan.compute_s == math.inf:
+        return plan
+    return plan._replace(up=up._replace(flows_at_s=up.flows_at_s + plan.down_s + plan.compute_s))
 
 
 def _instant(transfer: Transfer) -> Transfer:
-    return transfer._replace(lead_s=0.0, rate_bytes_per_s=math.inf, chunk_bytes=max(1, transfer.nbytes))
+    return Transfer(
+        transfer.nbytes, transfer.wire_bytes, transfer.lost_packets, 0.0, math.inf, max(1, transfer.nbytes)
+    )

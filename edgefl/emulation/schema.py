@@ -245,9 +245,10 @@ class Direction(_Table, frozen=True, kw_only=True):
     """``normal``: delay + N(0, jitter²) cut off at 0. ``uniform``: delay + U(−jitter, jitter).
     ``exponential``: delay + Exp(mean jitter)."""
     loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
-    """Packets lost, each sent again: costs its bytes, and one round trip a message that lost any."""
-    queue_kib: Positive | None = None
-    """What waits before the link at most; None is without limit."""
+    """Packets lost."""
+    on_loss: Literal["retransmit", "disconnect"] = "retransmit"
+    """``retransmit``: each lost packet costs its bytes again, and a message that lost any waits for a round
+    trip more. ``disconnect``: the first lost packet ends the connection, and with it the trip."""
     trace: Text | None = None
     """A trace in Mahimahi's format that sets the rate instead of ``rate_mbps``: a file beside the profile's.
     A loaded profile holds its absolute path."""
@@ -271,6 +272,11 @@ class Network(_Table, frozen=True, kw_only=True):
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
     header_bytes: Annotated[int, msgspec.Meta(ge=0)] = 40
     """Of each packet: IPv4 and TCP without options take 20 each (RFC 791, RFC 9293)."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a trace sets its rate, so that it depends on the time."""
+        return self.down.trace is not None or self.up.trace is not None
 
     @property
     def payload_bytes(self) -> int:

@@ -86,6 +86,6 @@ def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
         "delay": rate_only and any(way.delay_ms for way in ways),
         "loss": rate_only and any(way.loss_pct for way in ways),
         "jitter": any(way.jitter_ms for way in ways),
-        "queue": any(way.queue_kib for way in ways),
+        "loss of the connection": any(way.loss_pct and way.on_loss == "disconnect" for way in ways),
     }
     return tuple(what for what, there in has.items() if there)

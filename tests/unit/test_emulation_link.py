@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from edgefl.emulation import load_device, load_network, network_names
 from edgefl.emulation.delay import Delay
-from edgefl.emulation.link import CHUNK_BYTES, Link, Transfer, move
+from edgefl.emulation.link import CHUNK_BYTES, Disconnected, Link, Transfer, move
 from edgefl.emulation.pacing import Pacer
 from edgefl.emulation.plan import TripPlan, plan_trip
 from edgefl.emulation.schema import Device, Direction, Network
@@ -89,16 +90,24 @@ def test_jitter_has_its_declared_distribution() -> None:
     assert abs(exponential.mean() - 110) < 4 * 10 / math.sqrt(4000)
 
 
+@pytest.mark.parametrize("dist", ["normal", "uniform", "exponential"])
+def test_jitter_passes_a_kolmogorov_smirnov_test_against_its_distribution(dist: str) -> None:
+    """At the 1% level, asymptotically: D·√n < 1.63."""
+    cumulative = {
+        "normal": lambda ms: 0.5 * (1 + math.erf((ms - 100) / (10 * math.sqrt(2)))),
+        "uniform": lambda ms: (ms - 90) / 20,
+        "exponential": lambda ms: 1 - math.exp(-(ms - 100) / 10),
+    }[dist]
+    drawn = np.sort(leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist=dist)))
+    expected = np.array([cumulative(float(ms)) for ms in drawn])
+    steps = np.arange(drawn.size + 1) / drawn.size
+    distance = max(np.abs(steps[1:] - expected).max(), np.abs(steps[:-1] - expected).max())
+    assert distance * math.sqrt(drawn.size) < 1.63
+
+
 def test_jitter_is_cut_off_at_no_delay() -> None:
     drawn = leads(network(delay_ms=1.0, jitter_ms=10.0, jitter_dist="normal"))
     assert drawn.min() == 0.0
-
-
-def test_jitter_quantiles_match_by_kolmogorov_smirnov() -> None:
-    drawn = np.sort(leads(network(delay_ms=50.0, jitter_ms=20.0, jitter_dist="exponential")))
-    expected = 1 - np.exp(-(drawn - 50) / 20)
-    empirical = np.arange(1, drawn.size + 1) / drawn.size
-    assert np.abs(empirical - expected).max() < 1.63 / math.sqrt(drawn.size)
 
 
 def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip() -> None:
@@ -117,6 +126,98 @@ def test_a_loss_free_link_draws_nothing() -> None:
     generator = rng(1)
     Link(network(rate_mbps=1.0), generator).down(100_000)
     assert generator.random() == rng(1).random()
+
+
+def lossy(pct: float) -> Network:
+    return network(rate_mbps=8.0, delay_ms=10.0, loss_pct=pct, on_loss="disconnect")
+
+
+def test_a_lost_packet_may_cost_the_connection() -> None:
+    link = Link(lossy(1.0), rng(5))
+    transfers = [link.down(146_000) for _ in range(2000)]  # 97.3 packets of 1500 bytes without headers
+    held = [t for t in transfers if t.breaks_after is None]
+    chance = 0.99**98
+    assert abs(len(held) / 2000 - chance) < 2.576 * math.sqrt(chance * (1 - chance) / 2000)
+    assert all(t.wire_bytes == 146_000 and t.lost_packets == 0 for t in transfers)
+    breaks = [t.breaks_after for t in transfers if t.breaks_after is not None]
+    assert all(after % 1500 == 0 and after < 146_000 for after in breaks)
+    first = breaks.count(0) / 2000  # the very first packet
+    assert abs(first - 0.01) < 2.576 * math.sqrt(0.01 * 0.99 / 2000)
+
+
+def test_a_connection_that_breaks_has_moved_what_came_before_it() -> None:
+    now, copied = [0], [0]
+
+    def copy(start: int, stop: int) -> None:
+        copied[0] += stop - start
+
+    link = Link(lossy(1.0), rng(5))
+    transfer = next(t for t in (link.up(1_000_000) for _ in range(100)) if (t.breaks_after or 0) > 70_000)
+    pacer = Pacer(time_scale=1.0, wait=lambda ns: now.__setitem__(0, ns), clock=lambda: now[0])
+    pacer.begin(0)
+    with pytest.raises(Disconnected, match=f"after {transfer.breaks_after} of 1000000 bytes"):
+        move(pacer, transfer, copy)
+    assert copied[0] == transfer.breaks_after
+    assert now[0] == pytest.approx(transfer.breaks_s * 1e9) == pytest.approx(10e6 + copied[0] * 1e3)
+
+
+def test_a_trip_breaks_at_its_first_broken_message() -> None:
+    net = lossy(0.05)
+    for trip in range(200):
+        generator = stream(1, "trip", 0, trip)
+        found = plan(device(), net, generator)
+        if found.down.breaks_after is not None:
+            assert found.breaks_s == 0.01 + found.down.breaks_after / 1e6
+        elif found.up.breaks_after is not None:
+            assert found.breaks_s == pytest.approx(1.01 + 2.0 + 0.01 + found.up.breaks_after / 1e6)
+        else:
+            assert found.breaks_s == math.inf
+
+
+def traced(tmp_path: Path, lines: str, **way: Any) -> Network:
+    (tmp_path / "t.trace").write_text(lines)
+    return network(trace=str(tmp_path / "t.trace"), **way)
+
+
+def test_a_traced_link_delivers_at_its_opportunities(tmp_path: Path) -> None:
+    net = traced(tmp_path, "0\n500\n1000\n", delay_ms=100.0)  # two at each whole second, one at each half
+    sent = Link(net, rng(), at_s=0.0).down(3 * 1504)
+    assert sent.flows_at_s == 0.1
+    assert sent.declared_s == pytest.approx(1.0)  # at 0.5 s, 1.0 s and 1.0 s
+    later = Link(net, rng(), at_s=7.7, shift=0.25).down(1504)  # 0.25 of a second on: flows at 8.05
+    assert later.declared_s == pytest.approx(8.5 - 7.95)
+    assert Link(net, rng()).down(0).declared_s == 0.1
+
+
+def test_the_upload_of_a_trip_is_where_the_trace_is_by_then(tmp_path: Path) -> None:
+    net = traced(tmp_path, "\n".join(str(ms) for ms in range(1, 1001)) + "\n5000\n")
+    generator = rng()
+    found = plan_trip(device(), Link(net, generator, at_s=5.0), generator, 150_400, 1.75e9 * 1.5, 150_400)
+    assert found.down_s == pytest.approx(0.1)
+    assert found.compute_s == pytest.approx(1.5)
+    # 1.6 s into the period there is nothing until its end, then a packet each millisecond
+    assert found.up_s == pytest.approx(5.0 - 1.6 + 0.099)
+    short = found.within(0.5004, [1.75e9 * 0.1] * 15)
+    assert short.up_s == pytest.approx(0.0996)
+
+
+def test_the_paced_client_follows_a_trace(tmp_path: Path) -> None:
+    generator = np.random.default_rng(4)
+    times = np.sort(generator.integers(1, 2000, 500))
+    net = traced(tmp_path, "\n".join(map(str, times)) + "\n", delay_ms=30.0)
+    now: list[int] = [0]
+    reached: list[tuple[int, int]] = []
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: now[0])
+    pacer.begin(0)
+    transfer = Link(net, rng(), at_s=3.1).down(1_500_000)
+    spent = move(pacer, transfer, lambda start, stop: reached.append((start, now[0])))
+    assert spent.achieved_s == pytest.approx(transfer.declared_s)
+    for start, at_ns in reached[1:]:  # never before the device could have had what came before it
+        assert at_ns >= (transfer.lead_s + transfer.takes_s(start)) * 1e9 - 50e6 - 1
 
 
 def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:

@@ -1,0 +1,99 @@
+"""Links that replay a trace, and links that break, in real runs under both clocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl import Clock, Fleet, Stop
+from edgefl.emulation.trace import read_trace
+from edgefl.events import Failed
+from edgefl.record import Record
+
+from .runs import experiment
+
+NETWORK = """
+id = "link"
+name = "A test's link"
+[down]
+{way}
+[up]
+{way}
+[sources]
+down = "assumed: a test"
+up = "assumed: a test"
+"""
+
+
+def network(folder: Path, way: str) -> str:
+    (folder / "link.toml").write_text(NETWORK.format(way=way))
+    return str(folder / "link.toml")
+
+
+def wanted(kind: str, link: str, **changes: object) -> edgefl.Experiment:
+    fleet = Fleet(devices={"pixel-4": 4}, network=link)
+    clock = Clock(kind="wall") if kind == "wall" else Clock(kind="virtual", workers=2)
+    return experiment(**{"fleet": fleet, "clock": clock, **changes})
+
+
+@pytest.mark.parametrize("kind", ["wall", "virtual"])
+def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
+    # 0.1 s of a packet each 5 ms, then 0.1 s of one each 50 ms, and so on
+    times = [t for start in range(0, 2000, 200) for t in (*range(start + 5, start + 101, 5), start + 150)]
+    (tmp_path / "t.trace").write_text("".join(f"{t}\n" for t in [*times, 2000]))
+    link = network(tmp_path, 'trace = "t.trace"\ndelay_ms = 5')
+    edgefl.run(wanted(kind, link, stop=Stop(trips=24)), tmp_path / "run")
+    trace = read_trace(str(tmp_path / "t.trace"))
+    with Record(tmp_path / "run") as record:
+        trips = record.trips
+        done = ~np.isnan(trips["arrived_s"])
+        down = trips["down_declared_s"][done]
+        declared, took = trips["trip_declared_s"][done], trips["trip_achieved_s"][done]
+        size, rows = int(trips["down_bytes"][done][0]), record.clients
+    assert {row.down_mbps for row in rows} == {trace.rate_mbps}
+    wire = size + -(-size // 1460) * 40
+    lengths = {round(0.005 + trace.delivers_s(at / 1e4, wire), 4) for at in range(20_000)}
+    assert set(np.round(down, 4)) <= {round(length + d, 4) for length in lengths for d in (-1e-4, 0, 1e-4)}
+    assert len(set(np.round(down, 4))) > 5  # it depends on when the trip starts
+    assert (took >= declared * (1 - 1e-6)).all()
+
+
+@pytest.mark.parametrize("kind", ["wall", "virtual"])
+def test_a_link_that_breaks_costs_the_task(kind: str, tmp_path: Path) -> None:
+    link = network(tmp_path, 'rate_mbps = 2\ndelay_ms = 5\nloss_pct = 3\non_loss = "disconnect"')
+    figures = edgefl.run(wanted(kind, link), tmp_path / "run").summary()
+    assert figures["versions"] == 12
+    with Record(tmp_path / "run") as record:
+        failed = [event for _, event in record.events() if isinstance(event, Failed)]
+        incidents = record.incidents
+    assert failed
+    assert figures["trips"]["lost"] == len(failed) == figures["incidents"]["failed"]
+    assert all(event.reason.startswith("the link was lost after ") for event in failed)
+    assert {row.detail for row in incidents} == {event.reason for event in failed}
+
+
+def test_broken_links_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    link = network(tmp_path, 'rate_mbps = 2\nloss_pct = 3\non_loss = "disconnect"')
+    found = set()
+    for workers in (1, 3):
+        run = wanted("virtual", link, clock=Clock(kind="virtual", workers=workers))
+        figures = edgefl.run(run, tmp_path / str(workers)).summary()
+        found.add((figures["model_sha256"], figures["emulated_s"], figures["trips"]["lost"]))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), ("1\nx\n", "line 2: got 'x'"), ("", "got 0 lines")]
+)
+def test_a_trace_that_is_missing_or_wrong_is_refused_at_the_start(
+    content: str | None, says: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "t.trace").write_text(content)
+    link = network(tmp_path, 'trace = "t.trace"')
+    with pytest.raises(edgefl.ConfigError, match=says) as error:
+        edgefl.run(wanted("virtual", link), tmp_path / "run")
+    assert "\n" not in str(error.value)
