@@ -12,7 +12,7 @@
 #endif
 
 #define EF_AHEAD 1024 /* bytes: far enough ahead of the loads to hide memory */
-/* Into L2: six streams at the same place of their pages, and what is ahead of them, share too few lines of L1. */
+/* Into L2: streams at the same place of their pages, and what is ahead of them, share too few lines of L1. */
 #define EF_PREFETCH(p) __builtin_prefetch((p), 0, 2)
 #define EF_PRIM EF_TARGET static inline __attribute__((always_inline))
 
@@ -20,6 +20,8 @@ static inline __attribute__((always_inline)) int64_t ef_size(int dtype)
 {
     return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2;
 }
+
+_Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is a scale block");
 
 #include "simd_generic.h"
 #include "body.h"
@@ -39,7 +41,7 @@ static void find(void)
     if (usable[0]) return;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f")) usable[i++] = &isa_avx512;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) usable[i++] = &isa_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         usable[i++] = &isa_avx2;
 #endif
@@ -139,18 +141,18 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= STREAM_BYTES && written % 64 == 0 && (step || out != base);
     ef_pool_run(sum_grain, &job, grains, threads);
-    for (int64_t j = 0; j < count; j++) {
-        const int64_t bytes = n * ef_size(u[j].dtype), tile_words = EF_TILE / 4 * ef_size(u[j].dtype);
+    for (int64_t j = 0; j < count; j++) norms[j] = 0;
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t j = 0; j < count; j++) norms[j] += job.partial[t * count + j];
+    for (int64_t j = 0; checksums && j < count; j++) {
+        const int64_t size = ef_size(u[j].dtype), tile_words = EF_TILE / 4 * size;
         uint64_t s[2] = {0, 0};
-        norms[j] = 0;
         for (int64_t t = 0; t < tiles; t++) {
-            norms[j] += job.partial[t * count + j];
-            if (!checksums) continue;
             const uint64_t *part = job.sums + 2 * (t * count + j);
             s[0] += part[0];
             s[1] += part[1] + (uint64_t)(t * tile_words) * part[0];
         }
-        if (checksums) checksums[j] = folded(s, u[j].data, bytes);
+        checksums[j] = folded(s, u[j].data, n * size);
     }
     free(many);
     return 0;

@@ -21,8 +21,9 @@
 
 namespace {
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
-constexpr int QUADS = EF_TILE / (THREADS * QUAD); /* groups of four elements for each thread of a tile */
-constexpr int64_t CHUNK = 64 * EF_TILE;           /* elements copied at once from the host */
+constexpr int QUADS = 16;                     /* groups of four elements for each thread of a tile */
+constexpr int TILE = THREADS * QUAD * QUADS;  /* elements for a block of threads: more than a tile of the CPU's */
+constexpr int64_t CHUNK = 64 * TILE;          /* elements copied at once from the host */
 constexpr int STREAMS = 2;
 
 struct quad {
@@ -140,7 +141,7 @@ template <int KIND, bool SUMS>
 __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *base, const ef_update *u, int64_t count,
                                                      int64_t n, int64_t first, double *partial, words *sums, ef_step s)
 {
-    const int64_t start = (int64_t)blockIdx.x * EF_TILE + threadIdx.x * QUAD;
+    const int64_t start = (int64_t)blockIdx.x * TILE + threadIdx.x * QUAD;
     quad total[QUADS];
 #pragma unroll
     for (int g = 0; g < QUADS; g++) {
@@ -201,7 +202,7 @@ template <int KIND>
 void launch(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, int64_t first, double *partial,
             words *sums, const ef_step &s, cudaStream_t stream)
 {
-    const unsigned tiles = (unsigned)((n + EF_TILE - 1) / EF_TILE);
+    const unsigned tiles = (unsigned)((n + TILE - 1) / TILE);
     if (sums) sum_tiles<KIND, true><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
     else sum_tiles<KIND, false><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
 }
@@ -277,7 +278,7 @@ struct results {
 
 int finish(const results &r, int64_t count, int64_t n, double *norms, uint64_t *sums, cudaStream_t stream)
 {
-    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    const int64_t tiles = (n + TILE - 1) / TILE;
     if (count) add_norms<<<(unsigned)count, THREADS, 0, stream>>>(r.partial, tiles, count, r.norms);
     TRY(cudaGetLastError());
     TRY(cudaMemcpyAsync(norms, r.norms, count * sizeof(double), cudaMemcpyDeviceToHost, stream));
@@ -288,13 +289,13 @@ int finish(const results &r, int64_t count, int64_t n, double *norms, uint64_t *
 
 size_t results_bytes(int64_t count, int64_t n)
 {
-    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    const int64_t tiles = (n + TILE - 1) / TILE;
     return padded(tiles * count * WARPS * 8) + padded(count * 8) + padded(count * sizeof(words));
 }
 
 results make_results(int64_t count, int64_t n)
 {
-    const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    const int64_t tiles = (n + TILE - 1) / TILE;
     return {(double *)device.take(tiles * count * WARPS * 8), (double *)device.take(count * 8),
             (words *)device.take(count * sizeof(words))};
 }
@@ -386,7 +387,7 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
         }
         TO(sent, mine, count * sizeof *mine);
 #undef TO
-        double *partial = r.partial + first / EF_TILE * count * WARPS;
+        double *partial = r.partial + first / TILE * count * WARPS;
         sum_part(total, step || !base ? nullptr : (const float *)from, (const ef_update *)sent, count, m, first, partial,
                  sums ? r.sums : nullptr, step ? &s : nullptr, stream);
         TRY(cudaGetLastError());

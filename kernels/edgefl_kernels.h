@@ -7,13 +7,13 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 3
+#define EF_ABI 4
 
-#define EF_TILE 16384      /* elements whose running sum stays in the L2 cache; the norms' block */
+#define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
 #define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */
 #define EF_GROUP 6         /* most updates read in one pass over a tile */
-#define EF_GRAIN 2         /* tiles that a thread takes at once */
+#define EF_GRAIN 16        /* tiles that a thread takes at once */
 
 /* Arrays may begin at any byte. */
 typedef float ef_loose_float __attribute__((aligned(1)));

@@ -4,6 +4,9 @@
 #define EF_ISA_NAME "avx2"
 #define EF_TARGET __attribute__((target("avx2,fma,f16c")))
 #define EF_W 8
+#define EF_F32_VECTORS 2
+#define EF_HALF_VECTORS 2
+#define EF_GROUP_SIZES {4, 3, 3, 3}
 
 typedef __m256 EF(V);
 typedef struct { __m256d l[2]; } EF(N);
@@ -53,13 +56,16 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
 }
-/* The same for a vector that was made here: by way of the stack, where it is widened from memory. */
-EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v)
+/* The same for a vector of halves: by way of the stack, where it is widened from memory. The square of a
+ * float16 is exact in float32 already, and additions run beside the products of the sum. */
+EF_PRIM EF(N) EF(nadd_half)(const int dtype, EF(N) n, EF(V) v)
 {
     float x[8] __attribute__((aligned(32)));
-    _mm256_store_ps(x, v);
+    _mm256_store_ps(x, dtype == EF_F16 ? _mm256_mul_ps(v, v) : v);
     __asm__("" : "+m"(x)); /* or the compiler would see through it */
-    return EF(nadd_at)(n, x);
+    if (dtype != EF_F16) return EF(nadd_at)(n, x);
+    return (EF(N)){{_mm256_add_pd(n.l[0], _mm256_cvtps_pd(_mm_load_ps(x))),
+                    _mm256_add_pd(n.l[1], _mm256_cvtps_pd(_mm_load_ps(x + 4)))}};
 }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
 {
@@ -67,17 +73,13 @@ EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
     _mm256_storeu_pd(lanes + 4, n.l[1]);
 }
 
-/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
+/* Squares of 32 int8 added up as integers: at most a scale block's 256 x 128^2 in a lane. */
 EF_PRIM EF(I) EF(izero)(void) { return _mm256_setzero_si256(); }
-EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
+EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
 {
     const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
-}
-EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
-{
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)p));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+    const __m256i y = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p + 1));
+    return _mm256_add_epi32(_mm256_add_epi32(sum, _mm256_madd_epi16(x, x)), _mm256_madd_epi16(y, y));
 }
 EF_PRIM int32_t EF(isum)(EF(I) sum)
 {

@@ -2,12 +2,15 @@
  * every lane adds its elements in ascending order as the narrower instruction sets do. */
 #define EF(name) name##_avx512
 #define EF_ISA_NAME "avx512"
-#define EF_TARGET __attribute__((target("avx512f")))
+#define EF_TARGET __attribute__((target("avx512f,avx512bw")))
 #define EF_W 16
+#define EF_F32_VECTORS 1
+#define EF_HALF_VECTORS 2
+#define EF_GROUP_SIZES {6, 6, 6, 4}
 
 typedef __m512 EF(V);
 typedef struct { __m512d l; } EF(N);
-typedef __m256i EF(I);
+typedef __m512i EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(64)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return _mm512_set1_ps(x); }
@@ -53,23 +56,23 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)p + 8));
 }
-EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
+/* For a vector that was made here, by way of the stack: widening from memory spares three shuffles. */
+EF_PRIM EF(N) EF(nadd_half)(const int dtype, EF(N) n, EF(V) v)
+{
+    float x[16] __attribute__((aligned(64)));
+    (void)dtype;
+    _mm512_store_ps(x, v);
+    __asm__("" : "+m"(x)); /* or the compiler would see through it */
+    return EF(nadd_at)(n, x);
+}
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }
 
-/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
-EF_PRIM EF(I) EF(izero)(void) { return _mm256_setzero_si256(); }
-EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
+/* Squares of 64 int8 added up as integers: at most a scale block's 256 x 128^2 in a lane. */
+EF_PRIM EF(I) EF(izero)(void) { return _mm512_setzero_si512(); }
+EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
 {
-    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(x, x));
+    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+    const __m512i y = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p + 1));
+    return _mm512_add_epi32(_mm512_add_epi32(sum, _mm512_madd_epi16(x, x)), _mm512_madd_epi16(y, y));
 }
-EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
-{
-    return EF(iadd_at)(EF(iadd_at)(sum, p), (const char *)p + EF_W);
-}
-EF_PRIM int32_t EF(isum)(EF(I) sum)
-{
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
-}
+EF_PRIM int32_t EF(isum)(EF(I) sum) { return _mm512_reduce_add_epi32(sum); }

@@ -3,13 +3,22 @@
 #define EF_ISA_NAME "generic"
 #define EF_TARGET
 #define EF_W 8
+#define EF_F32_VECTORS 2
+#define EF_HALF_VECTORS 2
+#define EF_GROUP_SIZES {2, 2, 2, 2}
 
 typedef float EF(v4f) __attribute__((vector_size(16)));
 typedef float EF(v2f) __attribute__((vector_size(8)));
 typedef double EF(v2d) __attribute__((vector_size(16)));
+typedef uint16_t EF(v4h) __attribute__((vector_size(8)));
+typedef uint32_t EF(v4u) __attribute__((vector_size(16)));
+typedef uint16_t EF(v8h) __attribute__((vector_size(16)));
+typedef int16_t EF(v8i) __attribute__((vector_size(16)));
+typedef int8_t EF(v8c) __attribute__((vector_size(8)));
+typedef int32_t EF(v4i) __attribute__((vector_size(16)));
 typedef struct { EF(v4f) a, b; } EF(V);
 typedef struct { EF(v2d) l[4]; } EF(N);
-typedef int32_t EF(I) __attribute__((vector_size(16)));
+typedef EF(v4i) EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(16)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return (EF(V)){{x, x, x, x}, {x, x, x, x}}; }
@@ -34,6 +43,24 @@ EF_PRIM EF(V) EF(vsqrt)(EF(V) x)
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm_stream_ps(p, (__m128)v.a); _mm_stream_ps(p + 4, (__m128)v.b); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd((__m128)x); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x)); }
+/* Compilers make single bytes of these where the vector types are converted. */
+EF_PRIM EF(v4u) EF(widened)(const void *p)
+{
+    return (EF(v4u))_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)p), _mm_setzero_si128());
+}
+EF_PRIM EF(v8i) EF(from_i8)(const void *p)
+{
+    const __m128i q = _mm_loadl_epi64((const __m128i *)p);
+    return (EF(v8i))_mm_srai_epi16(_mm_unpacklo_epi8(q, q), 8);
+}
+EF_PRIM EF(v4i) EF(low_half)(EF(v8i) x)
+{
+    return (EF(v4i))_mm_srai_epi32(_mm_unpacklo_epi16((__m128i)x, (__m128i)x), 16);
+}
+EF_PRIM EF(v4i) EF(high_half)(EF(v8i) x)
+{
+    return (EF(v4i))_mm_srai_epi32(_mm_unpackhi_epi16((__m128i)x, (__m128i)x), 16);
+}
 #else
 EF_PRIM EF(V) EF(vsqrt)(EF(V) v)
 {
@@ -45,26 +72,31 @@ EF_PRIM EF(V) EF(vsqrt)(EF(V) v)
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { EF(vstore)(p, v); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[0], x[1]}, EF(v2d)); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return __builtin_convertvector((EF(v2f)){x[2], x[3]}, EF(v2d)); }
+EF_PRIM EF(v4u) EF(widened)(const void *p)
+{
+    EF(v4h) h;
+    memcpy(&h, p, 8);
+    return __builtin_convertvector(h, EF(v4u));
+}
+EF_PRIM EF(v8i) EF(from_i8)(const void *p)
+{
+    EF(v8c) q;
+    memcpy(&q, p, 8);
+    return __builtin_convertvector(q, EF(v8i));
+}
+EF_PRIM EF(v4i) EF(low_half)(EF(v8i) x) { return (EF(v4i)){x[0], x[1], x[2], x[3]}; }
+EF_PRIM EF(v4i) EF(high_half)(EF(v8i) x) { return (EF(v4i)){x[4], x[5], x[6], x[7]}; }
 #endif
 
-EF_PRIM EF(V) EF(vload_f16)(const void *p)
+/* Exponent and fraction moved to their float32 places are 2^112 too small, denormals included; an exponent
+ * of all ones (infinity, NaN) stays all ones. */
+EF_PRIM EF(v4f) EF(from_f16)(const void *p)
 {
-    /* Exponent and fraction moved to their float32 places are 2^112 too small, denormals included;
-     * an exponent of all ones (infinity, NaN) stays all ones. */
-    uint16_t h[8];
-    float f[8];
-    memcpy(h, p, 16);
-    for (int i = 0; i < 8; i++) {
-        uint32_t magnitude = (uint32_t)(h[i] & 0x7fff) << 13, sign = (uint32_t)(h[i] & 0x8000) << 16;
-        float scaled;
-        memcpy(&scaled, &magnitude, 4);
-        scaled *= 0x1p112f;
-        memcpy(&magnitude, &scaled, 4);
-        magnitude |= sign | ((h[i] & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u);
-        memcpy(&f[i], &magnitude, 4);
-    }
-    return EF(vload)(f);
+    const EF(v4u) h = EF(widened)(p);
+    const EF(v4u) scaled = (EF(v4u))((EF(v4f))((h & 0x7fff) << 13) * 0x1p112f);
+    return (EF(v4f))(scaled | (h & 0x8000) << 16 | ((EF(v4u))((h & 0x7c00) == 0x7c00) & 0x7f800000));
 }
+EF_PRIM EF(V) EF(vload_f16)(const void *p) { return (EF(V)){EF(from_f16)(p), EF(from_f16)((const char *)p + 8)}; }
 /* Rounded to the nearest, ties to even. A normal result keeps 11 bits of the 24; a denormal one is what is
  * left of the fraction after adding 0.5, whose last place is float16's smallest step. */
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v)
@@ -89,19 +121,12 @@ EF_PRIM void EF(vstore_f16)(void *p, EF(V) v)
 }
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
 {
-    uint16_t h[8];
-    uint32_t w[8];
-    memcpy(h, p, 16);
-    for (int i = 0; i < 8; i++) w[i] = (uint32_t)h[i] << 16;
-    return EF(vload)(w);
+    return (EF(V)){(EF(v4f))(EF(widened)(p) << 16), (EF(v4f))(EF(widened)((const char *)p + 8) << 16)};
 }
 EF_PRIM EF(V) EF(vload_i8)(const void *p)
 {
-    int8_t q[8];
-    float f[8];
-    memcpy(q, p, 8);
-    for (int i = 0; i < 8; i++) f[i] = (float)q[i];
-    return EF(vload)(f);
+    const EF(v8i) q = EF(from_i8)(p);
+    return (EF(V)){__builtin_convertvector(EF(low_half)(q), EF(v4f)), __builtin_convertvector(EF(high_half)(q), EF(v4f))};
 }
 
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){{{0, 0}, {0, 0}, {0, 0}, {0, 0}}}; }
@@ -111,20 +136,19 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
     return (EF(N)){{n.l[0] + d0 * d0, n.l[1] + d1 * d1, n.l[2] + d2 * d2, n.l[3] + d3 * d3}};
 }
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
-EF_PRIM EF(N) EF(nadd_wide)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
+EF_PRIM EF(N) EF(nadd_half)(const int dtype, EF(N) n, EF(V) v) { (void)dtype; return EF(nadd)(n, v); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }
 
-/* Sums of squares of int8, as integers: up to a scale block's 256 x 128^2 in a lane. */
+/* Squares of 32 int8 added up as integers. Two of them, 2 x 128^2, fit 16 bits without a sign. */
 EF_PRIM EF(I) EF(izero)(void) { return (EF(I)){0, 0, 0, 0}; }
-EF_PRIM EF(I) EF(iadd_at)(EF(I) sum, const void *p)
+EF_PRIM EF(v4u) EF(pairs)(const char *p)
 {
-    int8_t q[8];
-    memcpy(q, p, 8);
-    for (int i = 0; i < 4; i++) sum[i] += q[i] * q[i] + q[i + 4] * q[i + 4];
-    return sum;
+    const EF(v8i) x = EF(from_i8)(p), y = EF(from_i8)(p + 8);
+    const EF(v8h) both = (EF(v8h))(x * x) + (EF(v8h))(y * y);
+    return EF(widened)(&both) + EF(widened)((const char *)&both + 8);
 }
-EF_PRIM EF(I) EF(iadd2_at)(EF(I) sum, const void *p)
+EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
 {
-    return EF(iadd_at)(EF(iadd_at)(sum, p), (const char *)p + EF_W);
+    return sum + (EF(I))(EF(pairs)(p) + EF(pairs)((const char *)p + 16));
 }
 EF_PRIM int32_t EF(isum)(EF(I) sum) { return sum[0] + sum[1] + sum[2] + sum[3]; }

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-TILE = 16384
+TILE = 2048
 """Elements in one block of a norm's partial sums."""
 LANES = 8
 """Interleaved float64 accumulators inside a block."""

@@ -16,7 +16,7 @@ from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Ids, Su
 from edgefl.kernels.backend_reference import decoded, folded, remainder, rounded
 from edgefl.kernels.steps import Optimizer
 
-_CHUNK = 4 * TILE
+_CHUNK = 32 * TILE
 _STREAM_BYTES = 1 << 20
 """Past this many bytes of out, writing around the caches saves reading what is overwritten."""
 _THREAD_CHUNKS = 16

@@ -11,7 +11,7 @@ from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, 
 from edgefl.kernels.steps import Optimizer
 
 _MASK = (1 << 64) - 1
-_CHUNK = 64 * TILE
+_CHUNK = 512 * TILE
 
 
 def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floats:
@@ -126,36 +126,35 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 def _sq_norm(update: Update, scale: Floats | None) -> float:
     if scale is not None:
-        return _total(int8_norms(update, scale))
+        return sum(int8_norms(update, scale).tolist(), 0.0)
     total = 0.0
     for start in range(0, update.size, _CHUNK):
         x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
         squares = np.zeros((-(-x.size // TILE), TILE // LANES, LANES))
         np.multiply(x, x, out=squares.reshape(-1)[: x.size])
         lanes = np.add.reduce(squares, axis=1)  # along a slow axis numpy adds row after row
-        halves = lanes[:, :4] + lanes[:, 4:]
-        pairs = halves[:, :2] + halves[:, 2:]
-        for block in (pairs[:, 0] + pairs[:, 1]).tolist():
-            total += block
+        for tile in folded_lanes(lanes).tolist():
+            total += tile
     return total
 
 
+def folded_lanes(lanes: Doubles) -> Doubles:
+    """The sum of each row of 8, in the order that vectors are halved in."""
+    halves = lanes[:, :4] + lanes[:, 4:]
+    pairs = halves[:, :2] + halves[:, 2:]
+    sums: Doubles = pairs[:, 0] + pairs[:, 1]
+    return sums
+
+
 def int8_norms(update: Update, scale: Floats) -> Doubles:
-    """Each tile's Σ_b scale_b² · Σ q² over its scale blocks: all but the last product and sum are exact."""
+    """Each tile's Σ_b scale_b² · Σ q² over its 8 scale blocks: all but the last product and sum are exact."""
     tiles = -(-update.size // TILE)
-    padded = np.zeros((tiles * (TILE // SCALE_BLOCK), SCALE_BLOCK), dtype=np.int32)
+    padded = np.zeros((tiles * LANES, SCALE_BLOCK), dtype=np.int32)
     padded.reshape(-1)[: update.size] = update
     factors = np.zeros(len(padded))
     factors[: scale.size] = scale
     blocks = factors * factors * np.square(padded).sum(axis=1)
-    return np.ascontiguousarray(blocks.reshape(tiles, TILE // SCALE_BLOCK).cumsum(axis=1)[:, -1])
-
-
-def _total(blocks: Doubles) -> float:
-    total = 0.0
-    for block in blocks.tolist():
-        total += block
-    return total
+    return folded_lanes(blocks.reshape(tiles, LANES))
 
 
 def checksum(update: object, threads: int) -> int:

@@ -39,6 +39,12 @@ def _output2(dtype: Any) -> Any:
     return types.Array(dtype, 2, "A", aligned=False)
 
 
+@_jit(types.float64(types.Array(types.float64, 1, "C")))
+def folded(s: Doubles) -> float:
+    """The sum of 8 lanes, in the order that vectors are halved in."""
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+
+
 def _group(stream: int) -> Any:
     """`sum_group` for any number of updates up to 6: each number is a loop of its own."""
 
@@ -116,8 +122,7 @@ def sum_tiles(
                     lanes[j, i - whole] += np.float64(x) * np.float64(x)
                 put_float(out + at, i, total)
             for j in range(taken):
-                s = lanes[j]
-                norms[first + j, tile] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+                norms[first + j, tile] = folded(lanes[j])
             source = out + at
             first += taken
 
@@ -167,17 +172,16 @@ def step(
 @_jit(types.void(_input(types.int8), _input(types.float32), _output(types.float64)))
 def int8_norms(q: Any, scales: Floats, norms: Doubles) -> None:
     """Each tile's Σ_b scale_b² · Σ q² over its scale blocks."""
+    lanes = np.zeros(LANES)
     for tile in range(norms.size):
-        total = 0.0
-        for block in range(
-            tile * (TILE // SCALE_BLOCK), min((tile + 1) * (TILE // SCALE_BLOCK), scales.size)
-        ):
+        lanes[:] = 0.0
+        for block in range(tile * LANES, min((tile + 1) * LANES, scales.size)):
             squares = np.int32(0)
             for i in range(block * SCALE_BLOCK, min((block + 1) * SCALE_BLOCK, q.size)):
                 squares += np.int32(q[i]) * np.int32(q[i])
             scale = np.float64(scales[block])
-            total += scale * scale * np.float64(squares)
-        norms[tile] = total
+            lanes[block - tile * LANES] = scale * scale * np.float64(squares)
+        norms[tile] = folded(lanes)
 
 
 @_jit(types.void(_input(types.uint32), _output(types.uint64)))

@@ -14,7 +14,7 @@ from edgefl.kernels.arguments import Doubles, Ids
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 3
+ABI = 4
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
