@@ -42,7 +42,8 @@ def _output2(dtype: Any) -> Any:
 @_jit(types.float64(types.Array(types.float64, 1, "C")))
 def folded(s: Doubles) -> float:
     """The sum of 8 lanes, in the order that vectors are halved in."""
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+    total: float = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+    return total
 
 
 def _group(stream: int) -> Any:
