@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
-from edgefl.events import Event, event_decoder
+from edgefl.events import Event, Joined, Left, event_decoder
 from edgefl.rows import (
     APPLICATION_ID,
     FILE_NAME,
@@ -236,6 +236,15 @@ class Record:
                 "SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)
             ):
                 yield seq, event_decoder.decode(event)
+
+    def moves(self) -> Iterator[Joined | Left]:
+        """The coming and going of clients, in order: found without decoding the other events."""
+        statement = "SELECT event FROM journal WHERE instr(event, ?) OR instr(event, ?) ORDER BY seq"
+        with self._errors():
+            for (encoded,) in self._db.execute(statement, (b"\xa6joined", b"\xa4left")):
+                event = event_decoder.decode(encoded)
+                if isinstance(event, Joined | Left):
+                    yield event
 
     def close(self) -> None:
         """Let the file go. A record that is garbage-collected is closed too."""

@@ -4,6 +4,10 @@ schema             what a device, network and fleet file hold
 profiles           loading them; profile_files finds them, profile_checks says all that is wrong with one
 delay              delays drawn from a distribution
 link, plan         a client's link; its whole trip, decided before it starts
+thermal, power     how a device gets hot and slow as it trains; what it draws from its battery
+phone              its condition from one instant to a later one
+presence           when it is online: windows, churn; availability reads a fleet's from a file
+trace              replaying a recorded link
 pacing             work-paced waiting against absolute deadlines
 memory             a client's memory limit without privileges
 mechanisms         what holds a process that does not cooperate: signals, control groups

@@ -239,6 +239,12 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
         f"{integrity['checked']:,} checksums were compared: {integrity['checksum_mismatches']} differed. "
         f"{integrity['version_mismatches']} updates were trained from another version than the one sent."
     )
+    there = summary["availability"]
+    if there["left"]:
+        text += (
+            f" Clients were online for {percent(there['online_share'], 0)} of the time: they left "
+            f"{there['left']:,} times and came back {there['returned']:,} times."
+        )
     tone = "bad" if bad else "good"
     out = f'<p class="about"><b class="{tone}">{"Mismatch." if bad else "Intact."}</b> {escape(text)}</p>'
     rows = record.incidents

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.record import Record
+from edgefl.report.attendance import attendance_of
 from edgefl.report.costs import breakdown
 from edgefl.report.fidelity import fidelity_of
 from edgefl.report.files import write_text
@@ -42,6 +43,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
     versions = record.versions
+    emulated_s = meta.emulated_s or _latest(record)
     summary: dict[str, Any] = {
         "name": meta.name,
         "status": meta.status,
@@ -60,7 +62,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
         "loss": rounded(last.loss) if last else None,
         "evaluated_version": last.version if last else None,
         "best_accuracy": _best(record),
-        "emulated_s": rounded(meta.emulated_s or _latest(record), 9),
+        "emulated_s": rounded(emulated_s, 9),
         "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
         "time_scale": meta.time_scale,
         "model_sha256": meta.model_sha256,
@@ -80,6 +82,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
         "slow_phones": _slow_phones(record),
         "applied_weight": _applied_weight(record),
         "integrity": _integrity(record),
+        "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "bytes": {
             "down": int(trips["down_bytes"][trips["down_bytes"] > 0].sum()),

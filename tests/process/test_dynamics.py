@@ -88,6 +88,9 @@ def test_with_all_of_it_every_task_has_one_fate(kind: str, tmp_path: Path) -> No
     assert figures["versions"] == 15
     assert figures["integrity"]["checksum_mismatches"] == 0
     assert figures["incidents"]["death"] >= 1
+    there = figures["availability"]
+    assert 0.2 < there["online_share"] < 1
+    assert there["left"] == sum(there["reasons"].values()) >= there["returned"] > 0
     with Record(tmp_path / "run") as record:
         fates = record.trips["fate"].tolist()
     assert len(fates) == sum(figures["trips"].values())
