@@ -16,7 +16,8 @@ from edgefl import kernels
 from edgefl.buffer import ParameterBuffer
 from edgefl.errors import SlotError
 from edgefl.events import Sum
-from edgefl.strategies.base import ServerOptimizer
+from edgefl.privacy.tree import TreeNoise
+from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.update_format import Raw, with_scales
 
 SAFE_STEP = 1e18
@@ -61,6 +62,9 @@ class Aggregator:
     buffer: ParameterBuffer
     optimizer: ServerOptimizer
     backend: str | None = None
+    privacy: Privacy | None = None
+    seed: int = 0
+    """Names the stream of the noise, where there is ``privacy``."""
     totals: Totals = field(default_factory=Totals)
     leases: dict[int, Lease] = field(default_factory=dict)
 
@@ -68,6 +72,7 @@ class Aggregator:
         self._free = list(range(self.buffer.shape.slots))[::-1]
         self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
+        self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
 
     # ---- leases --------------------------------------------------------------------------------
 
@@ -163,13 +168,27 @@ class Aggregator:
         """
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         buffer.retire(entry)
-        sums = np.empty(len(slots), dtype=np.uint64)
         scales = [buffer.scales(slot) for slot in slots]
+        updates, weights = [buffer.slot(slot) for slot in slots], list(action.weights)
+        if self.privacy is not None and self._noise is not None:
+            squares = [
+                kernels.sq_norm(u, self.backend, scale=s) for u, s in zip(updates, scales, strict=True)
+            ]
+            # One that is not finite is found out by its norm after the sum, as without clipping.
+            factors = np.nan_to_num(kernels.clip_factors(squares, self.privacy.clip_norm))
+            weights = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
+            if self.privacy.deviation:
+                updates, weights = (
+                    [*updates, self._noise.step(action.version, buffer.shape.size)],
+                    [*weights, 1.0],
+                )
+                scales = [*scales, None]
+        sums = np.empty(len(updates), dtype=np.uint64)
         norms = kernels.weighted_step(
             buffer.model(entry),
             buffer.model(old_entry),
-            [buffer.slot(slot) for slot in slots],
-            action.weights,
+            updates,
+            weights,
             self.optimizer,
             buffer.vectors(old_entry),
             buffer.vectors(entry),
@@ -178,7 +197,8 @@ class Aggregator:
             scales=scales if buffer.shape.update_format.scaled else None,
             checksums=sums,
         )
-        return tuple(norms.tolist()), tuple(map(with_scales, sums.tolist(), scales))
+        used = slice(len(slots))
+        return tuple(norms[used].tolist()), tuple(map(with_scales, sums[used].tolist(), scales[used]))
 
     def _overflowing(self, action: Sum, norms: tuple[float, ...], entry: int) -> tuple[int, ...]:
         """The largest update's task, if the model is not finite although every update is."""

@@ -38,6 +38,7 @@ class Ledger:
         if [device.client for device in self.devices] != list(range(len(self.devices))):
             raise ValueError("devices must be numbered 0, 1, 2, … in order")
         count = len(self.devices)
+        self.seed = seed
         self.version = 0
         self.now_s = 0.0
         self.idle: list[int] = []

@@ -116,7 +116,8 @@ class Server:
         devices = known_devices(plan.clients, plan.prepared)
         every = experiment.evaluation.every_versions
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
-        self._aggregator = Aggregator(self._buffer, strategy.optimizer(), experiment.server.kernel_backend)
+        backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(plan.clients))
+        self._aggregator = Aggregator(self._buffer, strategy.optimizer(), backend, privacy, experiment.seed)
         cost, shape = plan.prepared, self._buffer.shape
         self._trips = Trips(
             experiment,

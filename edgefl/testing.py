@@ -35,6 +35,7 @@ from edgefl.events import (
     Train,
     Wake,
 )
+from edgefl.privacy.tree import TreeNoise
 from edgefl.seeds import stream
 from edgefl.strategies import optimizer
 from edgefl.strategies.base import Device, Strategy, Update
@@ -139,6 +140,7 @@ class _Executor:
         self.in_flight: dict[int, Train] = {}
         self.updates: dict[int, Vector] = {}
         self.optimizer = core.strategy.optimizer()
+        self.privacy = core.strategy.privacy(len(core.devices))
         self.state = [np.zeros_like(model) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
@@ -226,7 +228,14 @@ class _Executor:
             number = model.dtype.type
             step = model * number(action.base_scale - 1.0)
             for task, weight in zip(action.tasks, action.weights, strict=True):
-                step += self.updates[task] * number(weight)
+                size = float(np.linalg.norm(self.updates[task])) if self.privacy is not None else 0.0
+                clipped = (
+                    1.0 if self.privacy is None or size == 0.0 else min(1.0, self.privacy.clip_norm / size)
+                )
+                step += self.updates[task] * number(weight * clipped)
+            if self.privacy is not None:
+                noise = TreeNoise(self.core.seed, self.privacy.deviation).step(action.version, model.size)
+                step += noise.reshape(model.shape)
             out = np.empty_like(model)
             optimizer.apply(self.optimizer, out, model, step, self.state)
             self.result.models.append(out)

@@ -81,7 +81,8 @@ class _Replay:
         buffer.model(0)[:] = workload.flat.array
         buffer.publish(version=0, entry=0)
         start(strategy.optimizer(), buffer.vectors(0))
-        self._aggregator = Aggregator(buffer, strategy.optimizer(), experiment.server.kernel_backend)
+        backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(clients))
+        self._aggregator = Aggregator(buffer, strategy.optimizer(), backend, privacy, experiment.seed)
         self._writer = UpdateWriter(buffer, strategy.upload)
         self._trained: dict[int, Train] = {}
         self._bases: dict[int, Floats] = {}

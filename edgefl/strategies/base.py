@@ -64,6 +64,15 @@ class Until(NamedTuple):
     """``gain`` is divided by the number of steps made (and is of no account if there were none)."""
 
 
+class Privacy(NamedTuple):
+    """User-level differential privacy of the steps, as DP-FTRL has it (Kairouz et al. 2021)."""
+
+    clip_norm: float
+    """L: each update counts as Δ·min(1, L/‖Δ‖)."""
+    deviation: float
+    """Standard deviation of the noise of one node of the tree, in every parameter of the summed update."""
+
+
 class Arrivals(NamedTuple):
     """Clients come and ask for work by themselves; one that is not started when it comes goes away again."""
 
@@ -202,6 +211,10 @@ class Strategy:
     def lockstep(self) -> bool:
         """Whether clients wait for each other, so that their trips start at the same instants."""
         return False
+
+    def privacy(self, clients: int) -> Privacy | None:
+        """How updates are clipped and what noise is added to their sum; None: neither."""
+        return None
 
     def arrivals(self) -> Arrivals | None:
         """The process by which clients come and may be started; None: any idle client, at any time."""

@@ -80,7 +80,7 @@ class World:
         self.buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors))
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
         self.store = CountingStore(folder)
-        self.aggregator = Aggregator(self.buffer, optimizer)
+        self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
         if resuming:
             self.now = continuity.restore(folder, self.core, self.aggregator, self.store).emulated_s
         else:
