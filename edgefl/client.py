@@ -1,8 +1,6 @@
 """One emulated phone: a process that downloads, trains and uploads at its device's pace.
 
     task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
-
-Under the virtual clock the same code runs in a worker: it hosts any client and does not wait.
 """
 
 from __future__ import annotations
@@ -19,15 +17,13 @@ import numpy as np
 
 from edgefl import control, failpoints, wire
 from edgefl.buffer import Floats, ParameterBuffer
-from edgefl.emulation.link import Disconnected, move
+from edgefl.emulation.link import move
 from edgefl.emulation.memory import limit_memory
-from edgefl.emulation.pacing import Pacer, Spent
-from edgefl.errors import SlotError, WireError
-from edgefl.line import Cancelled, Leave, Line
+from edgefl.emulation.pacing import Pacer
+from edgefl.errors import SlotError
+from edgefl.line import Cancelled, Leave, Line, failure
 from edgefl.sockets import Frame
-from edgefl.transport import ClientEnd
-from edgefl.transport.shm import ShmClient
-from edgefl.transport.wire import WireClient
+from edgefl.transport import client_end
 from edgefl.update_format import Raw
 from edgefl.update_writer import UpdateWriter, amplify
 
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Runs tasks for the phone (or, as a worker, for all phones) of one process."""
+    """Runs one phone's tasks."""
 
     def __init__(
         self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
@@ -45,12 +41,9 @@ class Client:
         self._spec = spec
         self._workload = workload
         self._buffer = buffer
-        self._paced = spec.role == control.CLIENT
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
-        self._transport: ClientEnd = (
-            ShmClient(buffer) if experiment.server.transport == "shm" else WireClient(self._line.send)
-        )
+        self._transport = client_end(experiment.server.transport, buffer, self._line.send)
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
         # The phone's own copy of the version it trains from: the base of its delta.
         self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
@@ -58,7 +51,7 @@ class Client:
         self._writer = UpdateWriter(buffer, workload.upload)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
-        limit_mib = workload.device(spec.peer).app_limit_mib if self._paced else None
+        limit_mib = workload.device(spec.peer).app_limit_mib
         self._memory = limit_memory(limit_mib) if limit_mib and experiment.fleet.memory_limit else None
 
     def run(self) -> None:
@@ -89,16 +82,10 @@ class Client:
             self._line.say(done)
         except Cancelled:
             self._give_back(task, "cancelled")
-        except (MemoryError, Leave):
+        except Leave:
             raise
-        except (SlotError, WireError, Disconnected) as error:
-            self._give_back(task, str(error))
-        except (
-            Exception
-        ) as error:  # a user's model may raise anything; the task is what it costs, not the run
-            if "can't allocate memory" in str(error):  # how torch says MemoryError
-                raise MemoryError(str(error)) from error
-            self._give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
+            self._give_back(task, failure(error))
         finally:
             self._line.task = None
             if self._mortal:
@@ -112,40 +99,28 @@ class Client:
         cpu_started = time.thread_time()
         self._transport.fetch(task.entry, task.version, frames, base)
         self._raw = self._room_for(task)
-        if self._paced:
-            self._buffer.fetched[task.slot] = 1
+        self._buffer.fetched[task.slot] = 1
         budget_s = None if task.cut is None else task.cut.budget_s
         plan = workload.plan(task.client, task.trip, budget_s, task.condition)
         vector = workload.flat.array
-        if not self._paced:
-            np.copyto(vector, base)
-            result = workload.train(task.client, task.trip, lambda _: self._line.pulse(), plan.steps)
-            if task.cut is not None:
-                amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
-            down, up = (Spent(t.nbytes, t.declared_s, t.declared_s, 0.0) for t in (plan.down, plan.up))
-            compute = Spent(plan.flops, plan.compute_s, plan.compute_s, 0.0)
-            self._send_update(task, 0, self._raw.size)
-        else:
-            if plan.dies_s < math.inf:
-                _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
-            pacer.begin(received_ns)
-            down = move(
-                pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4])
-            )
-            phase = plan.compute(pacer)
+        if plan.dies_s < math.inf:
+            _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
+        pacer.begin(received_ns)
+        down = move(pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]))
+        phase = plan.compute(pacer)
 
-            def done(flops: float) -> None:
-                phase.done(flops)
-                self._line.pulse()
+        def done(flops: float) -> None:
+            phase.done(flops)
+            self._line.pulse()
 
-            result = workload.train(task.client, task.trip, done, plan.steps)
-            compute = phase.end()
-            if plan.tail_s:
-                compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
-            if task.cut is not None:
-                amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
-            self._fail(task)
-            up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
+        result = workload.train(task.client, task.trip, done, plan.steps)
+        compute = phase.end()
+        if plan.tail_s:
+            compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
+        if task.cut is not None:
+            amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
+        self._fail(task)
+        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         checksum = self._writer.checksum(self._raw)
         if failpoints.hit("alter", task.client, task.trip):
             self._transport.put(task, 0, ~self._raw[:1])

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from edgefl import control, wire
+from edgefl.emulation.link import Disconnected
+from edgefl.errors import SlotError, WireError
 from edgefl.sockets import Frame, Full, Unreachable, connect
 
 FINE_WAIT_NS = 2_000_000
@@ -24,6 +26,17 @@ class Cancelled(Exception):
 
 class Leave(Exception):
     """The run is over, or whoever started this process is gone."""
+
+
+def failure(error: Exception) -> str:
+    """Why a task is given back, in one line; raises `MemoryError` for what torch says instead of it."""
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, SlotError | WireError | Disconnected):
+        return str(error)
+    if "can't allocate memory" in str(error):
+        raise MemoryError(str(error)) from error
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 
 class Line:
@@ -64,6 +77,10 @@ class Line:
             if (message := self._take()) is not None:
                 return message
 
+    def take(self) -> tuple[wire.FromServer, Sequence[Frame]] | None:
+        """The next message if there is one, without waiting."""
+        return self._later.popleft() if self._later else self._take()
+
     def wait_until(self, deadline_ns: int) -> None:
         """The pacer's wait: to the deadline, unless the server cancels the task meanwhile."""
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
@@ -76,6 +93,10 @@ class Line:
     def pulse(self) -> None:
         """Between two steps, which may not have waited at all: be heard, and hear a cancel."""
         self.check()
+        self.beat()
+
+    def beat(self) -> None:
+        """Be heard if it is time, and leave if whoever started this process is gone."""
         if time.monotonic_ns() >= self._next_beat_ns:
             self._listen(0)
 

@@ -9,6 +9,7 @@ from edgefl.buffer import ParameterBuffer
 from edgefl.client import Client
 from edgefl.emulation.pacing import set_time_slice, set_timer_slack
 from edgefl.evaluator import Evaluator
+from edgefl.virtual.worker import Worker
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
@@ -21,5 +22,9 @@ def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, l
     """Be a client, a worker or the evaluator until the server says goodbye."""
     set_timer_slack()
     set_time_slice(SLICE_NS)
-    kind = Evaluator if spec.role == control.EVALUATOR else Client
-    kind(spec, workload, buffer, lifeline).run()
+    kinds: dict[str, type[Client] | type[Worker] | type[Evaluator]] = {
+        control.CLIENT: Client,
+        control.WORKER: Worker,
+        control.EVALUATOR: Evaluator,
+    }
+    kinds[spec.role](spec, workload, buffer, lifeline).run()

@@ -70,6 +70,10 @@ class Reception:
             wire.Assessed: self._assessed,
         }
 
+    def handle(self, kind: type, handler: Callable[..., None]) -> None:
+        """Have messages of one more kind dealt with: ``handler(peer, message, payload frames)``."""
+        self._handlers[kind] = handler
+
     def drain(self) -> None:
         """Take in what has arrived."""
         self._watch.to("receive")
@@ -81,7 +85,10 @@ class Reception:
                 continue
             try:
                 message = wire.decode_from_client(frames[0] if frames else b"")
-                self._handlers[type(message)](peer, message, frames[1:])
+                handler = self._handlers.get(type(message))
+                if handler is None:
+                    raise WireError(f"{type(message).__name__}, which nobody waits for")
+                handler(peer, message, frames[1:])
                 now_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
                 if type(message) is wire.Done:
                     self._gauge.cost(now_ns - began_ns)
@@ -113,13 +120,17 @@ class Reception:
             self._listener.note(done.client, "version", detail)
             self._listener.finished(wire.Gone(done.client, done.epoch, done.task, detail))
             return
-        if self._transport.carries_updates:
-            self._buffer.written(lease.slot, task=done.task, checksum=done.checksum)
-        elif self._buffer.state[lease.slot] != SlotState.WRITTEN:
-            raise WireError(f"an update of task {done.task} whose slot is not written")
-        elif done.checksum != int(self._buffer.checksum[lease.slot]):
-            raise WireError(f"an update of task {done.task} with two checksums")
+        self.whole(lease.slot, done.task, done.checksum)
         self._listener.finished(done)
+
+    def whole(self, slot: int, task: int, checksum: int) -> None:
+        """The sender says that its update is whole. `WireError` if its slot does not say so too."""
+        if self._transport.carries_updates:
+            self._buffer.written(slot, task=task, checksum=checksum)
+        elif self._buffer.state[slot] != SlotState.WRITTEN:
+            raise WireError(f"an update of task {task} whose slot is not written")
+        elif checksum != int(self._buffer.checksum[slot]):
+            raise WireError(f"an update of task {task} with two checksums")
 
     def _gone(self, peer: Peer, gone: wire.Gone, _: Sequence[Frame]) -> None:
         if not self._listener.holds(peer, gone.client, gone.task):

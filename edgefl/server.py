@@ -153,9 +153,8 @@ class Server:
             self._set_alarms()
             self._socket.watch(self._channel.fileno())
             while not self._over:
-                most = 1 if self._executor.deferred is not None else 0 if self._channel.waiting else 1000
                 self._watch.to("wait" if self._started else "start")
-                news = self._socket.wait(self._alarms.wait_ms(most))
+                news = self._socket.wait(self._alarms.wait_ms(self._patience_ms))
                 self._reception.drain()
                 if news or self._channel.waiting:
                     for message in self._channel.receive_ready():
@@ -167,6 +166,11 @@ class Server:
         finally:
             self._socket.close()
             self._store.close()
+
+    @property
+    def _patience_ms(self) -> int:
+        """How long the loop may wait for a message: a client that has fetched its model sends none."""
+        return 1 if self._executor.deferred is not None else 0 if self._channel.waiting else 1000
 
     @property
     def _over(self) -> bool:
@@ -273,7 +277,7 @@ class Server:
     def _find_silent(self) -> None:
         self._roster.find_silent(self._slowest_step_s)
         alone = self._started and self._stopped is None and not self._core.training
-        if alone and not self._absent and self._executor.deferred is None:
+        if alone and not self._expected and self._executor.deferred is None:
             raise RunError(
                 f"no client is training and none will: {len(self._core.idle)} of "
                 f"{len(self._plan.clients)} are connected, {len(self._core.held)} updates wait in the buffer"
@@ -283,6 +287,11 @@ class Server:
     def _absent(self) -> int:
         """Peers that are on their way."""
         return self._roster.returning + self._peers.unready + self._attendance.expected
+
+    @property
+    def _expected(self) -> bool:
+        """Whether something will happen although no client trains."""
+        return self._absent > 0
 
     def _left(self, client: int, reason: str) -> None:
         if self._started and self._stopped is None:

@@ -11,7 +11,7 @@ from edgefl.emulation.pacing import set_time_slice
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.processes import allow_open_files, become_child
 from edgefl.server import Server
-from edgefl.virtual import VirtualServer
+from edgefl.virtual.server import VirtualServer
 
 
 def main(channel_fd: int, parent_pid: int) -> int:

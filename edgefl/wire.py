@@ -10,9 +10,12 @@ frame. `decode` raises `WireError` and nothing else, whatever the bytes are.
 | `Chunk`     | client    | bytes            | a part of an update (wire transport)              |
 | `Done`      | client    |                  | the update is whole: what it is and how it was    |
 | `Gone`      | client    |                  | the task was given up, and why                    |
+| `Trained`   | worker    |                  | the updates of some tasks are whole               |
 | `Assessed`  | evaluator |                  | a version's loss and per-class counts             |
 | `Task`      | server    | model (wire)     | download this version, train, upload into a slot  |
 | `Cancel`    | server    |                  | give the task up                                  |
+| `Work`      | server    | model (wire)     | compute these tasks, of any clients               |
+| `Withdraw`  | server    |                  | give these tasks up                               |
 | `Assess`    | server    | model (wire)     | evaluate this version                             |
 | `Bye`       | server    |                  | the run is over                                   |
 """
@@ -95,6 +98,22 @@ class Gone(_Message, frozen=True, tag=5):
     reason: str
 
 
+class Result(_Message, frozen=True, tag=23):
+    """One computed task of a worker."""
+
+    task: int
+    trained_version: int
+    steps: int
+    loss: float
+    checksum: int
+    cpu_s: float
+    peak_mib: float
+
+
+class Trained(_Message, frozen=True, tag=7):
+    results: list[Result]
+
+
 class Assessed(_Message, frozen=True, tag=6):
     version: int
     loss: float
@@ -129,6 +148,14 @@ class Cancel(_Message, frozen=True, tag=12):
     task: int
 
 
+class Work(_Message, frozen=True, tag=15):
+    tasks: list[Task]
+
+
+class Withdraw(_Message, frozen=True, tag=16):
+    tasks: list[int]
+
+
 class Assess(_Message, frozen=True, tag=13):
     version: int
     entry: int
@@ -138,8 +165,8 @@ class Bye(_Message, frozen=True, tag=14):
     pass
 
 
-FromClient = Ready | Beat | Chunk | Done | Gone | Assessed
-FromServer = Task | Cancel | Assess | Bye
+FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
+FromServer = Task | Cancel | Work | Withdraw | Assess | Bye
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
@@ -164,6 +191,9 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     message = _decode(_from_client, header)
     if isinstance(message, Done):
         _check_done(message)
+    elif isinstance(message, Trained):
+        for result in message.results:
+            _check_result(result)
     elif isinstance(message, Assessed):
         _check_assessed(message)
     return message
@@ -204,6 +234,14 @@ def _check_done(done: Done) -> None:
         and not math.isinf(done.loss)
     ):  # fmt: skip
         raise WireError(f"update of task {done.task} declares times or costs that are negative or not finite")
+
+
+def _check_result(result: Result) -> None:
+    if not (
+        0 <= result.steps <= MAX_COUNT and 0 <= result.checksum < 2**64
+        and 0.0 <= result.cpu_s < _INF and 0.0 <= result.peak_mib < _INF and not math.isinf(result.loss)
+    ):  # fmt: skip
+        raise WireError(f"the result of task {result.task} declares figures that are out of range")
 
 
 def _check_assessed(answer: Assessed) -> None:

@@ -7,7 +7,7 @@ into the leased slot. `wire` sends them as payload frames, and the server puts t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +41,9 @@ class ClientEnd(Protocol):
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         """Read the task's model into ``out``."""
 
+    def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
+        """The task's model where it lies, to be read only. `SlotError` if it is not there."""
+
     def room(self, task: Task) -> Raw | None:
         """Where the update may be written so that it need not be put; None where there is no such place."""
 
@@ -55,8 +58,20 @@ def server_end(kind: str, buffer: ParameterBuffer) -> ServerEnd:
     return shm.ShmServer() if kind == "shm" else wire.WireServer(buffer)
 
 
+def client_end(kind: str, buffer: ParameterBuffer, send: Callable[[list[Frame]], None]) -> ClientEnd:
+    """A client's end of ``shm`` or ``wire``, which sends with ``send``."""
+    from edgefl.transport import shm, wire
+
+    return shm.ShmClient(buffer) if kind == "shm" else wire.WireClient(send, buffer.shape.size)
+
+
 def model_from(frames: Sequence[Frame], out: Floats) -> None:
     """Copy a payload frame of float32 into ``out``. `WireError` if its length is another."""
-    if len(frames) != 1 or len(frames[0]) != out.nbytes:
-        raise WireError(f"a model of {sum(map(len, frames))} bytes where {out.nbytes} are due")
-    np.copyto(out, np.frombuffer(frames[0], dtype=np.float32))
+    np.copyto(out, model_in(frames, out.size))
+
+
+def model_in(frames: Sequence[Frame], size: int) -> Floats:
+    """The ``size`` parameters in a payload frame. `WireError` if its length is another."""
+    if len(frames) != 1 or len(frames[0]) != 4 * size:
+        raise WireError(f"a model of {sum(map(len, frames))} bytes where {4 * size} are due")
+    return np.frombuffer(frames[0], dtype=np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgefl.buffer import ParameterBuffer
-from edgefl.errors import WireError
+from edgefl.errors import SlotError, WireError
 from edgefl.sockets import Frame
 from edgefl.transport import Floats
 from edgefl.update_format import Raw
@@ -32,6 +32,13 @@ class ShmClient:
 
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         self._buffer.read_model(entry, version, out)
+
+    def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
+        if self._buffer.entry_version[entry] != version:
+            raise SlotError(
+                f"ring entry {entry} holds version {self._buffer.entry_version[entry]}, not {version}"
+            )
+        return self._buffer.model(entry)
 
     def room(self, task: Task) -> Raw | None:
         return self._buffer.raw(task.slot)

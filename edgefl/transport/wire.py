@@ -9,7 +9,7 @@ import numpy as np
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.errors import WireError
 from edgefl.sockets import Frame
-from edgefl.transport import Floats, model_from
+from edgefl.transport import Floats, model_from, model_in
 from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task, encode
 
@@ -50,11 +50,14 @@ class WireServer:
 class WireClient:
     """Takes the model from the task's payload and sends each part of the update as it is due."""
 
-    def __init__(self, send: Callable[[list[Frame]], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[list[Frame]], None], size: int) -> None:
+        self._send, self._size = send, size
 
     def fetch(self, entry: int, version: int, frames: Sequence[Frame], out: Floats) -> None:
         model_from(frames, out)
+
+    def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
+        return model_in(frames, self._size)
 
     def room(self, task: Task) -> Raw | None:
         return None

@@ -35,7 +35,7 @@ class Run:
             self.view = ParameterBuffer.attach(self.buffer.fd)
             self.client = ShmClient(self.view)
         else:
-            self.client = WireClient(self._under_way.append)
+            self.client = WireClient(self._under_way.append, size)
 
     def deliver(self) -> None:
         """Everything that is under way arrives: a socket may send a frame long after it was given to it."""

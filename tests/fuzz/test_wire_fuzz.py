@@ -32,9 +32,14 @@ SEEDS = [
         wire.Chunk(40, 2, 1024),
         wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, SPENT, SPENT, SPENT, SPENT, 0.5, 0.5, 20.0),
         wire.Gone(3, 1, 40, "cancelled"),
+        wire.Trained(
+            [wire.Result(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0), wire.Result(41, 7, 5, 0.5, 0, 0.5, 2.0)]
+        ),
         wire.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
         wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
         wire.Cancel(40),
+        wire.Work([wire.Task(3, 40, 4, 7, 1, 2, None, None), wire.Task(4, 41, 4, 7, 1, 3, None, None)]),
+        wire.Withdraw([40, 41]),
         wire.Assess(7, 1),
         wire.Bye(),
     )
@@ -44,7 +49,7 @@ EDGES: list[Any] = [
     1e308, 5e-324, math.nan, math.inf, -math.inf, None, True, False, "", "client", "\x00", "ü" * 9, b"",
     b"\xff" * 9, (), ((),), {}, {"a": ()},
 ]  # fmt: skip
-TAGS = [1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 21, 0, 7, -1]
+TAGS = [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15, 16, 21, 22, 23, 0, 8, -1]
 
 
 def noise(draw: random.Random) -> bytes:
@@ -155,6 +160,14 @@ def check(header: bytes) -> bool:
             for figure in numbers(message):
                 assert figure >= 0.0
                 assert math.isfinite(figure)
+        if isinstance(message, wire.Trained):
+            for result in message.results:
+                assert 0 <= result.steps <= wire.MAX_COUNT
+                assert 0 <= result.checksum < 2**64
+                assert all(
+                    figure >= 0.0 and math.isfinite(figure) for figure in (result.cpu_s, result.peak_mib)
+                )
+                assert not math.isinf(result.loss)
         if isinstance(message, wire.Assessed):
             assert len(message.correct) == len(message.total)
     return taken

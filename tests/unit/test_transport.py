@@ -51,7 +51,7 @@ def test_a_trip_over_the_wire(
     buffer: ParameterBuffer, sockets: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
 ) -> None:
     router, dealer = sockets
-    server, client = server_end("wire", buffer), WireClient(dealer.send_multipart)
+    server, client = server_end("wire", buffer), WireClient(dealer.send_multipart, SIZE)
     dealer.send(wire.encode(wire.Ready(0, 0, 1, "client")))
     router.recv_multipart()
     router.send_multipart([b"client-0-0", wire.encode(TASK), *server.model_frames(TASK.entry)])

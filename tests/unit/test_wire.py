@@ -28,11 +28,16 @@ FROM_CLIENT: list[wire.FromClient] = [
     wire.Chunk(40, 2, 1024),
     DONE,
     wire.Gone(3, 1, 40, "cancelled"),
+    wire.Trained(
+        [wire.Result(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0), wire.Result(41, 7, 5, 0.25, 0, 0.0, 2.0)]
+    ),
     wire.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
 ]
 FROM_SERVER: list[wire.FromServer] = [
     wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
     wire.Cancel(40),
+    wire.Work([wire.Task(3, 40, 4, 7, 1, 2, None, None), wire.Task(4, 41, 0, 7, 1, 3, None, None)]),
+    wire.Withdraw([40, 41]),
     wire.Assess(7, 1),
     wire.Bye(),
 ]
@@ -41,6 +46,7 @@ ALL = [*FROM_CLIENT, *FROM_SERVER]
 counts = st.integers(0, 2**63 - 1)
 few = st.integers(0, wire.MAX_COUNT)
 times = st.floats(0, 1e300)
+losses = st.floats(-1e300, 1e300)
 spent = st.builds(wire.Spent, times, times)
 class_counts = st.lists(st.tuples(few, few).map(sorted), max_size=20)
 clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
@@ -48,6 +54,12 @@ clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
     st.builds(wire.Beat, counts, counts),
     st.builds(wire.Chunk, counts, counts, counts),
     st.builds(wire.Gone, counts, counts, counts, st.text()),
+    st.builds(
+        wire.Trained,
+        st.lists(
+            st.builds(wire.Result, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
+        ),
+    ),
     class_counts.flatmap(
         lambda pairs: st.builds(
             wire.Assessed, counts, times, *(st.just([pair[i] for pair in pairs]) for i in (0, 1)), times
@@ -55,7 +67,7 @@ clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
     ),
     st.builds(
         wire.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
-        examples=few, steps=few, loss=st.floats(-1e300, 1e300), checksum=st.integers(0, 2**64 - 1),
+        examples=few, steps=few, loss=losses, checksum=st.integers(0, 2**64 - 1),
         flops=times, trip=spent, down=spent, compute=spent, up=spent, lateness_s=times, cpu_s=times,
         peak_mib=times,
     ),
@@ -73,7 +85,10 @@ def test_what_a_client_says_is_what_the_server_hears(message: wire.FromClient) -
 
 @given(counts, counts, counts)
 def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> None:
-    for message in (wire.Task(a, b, c, a, b, c, None, None), wire.Cancel(a), wire.Assess(a, b), wire.Bye()):
+    task = wire.Task(a, b, c, a, b, c, None, None)
+    for message in (
+        task, wire.Cancel(a), wire.Work([task, task]), wire.Withdraw([a, b, c]), wire.Assess(a, b), wire.Bye()
+    ):  # fmt: skip
         assert decode_from_server(encode(message)) == message
 
 
@@ -83,7 +98,7 @@ def test_every_message_of_the_protocol_is_in_these_tests() -> None:
         for kind in vars(wire).values()
         if isinstance(kind, type) and issubclass(kind, wire._Message) and kind is not wire._Message
     }
-    assert {type(message) for message in ALL} | {wire.Spent, wire.Cut} == kinds
+    assert {type(message) for message in ALL} | {wire.Spent, wire.Cut, wire.Result} == kinds
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
 
@@ -158,7 +173,7 @@ def test_a_map_of_the_same_fields_is_no_message() -> None:
     refused(decode_from_client, msgspec.msgpack.encode({0: 2, 1: 3, 2: 1}))
 
 
-@pytest.mark.parametrize("tag", [0, 7, 21, -1, 2**64 - 1, "2", 2.0, None])
+@pytest.mark.parametrize("tag", [0, 8, 21, 22, 23, -1, 2**64 - 1, "2", 2.0, None])
 def test_unknown_kinds_are_refused(tag: Any) -> None:
     refused(decode_from_client, msgspec.msgpack.encode([tag, 3, 1]))
     refused(decode_from_server, msgspec.msgpack.encode([tag, 3, 1]))
