@@ -72,6 +72,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str = "mlp"
     args: dict[str, Any] = {}
     """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
+    flops_per_example: float | None = None
+    """Operations of a training step for one example, in place of those counted: it paces the clients."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

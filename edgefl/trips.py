@@ -53,7 +53,9 @@ class Trips:
         device, thermal = device_of(experiment.seed, client, info.profile), None
         if condition is not None and experiment.fleet.thermal and (model := thermal_model(device)):
             thermal = model, condition.temp_c
-        plan = plan_trip(device, link, rng, self._down_bytes, self._flops[held], self._up_bytes, thermal)
+        plan = plan_trip(
+            device, link, rng, self._down_bytes, self._flops[held], self._up_bytes, thermal, held
+        )
         if budget_s is not None:
             plan = plan.within(
                 budget_s, (self._flops_per_example * size for size in self._rule.batches(held))

@@ -51,8 +51,11 @@ class Workload:
             experiment.data, self.data.train_y, [info.profile for info in clients], self.data.classes, seed
         )
         module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
+        declared = experiment.model.flops_per_example
         dtype = self.data.train_x[:1].dtype
-        self.flops_per_example = flops_per_example(module, self.data.input_shape, dtype)
+        self.flops_per_example = (
+            flops_per_example(module, self.data.input_shape, dtype) if declared is None else declared
+        )
         self.flat = FlatModel(module)
         self._trainer = Trainer(self.flat)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)

@@ -26,7 +26,9 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ====================== ============================== ==================================
 
     ``mode`` says what it does to a trip: ``replace`` (the whole trip takes the draw; FedStaleWeight
-    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time).
+    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time). With ``per = "example"`` the draw
+    is for one example, and a client takes it times the examples that it holds: ``exponential`` is then
+    FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
 
     >>> d = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= d.draw(np.random.default_rng(0)) < 2.0, d.mean
@@ -35,6 +37,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     dist: Dist
     mode: Literal["replace", "add"] = "replace"
+    per: Literal["trip", "example"] = "trip"
     low_s: float | None = None
     high_s: float | None = None
     scale_s: float | None = None
@@ -78,8 +81,11 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def _f(self, name: str) -> float:
         return float(getattr(self, name))
 
-    def draw(self, rng: np.random.Generator) -> float:
-        """One delay, emulated seconds, from exactly one draw of ``rng``."""
+    def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
+        """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
+        return self._draw(rng) * (examples if self.per == "example" else 1)
+
+    def _draw(self, rng: np.random.Generator) -> float:
         match self.dist:
             case "uniform":
                 return float(rng.uniform(self._f("low_s"), self._f("high_s")))
@@ -97,7 +103,8 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def mean(self) -> float:
-        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1)."""
+        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1), of one example
+        with ``per = "example"``."""
         match self.dist:
             case "uniform":
                 return (self._f("low_s") + self._f("high_s")) / 2

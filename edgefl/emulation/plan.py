@@ -114,6 +114,7 @@ def plan_trip(
     flops: float,
     up_bytes: int,
     thermal: tuple[ThermalModel, float] | None = None,
+    examples: int = 1,
 ) -> TripPlan:
     """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
 
@@ -123,7 +124,7 @@ def plan_trip(
 
     A delay model with ``mode = "replace"`` sets the whole trip's time: both transfers take none, whatever
     the network, and the training is stretched to the draw. With ``mode = "add"`` the draw lengthens the
-    training.
+    training. ``examples`` is what the client holds, for a delay that is drawn for one example.
 
     ``thermal`` is the device's thermal model and its temperature, °C, when the trip starts: it cools during
     the download, and its training then takes longer the hotter it gets. A trip whose whole time is drawn
@@ -147,7 +148,7 @@ def plan_trip(
     compute_s = flops / device.train_flop_per_s
     model = device.delay_model
     if model is not None:
-        drawn_s = model.draw(rng)
+        drawn_s = model.draw(rng, examples)
         if model.mode == "replace":
             down, up = _instant(down), _instant(up)
             compute_s = drawn_s

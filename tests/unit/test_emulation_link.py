@@ -422,3 +422,19 @@ def test_a_trip_cut_short_waits_out_its_lead() -> None:
     slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
     assert slow.within(5.0, []).total_s == 5.0
     assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
+
+
+def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
+    """FedBuff, C.2: T_i ~ Exp(1/(λ·n_i))."""
+    delay = Delay(dist="exponential", per="example", mean_s=0.5)
+    assert delay.draw(rng(3), examples=40) == 40 * delay.draw(rng(3))
+    generator = rng()
+    drawn = np.array([delay.draw(generator, 40) for _ in range(8000)])
+    assert drawn.mean() == pytest.approx(0.5 * 40, rel=0.05)
+    assert drawn.std() == pytest.approx(0.5 * 40, rel=0.05)
+    assert Delay(dist="exponential", mean_s=0.5).draw(rng(3), 40) == delay.draw(rng(3))
+    generator = rng(3)
+    found = plan_trip(
+        device(delay_model=delay), Link(load_network("none"), generator), generator, 9, 1e9, 9, None, 40
+    )
+    assert found.total_s == pytest.approx(delay.draw(rng(3), 40))
