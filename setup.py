@@ -54,7 +54,7 @@ setup(
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.h"],
-        "edgefl._profiles": ["**/*.toml"],
+        "edgefl._profiles": ["**/*.toml", "**/*.trace"],
     },
     include_package_data=False,
     ext_modules=[native],

@@ -131,7 +131,7 @@ class Battery(_Table, frozen=True, kw_only=True):
 
 
 class Trip(_Table, frozen=True, kw_only=True):
-    """From ``temp_c`` on, the fastest cores run at ``freq_scale`` of their highest frequency."""
+    """From ``temp_c`` on, the device runs at ``freq_scale`` of its full speed."""
 
     temp_c: float
     freq_scale: Annotated[float, msgspec.Meta(gt=0, le=1)]

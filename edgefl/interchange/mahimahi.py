@@ -1,14 +1,18 @@
 """Mahimahi's traces of packet delivery: one way of a link, a line of whole milliseconds for each 1504 bytes.
 
 Read into a network that replays the trace; written for a network's constant rate, or as the trace that the
-network replays itself.
+network replays itself. `synthetic` makes the traces that come with edgefl: of real links only the published
+mean and coefficient of variation are in them.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import NormalDist, fmean, pstdev
 from typing import Any
+
+import numpy as np
 
 from edgefl.emulation.schema import Direction, Network
 from edgefl.emulation.trace import OPPORTUNITY_BYTES, Trace, read_trace
@@ -63,6 +67,34 @@ def constant(rate_mbps: float) -> Trace:
             at_ms = tuple(math.ceil(number * period_ms / packets) for number in range(1, packets + 1))
             return Trace(at_ms, period_ms)
     raise ProfileError(f"a rate of {rate_mbps:g} Mbps is too low for a trace of {LONGEST_MS / 1e3:g} s")
+
+
+def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
+    """A trace whose 1 s windows have that mean rate and coefficient of variation, and no more of a real one.
+
+    The windows' rates are the log-normal distribution's quantiles at (i + ½) / ``seconds``, with the σ that
+    gives these very quantiles the ``cv``, in an order shuffled by ``seed``; packets are even within a window.
+
+    >>> trace = synthetic(5.0, 0.5, seconds=20, seed=1)
+    >>> trace.period_ms, round(trace.rate_mbps, 2)
+    (20000, 5.0)
+    """
+    normal = [NormalDist().inv_cdf((at + 0.5) / seconds) for at in range(seconds)]
+    low, high = 0.0, 10.0
+    while high - low > 1e-12:
+        sigma = (low + high) / 2
+        rates = [math.exp(sigma * z) for z in normal]
+        low, high = (sigma, high) if pstdev(rates) / fmean(rates) < cv else (low, sigma)
+    scale = mean_mbps * 1e6 / (8 * OPPORTUNITY_BYTES) / fmean(rates)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(seconds)
+    at_ms: list[int] = []
+    owed = 0.0
+    for second, which in enumerate(order):
+        owed += rates[which] * scale
+        packets, owed = int(owed), owed - int(owed)
+        at_ms += [second * 1000 + math.ceil((number + 1) * 1000 / packets) for number in range(packets)]
+    at_ms[-1] = seconds * 1000
+    return Trace(at_ms, seconds * 1000)
 
 
 def trace_text(trace: Trace) -> str:

@@ -8,7 +8,8 @@
 
 The file says nothing of how fast a device computes, so it completes a device profile that does. Older files
 name the arrays ``cpu.speeds`` and ``cpu.active``, and leave ``.cluster0`` out where there is one cluster.
-Files in which nothing was measured, with the 0.1 mA of Android's own sample, are refused.
+Files in which nothing was measured, with the 0.1 mA of Android's own sample, are refused; currents that are
+the same at every frequency were not measured either, and are left out.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def read(path: Path, asked: Asked) -> Made:
     items = _items(path)
     _refuse_placeholders(path, items)
     clusters = _clusters(path, items)
+    seen = [ma for cluster in clusters for ma in cluster.power_ma]
+    notes = []
+    if len(seen) > len(clusters) and len(set(seen)) == 1:
+        notes.append(f"left out: the cores' currents, {seen[0]:g} mA at every frequency")
+        clusters = []
     if asked.base is None:
         raise ProfileError(
             f"{path}: has no computing rates; name the device profile that it completes: --base"
@@ -41,13 +47,17 @@ def read(path: Path, asked: Asked) -> Made:
     tables = to_json(load_device(asked.base))
     source = f"Android power_profile.xml: {path.name}"
     sources = tables["sources"]
-    battery = _battery(path, items)
+    battery = _battery(items)
+    if "capacity_mah" not in tables.get("battery", {}) | battery:
+        raise ProfileError(
+            f"{path}: battery.capacity: got nothing; allowed: above 0 mAh, as the base has none"
+        )
     before = sources.pop("battery", None)
     for key in tables.get("battery", {}):
         if before is not None:
             sources.setdefault(f"battery.{key}", before)
     sources |= {f"battery.{key}": f"{source}, {_SAID[key]}" for key in battery}
-    fitted, notes = _fit(clusters, tables)
+    fitted, left_out = _fit(clusters, tables)
     if fitted:
         before = sources.get("cpu.clusters", sources.get("cpu"))
         told = before.split("; currents from")[0] + "; " if before else ""
@@ -55,7 +65,7 @@ def read(path: Path, asked: Asked) -> Made:
     tables["battery"] = tables.get("battery", {}) | battery
     tables["id"] = profile_name(asked.name or tables["id"])
     file, text = profile_file(path, "devices", tables)
-    return Made({file: text}, tuple(notes))
+    return Made({file: text}, (*notes, *left_out))
 
 
 _SAID = {
@@ -66,19 +76,16 @@ _SAID = {
 }
 
 
-def _battery(path: Path, items: dict[str, list[float]]) -> dict[str, float]:
-    capacity = (items.get("battery.capacity") or [0.0])[0]
-    if capacity <= 0:
-        raise ProfileError(f"{path}: battery.capacity: got {capacity:g}; allowed: above 0 mAh")
-    found = {"capacity_mah": capacity}
-    for key, value in (
-        ("idle_ma", items.get("cpu.idle", [])[:1]),
-        ("wifi_ma", _transfer(items, "wifi.active", "wifi.controller")),
-        ("radio_ma", _transfer(items, "radio.active", "modem.controller")),
-    ):
-        if value:
-            found[key] = round(value[0], 2)
-    return found
+def _battery(items: dict[str, list[float]]) -> dict[str, float]:
+    figures = {
+        "capacity_mah": items.get("battery.capacity", []),
+        "idle_ma": items.get("cpu.idle", []),
+        "wifi_ma": _transfer(items, "wifi.active", "wifi.controller"),
+        "radio_ma": _transfer(items, "radio.active", "modem.controller"),
+    }
+    return {
+        key: round(value[0], 2) for key, value in figures.items() if value and (value[0] or key == "idle_ma")
+    }
 
 
 def _transfer(items: dict[str, list[float]], plain: str, controller: str) -> list[float]:

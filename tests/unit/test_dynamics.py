@@ -220,7 +220,7 @@ def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
 
 
 def refused(**fleet: object) -> str:
-    tables = {"devices": {"pi-4": 2}, **fleet}
+    tables = {"devices": {"board-qrb2210": 2}, **fleet}
     with pytest.raises(ConfigError) as error:
         config.validate(Experiment(fleet=tables, stop=Stop(versions=1)))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)

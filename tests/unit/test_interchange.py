@@ -111,6 +111,24 @@ def test_an_older_power_profile(tmp_path: Path) -> None:
     assert (found.battery.wifi_ma, found.battery.radio_ma) == (96, 60)
 
 
+def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
+    text = (SAMPLES / "power_profile_old.xml").read_text()
+    text = (
+        text.replace('<item name="battery.capacity">2810</item>', "")
+        .replace(">36<", ">166<")
+        .replace(">78<", ">166<")
+    )
+    (tmp_path / "p.xml").write_text(text)
+    made = named("power-profile").read(tmp_path / "p.xml", Asked(base="moto-g4", name="mine"))
+    assert made.notes == ("left out: the cores' currents, 166 mA at every frequency",)
+    (found,) = devices(made, tmp_path).values()
+    before = emulation.load_device("moto-g4")
+    assert found.battery is not None
+    assert before.battery is not None
+    assert (found.battery.capacity_mah, found.battery.wifi_ma) == (before.battery.capacity_mah, 96)
+    assert found.cpu == before.cpu
+
+
 def test_clusters_that_the_device_has_not_are_named(tmp_path: Path) -> None:
     made = read("power-profile", "power_profile.xml", base="pi-4")
     assert [note.split(",")[0] for note in made.notes] == [
