@@ -48,13 +48,23 @@ native = Extension(
 )
 
 setup(
-    packages=[*find_packages(include=["edgefl", "edgefl.*"]), "edgefl._kernels_src", "edgefl._profiles"],
-    package_dir={"edgefl._kernels_src": "kernels", "edgefl._profiles": "profiles"},
+    packages=[
+        *find_packages(include=["edgefl", "edgefl.*"]),
+        "edgefl._kernels_src",
+        "edgefl._profiles",
+        "edgefl._experiments",
+    ],
+    package_dir={
+        "edgefl._kernels_src": "kernels",
+        "edgefl._profiles": "profiles",
+        "edgefl._experiments": "experiments",
+    },
     package_data={
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.h"],
         "edgefl._profiles": ["**/*.toml", "**/*.trace"],
+        "edgefl._experiments": ["**/*.toml"],
     },
     include_package_data=False,
     ext_modules=[native],

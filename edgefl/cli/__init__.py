@@ -3,6 +3,7 @@
     __init__     the app, exit codes, errors as one line
     run          run, resume
     results      compare, report, trace, verify
+    reproduce    reproduce
     devices      profiles, calibrate
     machine      doctor
     bench        bench aggregate, ingest, spawn
@@ -19,7 +20,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import bench, devices, machine, results, run
+from edgefl.cli import bench, devices, machine, reproduce, results, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, results, devices, machine, bench):
+for commands in (run, results, reproduce, devices, machine, bench):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -1,0 +1,67 @@
+"""``edgefl reproduce``: a paper's claims, run here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.reproduce import PAPERS
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(reproduce)
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(metavar="|".join(PAPERS), help="Whose claims.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="In small, on data that is always there: minutes, not hours.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder; default runs/reproduce-PAPER. Runs in it are not repeated."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
+) -> None:
+    """A paper's claims: its settings, three seeds, the paper's figure beside ours, a verdict each."""
+    if paper not in PAPERS:
+        raise ConfigError(unknown("paper", paper, PAPERS))
+    folder = out or Path("runs") / f"reproduce-{paper}{'-quick' if quick else ''}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: a file, expected a folder")
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    from edgefl.reproduce import page
+
+    module = import_module(f"edgefl.reproduce.{paper}")
+    kept: dict[str, Any] = {"paper": paper, "quick": quick}
+    if hasattr(module, "study"):
+        from edgefl.reproduce import running
+
+        study = module.study
+        try:
+            curves = running.run(study, folder, quick=quick, say=say)
+        except KeyboardInterrupt:
+            from edgefl.cli.run import Interrupted
+
+            raise Interrupted("interrupted; the same command goes on from there") from None
+        findings = study.judge(curves)
+        rows = page.rows_of(curves)
+        page.write(folder, study.title, study.citation, findings, rows=rows, notes=study.notes, extra=kept)
+    else:
+        findings, pictures = module.findings(quick=quick, say=say)
+        page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
+    if not quiet:
+        from edgefl.cli.tables import show
+
+        show(page.table(findings))
+        typer.echo(f"{folder / 'report.html'}")

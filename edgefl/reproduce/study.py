@@ -1,0 +1,60 @@
+"""What a reproduction consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from edgefl import config
+from edgefl.experiment import Experiment
+from edgefl.reproduce.curves import Curves
+from edgefl.reproduce.findings import Finding
+
+SEEDS = (1, 2, 3)
+
+Judge = Callable[[Curves], Sequence[Finding]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One algorithm of a comparison: what it changes in the settings."""
+
+    label: str
+    changes: tuple[str, ...]
+    """As ``edgefl run --set`` takes them."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """One paper's comparison."""
+
+    name: str
+    title: str
+    citation: str
+    settings: str
+    """File name in ``experiments/papers``; with ``-quick`` before its ending, the one of ``--quick``."""
+    arms: tuple[Arm, ...]
+    judge: Judge
+    notes: tuple[str, ...] = ()
+    """What differs from the paper, and why."""
+    seeds: tuple[int, ...] = field(default=SEEDS)
+
+    def experiment(self, arm: Arm, seed: int, *, quick: bool) -> Experiment:
+        """The run of one arm and seed."""
+        return config.load(self.file(quick), arm.changes, seed=seed)
+
+    def file(self, quick: bool) -> Path:
+        """The settings, as they lie in the package or beside it in a source tree."""
+        name = self.settings.replace(".toml", "-quick.toml") if quick else self.settings
+        return folder() / name
+
+
+def folder() -> Path:
+    """Where the papers' settings are."""
+    try:
+        found = Path(str(resources.files("edgefl._experiments"))) / "papers"
+    except ModuleNotFoundError:
+        found = Path(__file__).parents[2] / "experiments" / "papers"
+    return found if found.is_dir() else Path(__file__).parents[2] / "experiments" / "papers"
