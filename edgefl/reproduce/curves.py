@@ -34,6 +34,13 @@ class Curves:
             out.append(float(np.mean(values)) if values else math.nan)
         return out
 
+    def mean_accuracy(self, label: str) -> list[float]:
+        """Mean accuracy over all evaluations: who learns sooner has more."""
+        return [
+            float(np.mean([row.accuracy for row in record.evaluations])) if record.evaluations else math.nan
+            for record in self.records[label]
+        ]
+
     def best(self, label: str) -> list[float]:
         """The best accuracy at any evaluation."""
         return [

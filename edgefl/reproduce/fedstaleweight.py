@@ -16,6 +16,7 @@ def judge(curves: Curves) -> list[Finding]:
     """The paper's claims, and ours for the running form."""
     target = min(min(curves.best(label)) for label in (PAPER, AVERAGE))
     final = {label: curves.accuracy(label) for label in curves.records}
+    mean = {label: curves.mean_accuracy(label) for label in (RUNNING, PAPER)}
     trips = {label: curves.trips_to(label, target) for label in (PAPER, AVERAGE)}
     weight = {
         (label, profile): curves.weights(label, profile)
@@ -60,11 +61,12 @@ def judge(curves: Curves) -> list[Finding]:
             verdict(all(abs(value - 1.0) <= FAIR for value in running)),
         ),
         Finding(
-            "the running form has a higher final accuracy than the paper's",
+            "the running form is ahead of the paper's, mean accuracy over the run",
             "ours, beyond the paper",
             "higher",
-            f"{share(final[RUNNING])} against {share(final[PAPER])}",
-            verdict(above(final[RUNNING], final[PAPER])),
+            f"{share(mean[RUNNING])} against {share(mean[PAPER])}",
+            verdict(above(mean[RUNNING], mean[PAPER])),
+            f"at the end: {share(final[RUNNING])} against {share(final[PAPER])}",
         ),
     ]
 

@@ -28,7 +28,7 @@ COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": 
 def table(findings: Sequence[Finding]) -> Table:
     """The claims for a terminal of 80 columns."""
     out = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, width in (("claim", 26), ("paper", 14), ("here", 22), ("verdict", 10)):
+    for name, width in (("claim", 24), ("paper", 13), ("here", 20), ("verdict", 14)):
         out.add_column(name, overflow="fold", width=width)
     for one in findings:
         ours = one.ours + (f"\n({one.note})" if one.note else "")
