@@ -62,8 +62,13 @@ study = Study(
         Arm("non-IID FedBuff", ("strategy.name=fedbuff", "strategy.buffer_size=10")),
         Arm(IID, ("strategy.name=defedavg-iid", "strategy.buffer_size=10", _IID)),
         Arm("IID FedAvg", ("strategy.name=fedavg", "strategy.cohort=10", _IID)),
-        Arm("non-IID FAVANO", ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")),
-        Arm("IID FAVANO", ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05", _IID)),
+        Arm(
+            "non-IID FAVANO", ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")
+        ),
+        Arm(
+            "IID FAVANO",
+            ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05", _IID),
+        ),
         Arm("IID AsySG", ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1", _IID)),
     ),
     judge=judge,
