@@ -1,0 +1,116 @@
+"""Reproductions: the settings of every paper, a study in small, and what the command leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from edgefl import ConfigError, config
+from edgefl.reproduce import PAPERS, page, running
+from edgefl.reproduce.curves import Curves
+from edgefl.reproduce.findings import Finding, verdict
+from edgefl.reproduce.study import Arm, Study
+
+from .runs import Command, experiment
+
+STUDIES = [import_module(f"edgefl.reproduce.{name}").study for name in PAPERS if name != "theory"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_every_arm_is_an_experiment_that_can_be_run(study: Study, quick: bool) -> None:
+    checked = [
+        config.validate(study.experiment(arm, 1, quick=quick), study.file(quick).parent) for arm in study.arms
+    ]
+    texts = [config.dump(each) for each in checked]
+    assert len(set(texts)) == len(texts)
+    assert len({running.slug(arm) for arm in study.arms}) == len(study.arms)
+    assert all(each.clock.kind == "virtual" for each in checked)
+    assert (checked[0].data.name == "digits") == quick
+
+
+@dataclass(frozen=True)
+class Small(Study):
+    """A study whose settings are a test's."""
+
+    path: Path = Path()
+
+    def file(self, quick: bool) -> Path:
+        return self.path
+
+
+def judge(curves: Curves) -> Sequence[Finding]:
+    ours, other = curves.accuracy("a"), curves.accuracy("b")
+    return [Finding("a is not b", "nowhere", "no", f"{ours} {other}", verdict(ours != other))]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Small:
+    path = tmp_path / "small.toml"
+    text = config.dump(experiment())
+    path.write_text(
+        text.replace('kind = "wall"', 'kind = "virtual"').replace("versions = 12", "versions = 4")
+    )
+    arms = (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",)))
+    return Small("small", "A small study", "none", "", arms, judge, seeds=(1, 2), path=path)
+
+
+def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "out"
+    curves = running.run(small, out, quick=True, say=said.append)
+    assert len(said) == 4
+    findings = small.judge(curves)
+    page.write(out, small.title, small.citation, findings, rows=page.rows_of(curves), notes=("a note",))
+    document = json.loads((out / "summary.json").read_text())
+    assert [one["claim"] for one in document["findings"]] == ["a is not b"]
+    assert document["arms"]["a"]["seeds"] == [1, 2]
+    html = (out / "report.html").read_text()
+    assert "A small study" in html
+    assert "a note" in html
+    assert "<script" not in html
+
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
+    (out / "runs" / "b-2" / "record.sqlite").unlink()
+    with pytest.raises(ConfigError, match="b-2"):
+        running.run(small, out, quick=True, say=said.append)
+    for path in sorted((out / "runs" / "b-2").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    again = running.run(small, out, quick=True, say=said.append)
+    assert again.accuracy("b") == curves.accuracy("b")  # the same bits
+    changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
+    assert {path.parent.name for path in changed} == {"b-2"}
+
+
+def test_a_folder_with_other_settings_is_refused(small: Small, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    one = replace(small, seeds=(1,), arms=small.arms[:1])
+    running.run(one, out, quick=True, say=lambda _: None)
+    other = replace(one, arms=(Arm("a", ("training.lr=0.1",)),))
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        running.run(other, out, quick=True, say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("fedbuf",), "did you mean 'fedbuff'"),
+        (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
+        (("fedstaleweight",), "EDGEFL_DATA"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    given = [argument.replace("{file}", str(tmp_path / "file")) for argument in arguments]
+    if "--out" not in given:
+        given += ["--out", str(tmp_path / "out")]
+    environment = {"EDGEFL_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    code, _, err = Command("reproduce", *given, environment=environment).finish()
+    assert code == 2, err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
