@@ -1,10 +1,11 @@
 # Every target builds .venv when it is missing or older than what it is built from.
-#   make demo    24 phones on this machine, FedStaleWeight beside FedBuff, into runs/demo
-#   make test    every test that is not marked slow
-#   make check   lint, types and the fast tests
-#   make bench   what aggregation costs against the machine's limit, into runs/bench
-#   make soak    the long proofs: thousands of trips, hundreds of processes
-#   make clean   remove what was built and run here
+#   make demo       24 phones on this machine, FedStaleWeight beside FedBuff, into runs/demo
+#   make test       every test that is not marked slow
+#   make check      lint, types and the fast tests
+#   make bench      what aggregation costs against the machine's limit, into runs/bench
+#   make reproduce  the papers' claims in small, into runs/reproduce-*
+#   make soak       the long proofs: thousands of trips, hundreds of processes
+#   make clean      remove what was built and run here
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,7 +15,7 @@ NATIVE := $(wildcard kernels/*)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench reproduce soak clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +46,11 @@ check: $(STAMP)
 bench: $(STAMP)
 	mkdir -p runs/bench
 	$(BIN)/edgefl bench aggregate --json runs/bench/aggregate.json
+
+reproduce: $(STAMP)
+	for paper in theory fedstaleweight fedbuff defedavg; do \
+	  $(BIN)/edgefl reproduce $$paper --quick || exit; \
+	done
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m slow

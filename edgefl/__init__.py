@@ -18,6 +18,7 @@ The map, from what the user says to what comes out:
     kernels/                           the hot path: weighted sums, checksums, moving averages
     run_folder store record checkpoint the run folder; verify: a run made again from it
     report/ result live                what the user sees
+    reproduce/                         the papers' claims, run here
 """
 
 from __future__ import annotations
