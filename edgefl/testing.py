@@ -48,8 +48,8 @@ Training = Callable[[int, Vector, int], Vector]
 def fleet(clients: int, examples: int = 100) -> list[Device]:
     """So many equal devices.
 
-    >>> fleet(2)
-    [Device(client=0, profile='test', examples=100), Device(client=1, profile='test', examples=100)]
+    >>> [(device.client, device.examples) for device in fleet(2)]
+    [(0, 100), (1, 100)]
     """
     return [Device(client, "test", examples) for client in range(clients)]
 
@@ -91,7 +91,7 @@ def run_in_memory(
     *,
     model: Vector | None = None,
     train: Training = towards_own_number,
-    steps: int = 1,
+    steps: int | Sequence[int] = 1,
     events: Iterable[Event] = (),
     join: bool = True,
     accuracy: Callable[[Vector], float] | None = None,
@@ -101,10 +101,11 @@ def run_in_memory(
 
     ``durations`` are emulated seconds, one for each client or ``durations(client, trip)``. ``train(client,
     model, trip)`` makes one local step and returns the model after it, of the shape and dtype of ``model``
-    (by default one float64 zero); a trip makes ``steps`` of them, each as long as the others. ``events`` are
-    more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times are
-    taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when the
-    core breaks a rule, such as giving a client two tasks.
+    (by default one float64 zero); a trip makes ``steps`` of them (one number for all clients, or one for
+    each), each as long as the others. ``events`` are more events, such as `Left`, at their own times;
+    ``join`` lets all clients join at 0 s. Equal times are taken in the order of client ids. `RunError` when
+    nothing more can happen, and `AssertionError` when the core breaks a rule, such as giving a client two
+    tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -126,13 +127,13 @@ class _Executor:
         durations: Durations,
         model: Vector,
         train: Training,
-        steps: int,
+        steps: int | Sequence[int],
         accuracy: Callable[[Vector], float] | None,
     ) -> None:
         self.core = core
         self.durations = durations
         self.train = train
-        self.steps = steps
+        self.steps = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
         self.accuracy = accuracy
         self.result = MemoryRun(models=[model])
         self.queue: list[tuple[float, int, int, Event]] = []
@@ -205,7 +206,7 @@ class _Executor:
         self.result.owners[action.task] = client
         model = self.result.models[action.version]
         duration = self.durations(client, action.trip) if callable(self.durations) else self.durations[client]
-        steps, gain, ends_s = self.steps, 1.0, self.core.now_s + duration
+        steps, gain, ends_s = self.steps[client], 1.0, self.core.now_s + duration
         if (until := action.until) is not None:
             made = (until.at_s - self.core.now_s) / duration * steps
             steps, ends_s = min(steps, int(made + 1e-9)), until.at_s
