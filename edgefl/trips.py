@@ -8,11 +8,10 @@ from edgefl.control import ClientInfo
 from edgefl.emulation.link import Link
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan, plan_trip
-from edgefl.emulation.thermal import thermal_model
 from edgefl.experiment import Experiment
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
-from edgefl.workload_devices import device_of, network_of
+from edgefl.workload_devices import device_of, network_of, thermal_of
 
 
 class Trips:
@@ -51,7 +50,7 @@ class Trips:
         else:
             link = Link(network, rng)
         device, thermal = device_of(experiment.seed, client, info.profile), None
-        if condition is not None and experiment.fleet.thermal and (model := thermal_model(device)):
+        if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
         plan = plan_trip(
             device, link, rng, self._down_bytes, self._flops[held], self._up_bytes, thermal, held

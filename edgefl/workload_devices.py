@@ -8,10 +8,10 @@ from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device, load_device, load_network
 from edgefl.emulation.availability import read_availability
 from edgefl.emulation.phone import Phone
-from edgefl.emulation.power import power_of
+from edgefl.emulation.power import Power, power_of
 from edgefl.emulation.presence import Churn, From, Intermittent, Presence, Windows
 from edgefl.emulation.schema import Availability
-from edgefl.emulation.thermal import thermal_model
+from edgefl.emulation.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Experiment
 from edgefl.seeds import stream
 from edgefl.strategies import base
@@ -22,7 +22,14 @@ _profile = functools.cache(load_device)
 
 def device_of(seed: int, client: int, profile: str) -> Device:
     """The device of one client: profiles whose devices differ draw theirs from the client's own stream."""
-    return _profile(profile).individual(stream(seed, "device", client))
+    device = _profile(profile)
+    return device if device.slowdown is None else device.individual(stream(seed, "device", client))
+
+
+@functools.cache
+def thermal_of(profile: str) -> ThermalModel | None:
+    """The thermal model of all devices of a profile."""
+    return thermal_model(_profile(profile))
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
@@ -39,18 +46,23 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
         or fleet.churn.die_per_trip
         or _availability(experiment, info) is not None
         or network_of(info.network).replays
-        or (fleet.thermal and thermal_model(device) is not None)
+        or (fleet.thermal and thermal_of(info.profile) is not None)
         or (fleet.battery and device.battery is not None)
     )
 
 
 def phone_of(experiment: Experiment, info: ClientInfo) -> Phone:
     """What a client's condition depends on, as far as the experiment switches it on."""
-    fleet, device = experiment.fleet, device_of(experiment.seed, info.client, info.profile)
+    fleet = experiment.fleet
     return Phone(
-        thermal_model(device) if fleet.thermal else None,
-        power_of(device, network_of(info.network).bearer) if fleet.battery else None,
+        thermal_of(info.profile) if fleet.thermal else None,
+        _power_of(info.profile, info.network) if fleet.battery else None,
     )
+
+
+@functools.cache
+def _power_of(profile: str, network: str) -> Power | None:
+    return power_of(_profile(profile), network_of(network).bearer)
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
