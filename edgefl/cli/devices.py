@@ -34,7 +34,7 @@ def calibrate(
     from edgefl.cli.tables import show, table
 
     rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
-    title = f"one thread of {found.cpu}\n{found.library}"
+    title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("what", ">median", "", ">CV %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
     typer.echo(f"a second is one of CPU time; holds until {until}")

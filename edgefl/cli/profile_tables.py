@@ -61,6 +61,8 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     """Nested figures as dotted keys."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
+    if isinstance(plain, list) and plain and all(_is_step(item) for item in plain):
+        return [(key, ", ".join(f"{item['temp_c']:g} °C: {item['freq_scale']:g}" for item in plain))]
     if isinstance(plain, list) and any(isinstance(item, dict) for item in plain):
         return [row for place, v in enumerate(plain) for row in _flat(v, f"{key}[{place}]")]
     if not isinstance(plain, list):
@@ -69,6 +71,11 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     if len(texts) > 4:
         texts = [*texts[:2], "…", f"{texts[-1]} ({len(texts)})"]
     return [(key, ", ".join(texts).replace("…,", "…"))]
+
+
+def _is_step(item: object) -> bool:
+    """Whether it is one of ``thermal.trips``, which are read best in a row."""
+    return isinstance(item, dict) and item.keys() == {"temp_c", "freq_scale"}
 
 
 def _nearest(key: str, said: dict[str, Any]) -> Any:

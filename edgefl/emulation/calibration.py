@@ -31,7 +31,7 @@ from edgefl.errors import ConfigError, RunError
 MAX_CV = 0.10
 """Of a rate's repetitions; above it the calibration is refused."""
 EXPIRES_S = 7 * 24 * 3600.0
-VERSION = 2
+VERSION = 3
 """Of what is measured and how; a calibration of another version does not hold."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -63,6 +63,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     triad_mib: float
     cache_mib: float
     """The last-level cache as the system states it; 0 if it states none."""
+    blas: str
+    """The library of the matrix products; it comes with the version of torch, which the fingerprint has."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
         """Each rate with its name and unit."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import statistics
 import sys
 import time
@@ -29,7 +30,9 @@ ROUNDS = 5
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64
 """Of each of the triad's three arrays at least."""
-_REPETITION_S = 0.02
+_REPETITION_S = 0.05
+_CALLS = 3
+"""A repetition is at least so long and so many calls: one call alone is at the mercy of one interruption."""
 _MIB = 1 << 20
 
 FEMNIST_BATCH = 10
@@ -57,6 +60,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
         triad_gbytes_per_s=rate(_triad(floats), 12.0 * floats / 1e9),
         triad_mib=triad_mib,
         cache_mib=cache_mib,
+        blas=_blas(),
     )
 
 
@@ -65,7 +69,7 @@ def rate(run: Callable[[], Any], work: float) -> Rate:
     run()
     start = time.thread_time()
     run()
-    calls = max(1, int(_REPETITION_S / max(time.thread_time() - start, 1e-9)))
+    calls = max(_CALLS, int(_REPETITION_S / max(time.thread_time() - start, 1e-9)))
     best: Rate | None = None
     for _ in range(ROUNDS):
         rates = []
@@ -96,6 +100,12 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
     with contextlib.suppress(OSError, ValueError):
         sizes.append(os.sysconf("SC_LEVEL3_CACHE_SIZE") / _MIB)
     return max(sizes)
+
+
+def _blas() -> str:
+    """The library that torch's matrix products call, as torch states it."""
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return found[1] if found else "unknown"
 
 
 def _triad_mib(cache_mib: float) -> float:

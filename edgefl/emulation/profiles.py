@@ -7,8 +7,9 @@ what was got and what is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from edgefl.emulation import profile_files
 from edgefl.emulation.profile_checks import problems
 from edgefl.emulation.profile_files import TYPES, Kind
 from edgefl.emulation.schema import Device, Direction, FleetFile, Network
+from edgefl.emulation.trace import read_trace
 from edgefl.errors import ProfileError, unknown
 
 P = TypeVar("P", Device, Network, FleetFile)
@@ -65,7 +67,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
 
 
 def check_file(path: str | Path) -> list[str]:
-    """All that is wrong with a profile file, one line each; empty if nothing is.
+    """All that is wrong with a profile file and the traces that it names, one line each; empty if nothing is.
 
     What kind of file it is, is read off its keys: ``devices`` is in fleets only, ``down`` or ``up`` in
     networks only.
@@ -75,7 +77,18 @@ def check_file(path: str | Path) -> list[str]:
         table = profile_files.read(path)
     except ProfileError as wrong:
         return [str(wrong)]
-    return list(problems(path, table, TYPES[profile_files.kind_of(table)]))
+    found = list(problems(path, table, TYPES[profile_files.kind_of(table)]))
+    return found or [f"{path}: {problem}" for problem in _trace_problems(path, table)]
+
+
+def _trace_problems(path: Path, table: dict[str, Any]) -> Iterator[str]:
+    for way in ("down", "up"):
+        trace = table.get(way, {}).get("trace")
+        if trace is not None:
+            try:
+                read_trace(str((path.parent / trace).resolve()))
+            except ProfileError as wrong:
+                yield f"{way}.trace: {wrong}"
 
 
 def _load(kind: Kind, of: type[P], name_or_path: str | Path) -> P:

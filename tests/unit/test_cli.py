@@ -395,6 +395,7 @@ def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         triad_gbytes_per_s=rate,
         triad_mib=64.0,
         cache_mib=480.0,
+        blas="mkl",
     )
     found = calibration.Calibration(
         fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured

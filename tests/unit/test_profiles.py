@@ -279,7 +279,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         (NETWORK, "rate_mbps = 2.0", 'rate_mbps = 2.0\ntrace = "x"', "down.trace: got 'x'; allowed: nothing"),
         (NETWORK, "rate_mbps = 2.0", "queue_kib = 64", "down.queue_kib: got 64; allowed: one of delay_ms"),
-        (NETWORK, "rate_mbps = 2.0", "on_loss = \"stop\"", "down.on_loss: got 'stop'"),
+        (NETWORK, "rate_mbps = 2.0", 'on_loss = "stop"', "down.on_loss: got 'stop'"),
         (NETWORK, "[up]", "[upp]", "upp: got"),
         (FLEET, "pixel-4 = 2", "pixel-4 = 0", "devices.pixel-4: got 0; allowed: `int` >= 1"),
         (FLEET, '"lte"', "5", "network: got 5"),
@@ -413,6 +413,17 @@ def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:
     assert found.devices == {str(tmp_path / "own.toml"): 2, "pixel-4": 1}
     network = NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"')
     assert emulation.load_network(write(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
+
+
+def test_a_trace_that_is_missing_or_broken_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path, NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"'))
+    (found,) = check_file(path)
+    assert found.startswith(f"{path}: down.trace: trace ")
+    assert "cannot be read" in found
+    (tmp_path / "down.trace").write_text("1\n2\nx\n")
+    assert "line 3: got 'x'" in check_file(path)[0]
+    (tmp_path / "good.trace").write_text("1\n2\n3\n")
+    assert check_file(write(tmp_path, NETWORK.replace("rate_mbps = 2.0", 'trace = "good.trace"'))) == []
 
 
 def test_check_file_reports_everything_at_once(tmp_path: Path) -> None:
