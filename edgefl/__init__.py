@@ -9,7 +9,7 @@
 The map, from what the user says to what comes out:
 
     experiment config fleet toml       the experiment: typed, checked, read and written
-    strategies/                        one paper's algorithm a file
+    strategies/ privacy/ theory/       one paper's algorithm a file; what is proved of them, measured
     supervisor zygote server client    the processes of a run; control and wire: what they say
     core executor aggregator           the server's decisions (pure), their carrying out, and the memory
     buffer transport/ sockets/         how a model and an update travel
