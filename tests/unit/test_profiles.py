@@ -111,6 +111,19 @@ def test_flash_training_rates_follow_from_its_measurements() -> None:
         assert emulation.load_device(name).train_flop_per_s == pytest.approx(batch_flop / batch_s, rel=5e-3)
 
 
+NO_FACTOR = ("thermal.trips", "thermal.ambient_c", "availability", "delay_model")
+"""Assumptions for which a factor means nothing."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_what_is_assumed_says_how_uncertain_it_is(path: Path) -> None:
+    table = toml.read(path)
+    assumed = [key for key, source in table.get("sources", {}).items() if source.startswith("assumed:")]
+    stated = table.get("uncertainty", {})
+    for key in assumed:
+        assert key in stated or key.startswith(NO_FACTOR) or key.endswith(".trace"), key
+
+
 def test_the_tiers_span_flashs_spread() -> None:
     slow, middle, fast = (
         emulation.load_device(f"tier-{rank}").train_flop_per_s for rank in ("p10", "p50", "p90")
