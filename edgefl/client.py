@@ -17,9 +17,11 @@ import numpy as np
 
 from edgefl import control, failpoints, wire
 from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.confinement import Cell
+from edgefl.emulation.held import Cost, HeldPhase
 from edgefl.emulation.link import move
-from edgefl.emulation.memory import limit_memory
-from edgefl.emulation.pacing import Pacer
+from edgefl.emulation.pacing import Pacer, Phase
+from edgefl.emulation.plan import TripPlan
 from edgefl.errors import SlotError
 from edgefl.line import Cancelled, Leave, Line, failure
 from edgefl.sockets import Frame
@@ -35,7 +37,7 @@ class Client:
     """Runs one phone's tasks."""
 
     def __init__(
-        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
+        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, cell: Cell
     ) -> None:
         experiment = workload.experiment
         self._spec = spec
@@ -51,8 +53,10 @@ class Client:
         self._writer = UpdateWriter(buffer, workload.upload)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
-        limit_mib = workload.device(spec.peer).app_limit_mib
-        self._memory = limit_memory(limit_mib) if limit_mib and experiment.fleet.memory_limit else None
+        self._memory = cell.limit()
+        self._throttle, self._governor = cell.throttle, cell.governor
+        held = cell.governor is not None and workload.ns_per_flop > 0.0
+        self._cost = Cost(workload.ns_per_flop) if held else None
 
     def run(self) -> None:
         """Answer tasks until the server says goodbye."""
@@ -77,8 +81,7 @@ class Client:
         self._line.task = task.task
         try:
             done = self._trip(task, frames, received_ns)
-            if self._memory is not None and self._memory.over():
-                raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
+            self._watch_memory()
             self._line.say(done)
         except Cancelled:
             self._give_back(task, "cancelled")
@@ -107,9 +110,10 @@ class Client:
             _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(received_ns)
         down = move(pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]))
-        phase = plan.compute(pacer)
+        phase = self._phase(plan)
 
         def done(flops: float) -> None:
+            self._watch_memory()
             phase.done(flops)
             self._line.pulse()
 
@@ -146,6 +150,17 @@ class Client:
             cpu_s=time.thread_time() - cpu_started,
             peak_mib=self._peak_mib(),
         )
+
+    def _phase(self, plan: TripPlan) -> Phase | HeldPhase:
+        """The training's phase: it waits, or a governor holds the process."""
+        phase = plan.compute(self._pacer)
+        if self._governor is None or self._cost is None or plan.flops == 0.0:
+            return phase
+        return HeldPhase(phase, self._pacer, plan.flops, self._cost, self._governor, self._throttle)
+
+    def _watch_memory(self) -> None:
+        if self._memory is not None and self._memory.over():
+            raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
 
     def _peak_mib(self) -> float:
         if self._memory is not None:

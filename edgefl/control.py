@@ -10,12 +10,16 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.confinement import Means
 from edgefl.experiment import Experiment
 
 Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
+
+OUT_OF_MEMORY = "device out of memory"
+"""What the reason of a process's end starts with that was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
@@ -43,6 +47,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     base: str
     """Folder in which the user's own modules are looked for."""
     clients: list[ClientInfo]
+    means: Means = Means()
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -120,7 +125,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     epoch: int
     pid: int
     reason: str
-    """``exit 0``, ``signal 9``, or ``out of memory``."""
+    """``exit 0``, ``signal 9``, or `OUT_OF_MEMORY` and the limit."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

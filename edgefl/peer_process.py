@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edgefl import control
 from edgefl.buffer import ParameterBuffer
 from edgefl.client import Client
+from edgefl.confinement import Cell
 from edgefl.emulation.pacing import set_time_slice, set_timer_slack
 from edgefl.evaluator import Evaluator
 from edgefl.virtual.worker import Worker
@@ -18,13 +19,15 @@ SLICE_NS = 400_000
 """Longer than the server's, so that the server runs first, and long enough that switching costs little."""
 
 
-def run_peer(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
+def run_peer(
+    spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, cell: Cell
+) -> None:
     """Be a client, a worker or the evaluator until the server says goodbye."""
     set_timer_slack()
     set_time_slice(SLICE_NS)
-    kinds: dict[str, type[Client] | type[Worker] | type[Evaluator]] = {
-        control.CLIENT: Client,
-        control.WORKER: Worker,
-        control.EVALUATOR: Evaluator,
-    }
-    kinds[spec.role](spec, workload, buffer, lifeline).run()
+    if spec.role == control.CLIENT:
+        Client(spec, workload, buffer, lifeline, cell).run()
+    elif spec.role == control.WORKER:
+        Worker(spec, workload, buffer, lifeline).run()
+    else:
+        Evaluator(spec, workload, buffer, lifeline).run()

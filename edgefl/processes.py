@@ -10,6 +10,7 @@ from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_SA_NOCLDSTOP = 1
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -38,6 +39,28 @@ def allow_open_files() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def hear_no_stops_of_children() -> None:
+    """SIGCHLD tells of children that end, not of the hundred times a second that a throttle stops one.
+
+    Call it after a handler is set: Python has no way to say SA_NOCLDSTOP.
+    """
+    if _libc is None:
+        return
+
+    class Action(ctypes.Structure):
+        _fields_ = (
+            ("handler", ctypes.c_void_p),
+            ("mask", ctypes.c_ulong * (128 // ctypes.sizeof(ctypes.c_ulong))),
+            ("flags", ctypes.c_int),
+            ("restorer", ctypes.c_void_p),
+        )
+
+    action = Action()
+    if _libc.sigaction(signal.SIGCHLD, None, ctypes.byref(action)) == 0:
+        action.flags |= _SA_NOCLDSTOP
+        _libc.sigaction(signal.SIGCHLD, ctypes.byref(action), None)
 
 
 def single_threaded_environment(environment: dict[str, str]) -> dict[str, str]:

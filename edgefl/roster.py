@@ -61,7 +61,9 @@ class Roster:
         if peer is None:
             return
         if not peer.expelled:
-            self._note(peer, "oom" if message.reason == "out of memory" else "death", message.reason)
+            self._note(
+                peer, "oom" if message.reason.startswith(control.OUT_OF_MEMORY) else "death", message.reason
+            )
         client = peer.role == control.CLIENT
         if client:
             left(peer.number, message.reason)

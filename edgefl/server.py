@@ -138,6 +138,8 @@ class Server:
         self._clock = self._make_clock(emulated_s, wall_s)
         active = strategy.max_training(len(devices))
         self._slowest_step_s = plan.prepared.host_step_s * max(1.0, active / usable_cores())
+        if experiment.fleet.throttle != "paced":  # a phone is not heard while its process is stopped
+            self._slowest_step_s = max(self._slowest_step_s, _longest_step_s(plan))
         self._store.set_meta(status="running")
         self._store.commit()
 
@@ -354,3 +356,9 @@ class Server:
         """The processes of before are gone: their tasks are lost."""
         for client in sorted((*self._core.running, *self._core.idle)):
             self._executor.handle(Left(client, self._clock.now_s(), "interrupted"))
+
+
+def _longest_step_s(plan: control.Serve) -> float:
+    """Wall seconds of the slowest device's training step."""
+    pairs = zip(plan.prepared.emulated_compute_s, plan.prepared.steps, strict=True)
+    return plan.time_scale * max(compute_s / steps for compute_s, steps in pairs)

@@ -25,6 +25,7 @@ from typing import Any
 from edgefl import checkpoint, config, control, kernels, run_folder, runinfo
 from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed, pair
+from edgefl.confinement import Means, secured
 from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
@@ -55,8 +56,8 @@ def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | Non
     resolve(experiment.strategy, [base]).check(len(clients))
     kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
-    with run_folder.new(out, config.dump(experiment)):
-        return _Supervisor(experiment, out, quiet, base, clients, resuming=False).run()
+    with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):
+        return _Supervisor(experiment, out, quiet, base, clients, means, resuming=False).run()
 
 
 def resume(folder: Path, quiet: bool = False) -> Result:
@@ -66,10 +67,10 @@ def resume(folder: Path, quiet: bool = False) -> Result:
     """
     folder = folder.absolute()
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-    with run_folder.held(folder):
+    with secured(experiment) as means, run_folder.held(folder):
         base = runinfo.require_resumable(folder)
         checkpoint.latest(folder / "checkpoints")
-        return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), resuming=True).run()
+        return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), means, resuming=True).run()
 
 
 def fleet_of(experiment: Experiment) -> list[control.ClientInfo]:
@@ -105,13 +106,14 @@ class _Supervisor:
         quiet: bool,
         base: Path,
         clients: list[control.ClientInfo],
+        means: Means,
         *,
         resuming: bool,
     ) -> None:
         self._virtual = experiment.clock.kind == "virtual"
         self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
         self._experiment, self._folder, self._base = experiment, folder, base
-        self._clients, self._resuming = clients, resuming
+        self._clients, self._means, self._resuming = clients, means, resuming
         self._strategy = resolve(experiment.strategy, [base])
         self._view: View = make_view(experiment, quiet)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -149,7 +151,7 @@ class _Supervisor:
             environment = single_threaded_environment(dict(os.environ))
             self._zygote = self._start("edgefl.zygote", control.FromZygote, environment)
             self._server = self._start("edgefl.server_process", control.FromServer, environment)
-            self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients))
+            self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients, self._means))
             self._view.say("loading data and model")
             stack.enter_context(self._view)
             self._loop()

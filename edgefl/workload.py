@@ -64,6 +64,8 @@ class Workload:
         self._trips = Trips(
             experiment, clients, examples, self.flops_per_example, 4 * self.flat.size, up_bytes
         )
+        self.ns_per_flop = 0.0
+        """CPU time of one FLOP of training on this host, once `prepared` has measured it."""
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
     # ---- what a client asks --------------------------------------------------------------------
@@ -108,6 +110,9 @@ class Workload:
         works = [self.rule.work(len(rows)) for rows in self._rows]
         plans = [self.plan(info.client, 0) for info in self._clients]
         step_s = self._measure_step_s()
+        largest = max(works, key=lambda work: work.examples)
+        if self.flops_per_example > 0:
+            self.ns_per_flop = step_s * 1e9 * largest.steps / (largest.examples * self.flops_per_example)
         np.copyto(self.flat.array, first)
         return Prepared(
             size=self.flat.size,

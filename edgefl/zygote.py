@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 from edgefl import control, kernels
 from edgefl.buffer import ParameterBuffer
 from edgefl.channel import Channel, Closed
+from edgefl.confinement import Cell, Means
 from edgefl.errors import ConfigError, EdgeflError
+from edgefl.governor import MAKERS, Warden, govern
 from edgefl.peer_process import run_peer
-from edgefl.processes import become_child
+from edgefl.processes import become_child, hear_no_stops_of_children
 
 if TYPE_CHECKING:
     from edgefl.workload import Workload
@@ -45,7 +47,13 @@ class Zygote:
         self._make_workload = make_workload
         self._workload: Workload | None = None
         self._buffer: ParameterBuffer | None = None
+        self._means = Means()
         self._children: dict[int, Key] = {}
+        self._cells: dict[int, Cell] = {}
+        self._governor = 0
+        """Process id of the governor, 0 without one."""
+        self._words: int | None = None
+        """The end of the governor's pipe that phones write to."""
         self._lifeline = os.pipe()
         self._wakeup = os.pipe()
         for fd in self._wakeup:
@@ -54,6 +62,7 @@ class Zygote:
     def run(self) -> None:
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        hear_no_stops_of_children()
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(self._wakeup[0], selectors.EVENT_READ)
@@ -84,6 +93,7 @@ class Zygote:
         try:
             # Loaded once, for all: a client that loads its own code starts five times slower.
             kernels.backend()
+            self._means = message.means
             self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
             self._channel.send(self._workload.prepared())
         except ConfigError as error:
@@ -100,30 +110,53 @@ class Zygote:
         # What lives now lives for good: the collector must not touch (and so copy) its pages in each client.
         gc.collect()
         gc.freeze()
+        if self._means.throttle != "paced":
+            self._start_governor()
         self._channel.send(control.Adopted())
 
     # ---- children ------------------------------------------------------------------------------
 
     def _spawn(self, spec: control.Spawn) -> None:
+        assert self._workload is not None
+        client = spec.role == control.CLIENT
+        limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
+        means = self._means if client else Means()
+        cell = Cell(means, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._words)
+        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._be_peer(spec, cell))
+        self._children[pid] = (spec.role, spec.peer, spec.epoch)
+        self._cells[pid] = cell
+        self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
+
+    def _be_peer(self, spec: control.Spawn, cell: Cell) -> None:
+        cell.enter()
+        assert self._workload is not None
+        assert self._buffer is not None
+        run_peer(spec, self._workload, self._buffer, self._lifeline[0], cell)
+
+    def _start_governor(self) -> None:
+        ours, self._words = os.pipe()
+        warden = Warden(MAKERS[self._means.throttle])
+        self._governor = self._fork("edgefl-governor", lambda: govern(warden, ours, self._lifeline[0]))
+        os.close(ours)
+
+    def _fork(self, name: str, life: Callable[[], None]) -> int:
+        """A child that lives ``life``; its process id."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_peer(spec, parent)
-        self._children[pid] = (spec.role, spec.peer, spec.epoch)
-        self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
+            self._be_child(parent, name, life)
+        return pid
 
-    def _become_peer(self, spec: control.Spawn, parent: int) -> None:
-        """The child's whole life; never returns."""
+    def _be_child(self, parent: int, name: str, life: Callable[[], None]) -> None:
+        """Never returns."""
         code = BROKEN_EXIT
         try:
             signal.set_wakeup_fd(-1)
-            become_child(parent, f"edgefl-{spec.role}-{spec.peer}")
+            become_child(parent, name)
             self._channel.close()
             for fd in (*self._wakeup, self._lifeline[1]):
                 os.close(fd)
-            assert self._workload is not None
-            assert self._buffer is not None
-            run_peer(spec, self._workload, self._buffer, self._lifeline[0])
+            life()
             code = 0
         except MemoryError:
             code = OUT_OF_MEMORY_EXIT
@@ -144,27 +177,37 @@ class Zygote:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wakeup[0], 4096):
                 pass
-        while self._children:
+        while self._children or self._governor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            if pid == self._governor:
+                self._governor = 0
+                how = f"the governor of fleet.throttle = {self._means.throttle!r} ended early"
+                self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
+                continue
             role, peer, epoch = self._children.pop(pid)
-            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status)))
+            cell = self._cells.pop(pid)
+            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, cell)))
+            cell.remove()
 
     def _end_children(self) -> None:
-        for pid in self._children:
+        pids = [*self._children, *([self._governor] if self._governor else [])]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in self._children:
+        for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        for cell in self._cells.values():
+            cell.remove()
 
 
-def _reason(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    code = os.WEXITSTATUS(status)
-    return "out of memory" if code == OUT_OF_MEMORY_EXIT else f"exit {code}"
+def _reason(status: int, cell: Cell | None = None) -> str:
+    exit_code = os.waitstatus_to_exitcode(status)
+    if cell is not None and (how := cell.out_of_memory(gave_up=exit_code == OUT_OF_MEMORY_EXIT)):
+        return f"{control.OUT_OF_MEMORY}: {how}"
+    return f"exit {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
 
 
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:

@@ -119,13 +119,18 @@ class Phase:
     @property
     def declared_s(self) -> float:
         """Emulated seconds that the device takes for the work done so far, with the lead."""
-        if self._takes is not None:
-            return self._lead_s + self._takes(self.work)
-        return self._lead_s + self.work / self._rate
+        return self._takes_s(self.work)
+
+    def _takes_s(self, work: float) -> float:
+        return self._lead_s + (work / self._rate if self._takes is None else self._takes(work))
+
+    def due_ns(self, work: float) -> float:
+        """When the device has done ``work``, on the monotonic clock."""
+        return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
     @property
     def _due_ns(self) -> float:
-        return self._start_ns + self.declared_s * self._pacer.ns_per_emulated_s
+        return self.due_ns(self.work)
 
     def done(self, work: float) -> None:
         """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edgefl import Fleet, Stop
+from edgefl import Fleet, Server, Stop
 from edgefl.record import Record
-from tests.process.runs import Command, experiment, summary
+from tests.process.runs import Command, experiment, needs_groups, summary
 
+PATIENCE_S = 30.0
+"""A client that touches a gigabyte may be silent for longer than one that hangs."""
 DEATHS = {"die": "death", "hang": "hang", "rubbish": "malformed", "memory": "oom"}
 
 
@@ -21,7 +24,8 @@ def test_a_client_that_fails_is_replaced(failure: str, transport: str, tmp_path:
         pytest.skip("memory limits are enforced by RLIMIT_DATA, which only Linux has")
     folder = tmp_path / "run"
     # A cohort of everyone: the run can only end if the lost client comes back and delivers.
-    wanted = experiment(strategy={"name": "fedavg", "cohort": 6}, stop=Stop(versions=4))
+    server = Server(transport=transport, heartbeat_s=PATIENCE_S if failure == "memory" else 2.0)
+    wanted = experiment(strategy={"name": "fedavg", "cohort": 6}, server=server, stop=Stop(versions=4))
     environment = {"EDGEFL_FAILPOINTS": f"{failure}:2:1"}
     code, _, err = Command.run(wanted, folder, environment=environment).finish()
     assert code == 0, err
@@ -34,6 +38,44 @@ def test_a_client_that_fails_is_replaced(failure: str, transport: str, tmp_path:
     assert figures["trips"]["lost"] == 1
     assert figures["trips"]["applied"] == 24
     assert figures["integrity"]["checksum_mismatches"] == 0
+
+
+@pytest.mark.parametrize("mechanism", ["rlimit", "cgroup"])
+def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tmp_path: Path) -> None:
+    if mechanism == "cgroup":
+        needs_groups("memory")
+    elif not sys.platform.startswith("linux"):
+        pytest.skip("RLIMIT_DATA is enforced on Linux only")
+    folder = tmp_path / "run"
+    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", memory=mechanism)
+    wanted = experiment(
+        fleet=fleet,
+        strategy={"name": "fedavg", "cohort": 6},
+        server=Server(heartbeat_s=PATIENCE_S),
+        stop=Stop(versions=4),
+    )
+    code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "memory:2:1"}).finish()
+    assert code == 0, err
+    record = Record(folder)
+    how = {"rlimit": "an allocation failed", "cgroup": "killed by the kernel"}[mechanism]
+    told = f"device out of memory: limit 512 MiB, {how}"
+    assert [(row.client, row.kind, row.detail) for row in record.incidents] == [(2, "oom", told)]
+    lost = record.trips["fate"] == "lost"
+    assert record.trips["reason"][lost].tolist() == [told]
+    figures = summary(folder)
+    assert (figures["versions"], figures["trips"]["applied"]) == (4, 24)
+    assert figures["integrity"]["checksum_mismatches"] == 0
+    peaks = record.trips["peak_mib"][~lost]
+    assert 0 <= peaks.min() <= peaks.max() < 512
+
+
+def test_a_limit_that_is_off_kills_nobody(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", memory="off")
+    wanted = experiment(fleet=fleet, server=Server(heartbeat_s=PATIENCE_S))
+    code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "memory:2:0"}).finish()
+    assert code == 0, err
+    assert Record(folder).incidents == []
 
 
 def test_a_dropped_device_stays_away(tmp_path: Path) -> None:
@@ -63,8 +105,6 @@ def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
 def test_a_bad_update_never_reaches_the_model(
     failure: str, kind: str, transport: str, tmp_path: Path
 ) -> None:
-    from edgefl import Server
-
     folder = tmp_path / "run"
     wanted = experiment(server=Server(transport=transport))
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}).finish()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from edgefl import (
     Clock,
@@ -25,6 +26,8 @@ from edgefl import (
     Training,
     config,
 )
+from edgefl.emulation.mechanisms.groups import Groups
+from edgefl.emulation.mechanisms.hierarchy import NoGroup
 from edgefl.record import Record
 
 MINUTE_S = 60.0
@@ -46,12 +49,43 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment(**{**given, **changes})
 
 
+def needs_groups(*controllers: str) -> None:
+    """Skip the test, with the reason, where control groups cannot be made."""
+    try:
+        Groups(controllers).close()
+    except NoGroup as why:
+        pytest.skip(str(why))
+
+
+UNPRIVILEGED = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all,+dac_read_search",
+    "--ambient-caps=-all,+dac_read_search",
+]
+"""In front of a command: a user who may read everything and write nothing of others'."""
+
+
+def needs_unprivileged() -> None:
+    """Skip the test, with the reason, where a command cannot be given another user's rights."""
+    try:
+        done = subprocess.run([*UNPRIVILEGED, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("setpriv is not installed")
+    if done.returncode:
+        pytest.skip(done.stderr.strip() or "setpriv was refused")
+
+
 class Command:
     """``edgefl`` as a user starts it: a process in a group of its own."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, before: list[str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgefl", *arguments],
+            [*(before or []), sys.executable, "-m", "edgefl", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -61,9 +95,14 @@ class Command:
 
     @classmethod
     def run(cls, wanted: Experiment, folder: Path, *, environment: dict[str, str] | None = None) -> Command:
+        return cls("run", str(cls.write(wanted, folder)), "--out", str(folder), environment=environment)
+
+    @staticmethod
+    def write(wanted: Experiment, folder: Path) -> Path:
+        """The experiment's file, beside the run's folder."""
         file = folder.parent / f"{folder.name}.toml"
         file.write_text(config.dump(wanted))
-        return cls("run", str(file), "--out", str(folder), environment=environment)
+        return file
 
     def finish(self) -> tuple[int, str, str]:
         """Wait for the end: exit code, stdout, stderr."""

@@ -17,8 +17,9 @@ from edgefl import ConfigError
 from edgefl.emulation import mechanisms
 from edgefl.emulation.mechanisms import groups, load, probe
 from edgefl.emulation.mechanisms.groups import Groups
-from edgefl.emulation.mechanisms.hierarchy import NoGroup, find, words
+from edgefl.emulation.mechanisms.hierarchy import find, words
 from edgefl.emulation.mechanisms.target import cpu_ns
+from tests.process.runs import UNPRIVILEGED, needs_groups, needs_unprivileged
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
 
@@ -26,17 +27,10 @@ SHARE = 0.2
 BOUND_S = 30.0
 
 
-def needs(*controllers: str) -> None:
-    try:
-        Groups(controllers).close()
-    except NoGroup as why:
-        pytest.skip(str(why))
-
-
 @pytest.fixture(params=["sigstop", "cgroup"])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "cgroup":
-        needs("cpu")
+        needs_groups("cpu")
     return str(request.param)
 
 
@@ -108,7 +102,7 @@ def test_many_at_once(kind: str) -> None:
 
 
 def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
-    needs("cpu")
+    needs_groups("cpu")
     code = "import subprocess,sys; subprocess.run([sys.executable,'-ISc','while True: pass'])"
     held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
     assert held.stdin is not None
@@ -127,7 +121,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
 
 
 def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
-    needs("memory")
+    needs_groups("memory")
     with probe.loaded("take", 128) as child, mechanisms.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
@@ -138,7 +132,7 @@ def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
 
 
 def test_a_process_below_its_groups_memory_is_left_alone() -> None:
-    needs("memory")
+    needs_groups("memory")
     with probe.loaded("take", 32) as child, mechanisms.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
@@ -148,7 +142,7 @@ def test_a_process_below_its_groups_memory_is_left_alone() -> None:
 
 
 def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_not() -> None:
-    needs("cpu")
+    needs_groups("cpu")
     outer = find("cpu").folder
     code = (
         "from edgefl.emulation.mechanisms.groups import Groups\n"
@@ -173,7 +167,7 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
 
 
 def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen[bytes]) -> None:
-    needs("cpu", "memory")
+    needs_groups("cpu", "memory")
     before = find("cpu")
     made = Groups(["cpu", "memory"])
     leaf = made.leaf("x")
@@ -189,7 +183,7 @@ def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen
 @pytest.mark.parametrize("what", ["sigstop", "cgroup", "memory"])
 def test_the_probe_says_what_it_saw(what: str) -> None:
     if what != "sigstop":
-        needs("cpu" if what == "cgroup" else what)
+        needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
     assert ("killed" in found.what) if what == "memory" else ("asked for" in found.what)
 
@@ -218,23 +212,17 @@ def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
 
 @pytest.mark.parametrize("limit_mib", [0, -1, float("nan"), float("inf")])
 def test_a_memory_limit_must_be_a_number_above_0(limit_mib: float) -> None:
-    needs("memory")
+    needs_groups("memory")
     with pytest.raises(ValueError, match="limit_mib must be finite and above 0"):
         mechanisms.open_memory(os.getpid(), limit_mib)
 
 
 def unprivileged(code: str) -> str:
     """What ``code`` prints as a user who may read everything and write nothing."""
-    needs("cpu")
-    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    may_read = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]
-    command = [*user, *may_read, sys.executable, "-B", "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
-    except FileNotFoundError:
-        pytest.skip("setpriv is not installed")
-    if "setpriv:" in done.stderr:
-        pytest.skip(done.stderr.strip())
+    needs_groups("cpu", "memory")
+    needs_unprivileged()
+    command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

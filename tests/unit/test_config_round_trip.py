@@ -54,6 +54,8 @@ def fleets(draw: st.DrawFn) -> Fleet:
         on_death=draw(st.sampled_from(["replace", "drop"])),
         rejoin_s=draw(NOT_NEGATIVE),
         memory_limit=draw(st.booleans()),
+        memory=draw(st.sampled_from(["auto", "cgroup", "rlimit", "off"])),
+        throttle=draw(st.sampled_from(["paced", "cgroup", "sigstop"])),
     )
 
 

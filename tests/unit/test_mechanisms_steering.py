@@ -13,6 +13,7 @@ from edgefl.emulation.mechanisms import quota as quota_module
 from edgefl.emulation.mechanisms.account import Account
 from edgefl.emulation.mechanisms.duty import SLICE_NS, Duty
 from edgefl.emulation.mechanisms.governor import Rota
+from edgefl.emulation.mechanisms.hierarchy import Place
 from edgefl.emulation.mechanisms.quota import Quota, period
 
 MS = 1_000_000
@@ -126,12 +127,8 @@ def test_a_quota_is_corrected_by_what_the_kernel_really_gives(
         def lift(self) -> None:
             process.share_allowed = 1.0
 
-    class NoLeaf:
-        def place(self, controller: str) -> tuple[Path, int]:
-            return Path(controller), 1
-
     monkeypatch.setattr(quota_module, "CpuGroup", Kernel)
-    quota = Quota(process, Account(share, 0, 0), NoLeaf())  # type: ignore[arg-type]
+    quota = Quota(process, Account(share, 0, 0), Place(Path("cpu"), 1))  # type: ignore[arg-type]
     steered(quota, process, 30.0)
     assert quota.account.achieved().error == pytest.approx(0.0, abs=0.01)
     quota.close()

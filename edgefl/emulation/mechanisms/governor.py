@@ -42,6 +42,9 @@ class Rota:
     def __len__(self) -> int:
         return len(self._entry)
 
+    def __contains__(self, governed: Governed) -> bool:
+        return governed in self._entry
+
     def add(self, governed: Governed, at_ns: int) -> None:
         """Look after it from ``at_ns`` on; if it is there already, then and not when it was planned."""
         number = next(self._order)

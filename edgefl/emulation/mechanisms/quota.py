@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 from edgefl.emulation.mechanisms.account import Account
-from edgefl.emulation.mechanisms.groups import Leaf
 from edgefl.emulation.mechanisms.hierarchy import NoGroup, Place, figures, write
 from edgefl.emulation.mechanisms.target import Target
 
@@ -56,12 +55,10 @@ class Quota:
     quota; so the quota is set anew from what the process is ahead or behind.
     """
 
-    def __init__(self, target: Target, account: Account, leaf: Leaf) -> None:
+    def __init__(self, target: Target, account: Account, place: Place) -> None:
         self.target, self.account = target, account
-        self._group = CpuGroup(leaf.place("cpu"))
-        self._leaf = leaf
+        self._group = CpuGroup(place)
         self._set = (0, 0)
-        self._next_ns = 0
 
     def turn(self, now_ns: int) -> int:
         """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""

@@ -54,7 +54,7 @@ def _in_group(target: Target, account: Account) -> Throttle:
     try:
         leaf = groups.leaf(f"cpu-{target.pid}")
         leaf.enter(target.pid)
-        return Throttle("cgroup", Quota(target, account, leaf), groups)
+        return Throttle("cgroup", Quota(target, account, leaf.place("cpu")), groups)
     except BaseException:
         groups.close()
         raise
