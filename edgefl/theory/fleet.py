@@ -38,6 +38,10 @@ class Outcome(NamedTuple):
     step: float
     """Mean of the weights of one version, added up."""
     emulated_s: float
+    weights: Doubles
+    """Of each applied update."""
+    largest_staleness: int
+    """Of any of them."""
 
 
 def simulate(
@@ -60,15 +64,20 @@ def simulate(
     run, core = _run(strategy, delays, experiment.Stop(versions=versions), seed, factors)
     clients = len(delays)
     weight, count, staleness = np.zeros(clients), np.zeros(clients), np.zeros(clients)
-    steps = []
+    steps: list[float] = []
+    weights: list[float] = []
+    largest = 0
     for order, updates in run.sums[skip:]:
+        weights += order.weights
         for update, one in zip(updates, order.weights, strict=True):
             weight[update.client] += one
             count[update.client] += 1
             staleness[update.client] += update.staleness
+            largest = max(largest, update.staleness)
         steps.append(sum(order.weights))
     mean = np.divide(staleness, count, out=np.full(clients, np.nan), where=count > 0)
-    return Outcome(weight / weight.sum() * clients, mean, float(np.mean(steps)), core.now_s)
+    share = weight / weight.sum() * clients
+    return Outcome(share, mean, float(np.mean(steps)), core.now_s, np.array(weights), largest)
 
 
 def gain_of_slowing(

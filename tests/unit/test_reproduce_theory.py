@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from edgefl.reproduce import bound, theory
+from edgefl.reproduce import theory
 from edgefl.reproduce.findings import verdict
+from edgefl.theory import bound
 
 
 @pytest.mark.parametrize("make", [bound.quadratic, bound.logistic])
