@@ -20,6 +20,8 @@ from edgefl.privacy.tree import TreeNoise
 from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.update_format import Raw, with_scales
 
+ENTRIES_NOT_LENT = 5
+"""What the ring needs besides: the latest, two with the evaluator, one being fetched, one to write."""
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
 
@@ -65,6 +67,8 @@ class Aggregator:
     privacy: Privacy | None = None
     seed: int = 0
     """Names the stream of the noise, where there is ``privacy``."""
+    lends: bool = False
+    """Whether clients may train from ring entries themselves, which then stay until the update is whole."""
     totals: Totals = field(default_factory=Totals)
     leases: dict[int, Lease] = field(default_factory=dict)
 
@@ -72,6 +76,8 @@ class Aggregator:
         self._free = list(range(self.buffer.shape.slots))[::-1]
         self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
+        self._lent: dict[int, int] = {}  # slot → ring entry, until the update is whole
+        self._borrowers: dict[int, int] = {}  # ring entry → slots that it is lent to
         self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
 
     # ---- leases --------------------------------------------------------------------------------
@@ -86,10 +92,19 @@ class Aggregator:
                 f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken"
             )
         slot = self._free.pop()
-        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        lent = self.lends and self._lend(slot, entry)
+        self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
         self._unread[slot] = entry
         lease = self.leases[task] = Lease(slot, entry, client, version)
         return lease
+
+    def delivered(self, slot: int) -> None:
+        """The update in this slot is whole: its client reads the model no more."""
+        entry = self._lent.pop(slot, None)
+        if entry is not None:
+            self._borrowers[entry] -= 1
+            if not self._borrowers[entry]:
+                del self._borrowers[entry]
 
     def fetched(self, slot: int) -> None:
         """The model of this slot's task left the ring (it was sent as a frame)."""
@@ -112,10 +127,20 @@ class Aggregator:
         lease = self.leases.pop(task, None)
         if lease is not None:
             self._unread.pop(lease.slot, None)
+            self.delivered(lease.slot)
             self.buffer.free(lease.slot)
             self._free.append(lease.slot)
 
     # ---- ring ----------------------------------------------------------------------------------
+
+    def _lend(self, slot: int, entry: int) -> bool:
+        """Let this slot's client keep reading the entry, as long as enough others can be overwritten."""
+        many = self.buffer.shape.ring - ENTRIES_NOT_LENT
+        if entry not in self._borrowers and len(self._borrowers) >= many:
+            return False
+        self._lent[slot] = entry
+        self._borrowers[entry] = self._borrowers.get(entry, 0) + 1
+        return True
 
     def pin(self, entry: int) -> None:
         """Keep a ring entry as it is until `unpin`."""
@@ -131,7 +156,7 @@ class Aggregator:
         fetched = self.buffer.fetched
         for slot in [slot for slot in self._unread if fetched[slot]]:
             del self._unread[slot]
-        taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned}
+        taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned, *self._borrowers}
         return next((entry for entry in range(self.buffer.shape.ring) if entry not in taken), None)
 
     # ---- the sum -------------------------------------------------------------------------------

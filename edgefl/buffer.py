@@ -31,6 +31,8 @@ from edgefl.update_format import FORMATS, Raw, UpdateFormat
 
 Floats = npt.NDArray[np.float32]
 
+RING_BYTES = 256 * 2**20
+RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
 LAYOUT = 2
 PAGE = 4096
@@ -58,7 +60,8 @@ _SLOT = np.dtype(
         ("base_version", "<i8"),
         ("checksum", "<u8"),
         ("fetched", "<i8"),
-        ("unused", "<i8", (2,)),
+        ("lent", "<i8"),
+        ("unused", "<i8", (1,)),
     ]
 )
 
@@ -174,6 +177,7 @@ class ParameterBuffer:
         self.base_version = _words(self._slots, "base_version")
         self.checksum = _words(self._slots, "checksum")
         self.fetched = _words(self._slots, "fetched")
+        self.lent = _words(self._slots, "lent")
         self.entry_version = _words(self._entries, "version")
         self._latest_version = _words(self._header, "latest_version")
         self._latest_entry = _words(self._header, "latest_entry")
@@ -299,8 +303,8 @@ class ParameterBuffer:
         """The update in a slot as bytes, scales and all."""
         return self._raws[slot]
 
-    def lease(self, slot: int, *, task: int, client: int, base_version: int) -> None:
-        """Hand a free slot to one task."""
+    def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
+        """Hand a free slot to one task; its ring entry stays until the update is whole if it is ``lent``."""
         if self.state[slot] != SlotState.FREE:
             raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
         self.task[slot] = task
@@ -308,6 +312,7 @@ class ParameterBuffer:
         self.base_version[slot] = base_version
         self.checksum[slot] = 0
         self.fetched[slot] = 0
+        self.lent[slot] = lent
         self.state[slot] = SlotState.LEASED
 
     def written(self, slot: int, *, task: int, checksum: int) -> None:
@@ -337,6 +342,15 @@ class ParameterBuffer:
         """The client's update arrived: its next one starts from what this one left."""
         if self.shape.residuals:
             self.side[client] ^= 1
+
+
+def ring_entries(size: int, vectors: int = 0) -> int:
+    """How many versions of a model of ``size`` parameters a run keeps, with so many optimiser vectors each.
+
+    >>> ring_entries(1_663_370), ring_entries(25_000_000)
+    (16, 5)
+    """
+    return max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * size * (1 + vectors))))
 
 
 def _pages(nbytes: int) -> int:

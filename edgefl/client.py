@@ -47,8 +47,9 @@ class Client:
         self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
         self._transport = client_end(experiment.server.transport, buffer, self._line.send)
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
-        # The phone's own copy of the version it trains from: the base of its delta.
-        self._base: Floats = np.empty(buffer.shape.size, dtype=np.float32)
+        # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
+        self._base: Floats = np.empty(0, dtype=np.float32)
+        self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into memory of its own that is then sent.
         self._writer = UpdateWriter(buffer, workload.upload)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
@@ -98,9 +99,9 @@ class Client:
         self._line.say(wire.Gone(task.client, self._spec.epoch, task.task, reason))
 
     def _trip(self, task: wire.Task, frames: Sequence[Frame], received_ns: int) -> wire.Done:
-        workload, base, pacer = self._workload, self._base, self._pacer
+        workload, pacer = self._workload, self._pacer
         cpu_started = time.thread_time()
-        self._transport.fetch(task.entry, task.version, frames, base)
+        base = self._base = self._fetch(task, frames)
         self._raw = self._room_for(task)
         self._buffer.fetched[task.slot] = 1
         budget_s = None if task.cut is None else task.cut.budget_s
@@ -125,6 +126,8 @@ class Client:
             amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
         self._fail(task)
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
+        if base is not self._copy:
+            self._transport.base(task.entry, task.version, frames)  # still the version that was trained
         checksum = self._writer.checksum(self._raw)
         if failpoints.hit("alter", task.client, task.trip):
             self._transport.put(task, 0, ~self._raw[:1])
@@ -161,6 +164,12 @@ class Client:
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():
             raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
+
+    def _fetch(self, task: wire.Task, frames: Sequence[Frame]) -> Floats:
+        if self._transport.keeps(task):
+            return self._transport.base(task.entry, task.version, frames)
+        self._transport.fetch(task.entry, task.version, frames, self._copy)
+        return self._copy
 
     def _peak_mib(self) -> float:
         if self._memory is not None:

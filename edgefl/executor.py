@@ -135,6 +135,7 @@ class Executor:
         if trip is None or trip.done is not None:
             raise WireError(f"an update of task {done.task}, which had been done before")
         trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
+        self.aggregator.delivered(lease.slot)
         self.aggregator.buffer.accepted(done.client)
         self.handle(
             Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)

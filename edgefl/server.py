@@ -118,6 +118,7 @@ class Server:
         self._core = Core(strategy, devices, experiment.seed, experiment.stop, every)
         backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(plan.clients))
         self._aggregator = Aggregator(self._buffer, strategy.optimizer(), backend, privacy, experiment.seed)
+        self._aggregator.lends = experiment.server.transport == "shm" and experiment.clock.kind == "wall"
         cost, shape = plan.prepared, self._buffer.shape
         self._trips = Trips(
             experiment,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl import checkpoint, config, control, kernels, run_folder, runinfo
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.channel import Channel, Closed, pair
 from edgefl.confinement import Means, secured
 from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
@@ -38,8 +38,6 @@ from edgefl.strategies.base import Strategy
 
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
-RING_BYTES = 256 * 2**20
-RING_MIN, RING_MAX = 5, 16
 GRACE_S = 10.0
 """How long a process may take to leave before it is killed."""
 
@@ -231,8 +229,7 @@ class _Supervisor:
             )
         )
         self._view.describe(self._clients, prepared, self._scale)
-        vectors = 1 + self._strategy.optimizer().vectors
-        ring = max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * prepared.size * vectors)))
+        ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
         self._buffer = ParameterBuffer.create(shape)
         self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)

@@ -28,7 +28,7 @@ from rich.table import Table
 from edgefl import control, kernels
 from edgefl.bench import bare, idle
 from edgefl.bench.started import expect, started
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.channel import Channel
 from edgefl.emulation.capacity import host
 from edgefl.errors import RunError
@@ -41,7 +41,6 @@ TRANSPORTS: tuple[bare.Transport, ...] = ("shm", "wire")
 CLIENTS = 8
 UPDATES = 5
 """Updates in a sum: FedStaleWeight's b."""
-RING = 4
 NEVER = 10**9
 STAGES = ("receive", "decide", "sum", "send", "record", "report", "wait")
 """What the server's stopwatch tells apart; ``receive`` is all that is in none of the others."""
@@ -101,7 +100,7 @@ def run(
 
 def _fits(parameters: int, clients: int) -> bool:
     """Whether half of the free memory is enough for this case."""
-    vectors = RING + clients + UPDATES + COPIES * clients
+    vectors = ring_entries(parameters) + clients + UPDATES + COPIES * clients
     return 4 * parameters * vectors < int(psutil.virtual_memory().available) // 2
 
 
@@ -165,7 +164,8 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
     ):
         zygote.send(control.Prepare(experiment, str(folder), infos))
         prepared = expect(zygote, control.Prepared)
-        buffer = ParameterBuffer.create(Shape(parameters, RING, clients + min(UPDATES, clients)))
+        slots = clients + min(UPDATES, clients)
+        buffer = ParameterBuffer.create(Shape(parameters, ring_entries(parameters), slots))
         try:
             zygote.send(control.Adopt(initialise=True), fd=buffer.fd)
             expect(zygote, control.Adopted)

@@ -44,6 +44,9 @@ class ClientEnd(Protocol):
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         """The task's model where it lies, to be read only. `SlotError` if it is not there."""
 
+    def keeps(self, task: Task) -> bool:
+        """Whether `base` stays as it is until the task's update is whole."""
+
     def room(self, task: Task) -> Raw | None:
         """Where the update may be written so that it need not be put; None where there is no such place."""
 

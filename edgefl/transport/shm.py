@@ -40,6 +40,9 @@ class ShmClient:
             )
         return self._buffer.model(entry)
 
+    def keeps(self, task: Task) -> bool:
+        return bool(self._buffer.lent[task.slot])
+
     def room(self, task: Task) -> Raw | None:
         return self._buffer.raw(task.slot)
 

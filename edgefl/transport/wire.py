@@ -59,8 +59,11 @@ class WireClient:
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         return model_in(frames, self._size)
 
+    def keeps(self, task: Task) -> bool:
+        return True  # the frame is this process's own
+
     def room(self, task: Task) -> Raw | None:
         return None
 
     def put(self, task: Task, start: int, part: Raw) -> None:
-        self._send([encode(Chunk(task=task.task, slot=task.slot, offset=start)), part.tobytes()])
+        self._send([encode(Chunk(task=task.task, slot=task.slot, offset=start)), part.data])

@@ -35,7 +35,11 @@ class Run:
             self.view = ParameterBuffer.attach(self.buffer.fd)
             self.client = ShmClient(self.view)
         else:
-            self.client = WireClient(self._under_way.append, size)
+            self.client = WireClient(self._give, size)
+
+    def _give(self, frames: list[Frame]) -> None:
+        """A socket copies what it is given."""
+        self._under_way.append([bytes(frame) for frame in frames])
 
     def deliver(self) -> None:
         """Everything that is under way arrives: a socket may send a frame long after it was given to it."""
@@ -139,6 +143,33 @@ def test_the_model_that_was_sent_is_the_one_that_is_got_even_if_the_ring_moves_o
         else:
             with pytest.raises(SlotError, match="ring entry 0 holds version 7, not 5"):
                 there.client.fetch(0, 5, frames, out)
+
+
+def test_a_lent_version_is_read_where_it_lies_and_a_changed_one_is_noticed() -> None:
+    with run("shm", size=4) as there:
+        there.buffer.model(0)[:] = [1, 2, 3, 4]
+        there.buffer.publish(version=0, entry=0)
+        there.buffer.lease(1, task=40, client=0, base_version=0, lent=True)
+        there.buffer.lease(2, task=41, client=1, base_version=0)
+        lent, other = (wire.Task(0, task, 0, 0, 0, slot, None, None) for task, slot in ((40, 1), (41, 2)))
+        assert there.client.keeps(lent)
+        assert not there.client.keeps(other)
+        model = there.client.base(0, 0, [])
+        assert np.shares_memory(model, there.view.model(0))
+        there.buffer.retire(0)
+        with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 0"):
+            there.client.base(0, 0, [])
+
+
+def test_the_wires_frame_is_the_clients_own() -> None:
+    with run("wire", size=4) as there:
+        there.buffer.model(0)[:] = [1, 2, 3, 4]
+        there.buffer.publish(version=0, entry=0)
+        task = there.lease(40, slot=1)
+        frames = there.server.model_frames(0)
+        there.buffer.model(0)[:] = 9
+        assert there.client.keeps(task)
+        assert there.client.base(0, 0, frames).tolist() == [1, 2, 3, 4]
 
 
 def test_shared_memory_sends_no_numbers_through_the_socket() -> None:

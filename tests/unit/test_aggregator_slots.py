@@ -126,6 +126,50 @@ def test_a_model_that_was_sent_or_is_no_longer_wanted_frees_its_entry(make: Make
     assert aggregator.free_entry() == 0
 
 
+@pytest.mark.parametrize("end", ["delivered", "release"])
+def test_a_lent_entry_stays_until_its_borrowers_updates_are_whole(make: Make, end: str) -> None:
+    aggregator = make(ring=6)
+    aggregator.lends = True
+    buffer = aggregator.buffer
+    slots = [aggregator.lease(task=task, client=task, version=0).slot for task in (0, 1)]
+    assert [int(buffer.lent[slot]) for slot in slots] == [1, 1]
+    for slot in slots:
+        buffer.fetched[slot] = 1
+    for version in range(1, 20):
+        entry = aggregator.free_entry()
+        assert entry not in (None, 0)
+        buffer.publish(version=version, entry=entry or 0)
+    for task, slot in enumerate(slots):
+        assert aggregator.free_entry() != 0
+        getattr(aggregator, end)(slot if end == "delivered" else task)
+    assert aggregator.free_entry() == 0
+    aggregator.delivered(slots[0])  # once more is nothing
+    assert aggregator.free_entry() == 0
+
+
+def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Make) -> None:
+    aggregator = make(ring=7, slots=40)
+    aggregator.lends = True
+    buffer, lent = aggregator.buffer, []
+    for version in range(10):
+        for client in (0, 1):
+            slot = aggregator.lease(task=2 * version + client, client=client, version=version).slot
+            lent.append(int(buffer.lent[slot]))
+            buffer.fetched[slot] = 1
+        entry = aggregator.free_entry()
+        assert entry is not None
+        buffer.publish(version=version + 1, entry=entry)
+    assert lent == [1] * 4 + [0] * 16  # seven entries less the five that a run needs
+
+
+def test_a_small_ring_lends_nothing(make: Make) -> None:
+    aggregator = make(ring=5)
+    aggregator.lends = True
+    assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
+    aggregator = make(ring=6)
+    assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
+
+
 def test_pins_count(make: Make) -> None:
     aggregator = make(ring=2)
     aggregator.pin(1)
