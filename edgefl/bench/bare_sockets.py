@@ -17,6 +17,7 @@ import zmq
 from edgefl import control, wire
 from edgefl.bench.forks import forked
 from edgefl.sockets.endpoint import Endpoint
+from edgefl.transport.wire import PART_BYTES
 
 _SPENT = wire.Spent(0.001, 0.00123456)
 TASK = wire.encode(
@@ -29,11 +30,13 @@ DONE = wire.encode(
     )
 )  # fmt: skip
 LEAVE = b""
+LOOK_MS = 20
 
 
 def trips_through_zmq(parameters: int, clients: int, seconds: float) -> float:
-    """Trips a second of ZeroMQ with a model down and an update up, by the ROUTER's clock."""
+    """Trips a second of ZeroMQ with a model down and an update up in parts, by the ROUTER's clock."""
     body = np.ones(parameters, np.float32).tobytes()
+    parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
     tell, told = os.pipe()
 
     def client(number: int) -> None:
@@ -46,8 +49,9 @@ def trips_through_zmq(parameters: int, clients: int, seconds: float) -> float:
         dealer.immediate = True
         dealer.connect(address)
         dealer.send(DONE)
-        while bytes(dealer.recv_multipart(copy=False)[0].buffer) != LEAVE:
-            dealer.send_multipart([CHUNK, body], copy=False)
+        while dealer.recv_multipart()[0] != LEAVE:
+            for part in parts:
+                dealer.send_multipart([CHUNK, part])
             dealer.send(DONE)
         context.destroy(linger=0)
 
@@ -63,21 +67,24 @@ def trips_through_zmq(parameters: int, clients: int, seconds: float) -> float:
     ready = {router.recv_multipart()[0] for _ in pids}
 
     def answer(peer: bytes) -> None:
-        router.send_multipart([peer, TASK, body], copy=False)
+        router.send_multipart([peer, TASK, body])
 
     for peer in ready:
         answer(peer)
 
     def trip() -> None:
-        while bytes((frames := router.recv_multipart(copy=False))[1].buffer) != DONE:
+        while (frames := router.recv_multipart())[1] != DONE:
             pass
-        answer(frames[0].bytes)
+        answer(frames[0])
 
     rate = _rate(trip, seconds)
     for peer in ready:
         router.send_multipart([peer, LEAVE])
-    for pid in pids:
-        os.waitpid(pid, 0)
+    left = set(pids)
+    while left:  # one that is about to send waits until there is room
+        if router.poll(LOOK_MS):
+            router.recv_multipart()
+        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
     context.destroy(linger=0)
     endpoint.close()
     return rate

@@ -14,6 +14,8 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
 _POLLIN = int(zmq.POLLIN)
 _POLLOUT = int(zmq.POLLOUT)
+LENT_BYTES = 1024 * 1024
+"""Bytes from this size on are lent to ZeroMQ and not copied: models. What may change is always copied."""
 LINGER_MS = 200
 """How long the server's last words may take to leave."""
 PEER_LINGER_MS = 1000
@@ -49,7 +51,11 @@ def send_now(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> None:
     """
     for frame in frames[:-1]:
         socket.send(frame, _MORE)
-    socket.send(frames[-1], _NOBLOCK)
+    last = frames[-1]
+    if isinstance(last, bytes) and len(last) >= LENT_BYTES:
+        socket.send(last, _NOBLOCK, copy=False)
+    else:
+        socket.send(last, _NOBLOCK)
 
 
 def receive_now(socket: zmq.Socket[bytes], headers: int) -> list[Frame]:

@@ -13,6 +13,10 @@ from edgefl.transport import Floats, model_from, model_in
 from edgefl.update_format import Raw
 from edgefl.wire import Chunk, Task, encode
 
+PART_BYTES = 256 * 1024
+"""Most of an update in a message: so little is still in the cache when the server copies it into its slot,
+and ZeroMQ uses the same memory for the next."""
+
 
 class WireServer:
     """Sends a model with each task and puts the parts of an update into its slot."""
@@ -66,4 +70,6 @@ class WireClient:
         return None
 
     def put(self, task: Task, start: int, part: Raw) -> None:
-        self._send([encode(Chunk(task=task.task, slot=task.slot, offset=start)), part.data])
+        for at in range(0, part.size, PART_BYTES):
+            head = encode(Chunk(task=task.task, slot=task.slot, offset=start + at))
+            self._send([head, part[at : at + PART_BYTES].data])

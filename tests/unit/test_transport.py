@@ -13,7 +13,7 @@ from edgefl.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.errors import WireError
 from edgefl.transport import model_from, server_end
 from edgefl.transport.shm import ShmClient
-from edgefl.transport.wire import WireClient
+from edgefl.transport.wire import PART_BYTES, WireClient
 
 SIZE = 300_000
 BOUND_MS = 20_000
@@ -68,10 +68,11 @@ def test_a_trip_over_the_wire(
         part = update[begin : begin + 70_001].copy()
         client.put(TASK, 4 * begin, part.view(np.uint8))
         part[:] = 0  # ZeroMQ has not sent it yet, perhaps
-        _, head, *body = router.recv_multipart()
-        chunk = wire.decode_from_client(head)
-        assert isinstance(chunk, wire.Chunk)
-        server.accept(chunk, wire.payload([head, *body]))
+        for _ in range(0, part.nbytes, PART_BYTES):
+            _, head, *body = router.recv_multipart()
+            chunk = wire.decode_from_client(head)
+            assert isinstance(chunk, wire.Chunk)
+            server.accept(chunk, wire.payload([head, *body]))
     assert kernels.checksum(buffer.slot(1)) == kernels.checksum(update)
     assert not buffer.slot(0).any()
     assert buffer.state[1] == SlotState.LEASED  # whole only once the client has said so
