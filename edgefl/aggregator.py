@@ -98,6 +98,17 @@ class Aggregator:
         lease = self.leases[task] = Lease(slot, entry, client, version)
         return lease
 
+    def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
+        """A slot for a task of before an interruption; ``entry`` holds its version, −1 if it needs none."""
+        if not self._free:
+            raise SlotError(f"no update slot is free for task {task} of before the interruption")
+        slot = self._free.pop()
+        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        if entry >= 0:
+            self._unread[slot] = entry
+        lease = self.leases[task] = Lease(slot, entry, client, version)
+        return lease
+
     def delivered(self, slot: int) -> None:
         """The update in this slot is whole: its client reads the model no more."""
         entry = self._lent.pop(slot, None)
@@ -110,7 +121,7 @@ class Aggregator:
         """The model of this slot's task left the ring (it was sent as a frame)."""
         self._unread.pop(slot, None)
 
-    def restore(self, *, task: int, client: int, version: int, update: Raw) -> None:
+    def restore(self, *, task: int, client: int, version: int, update: Raw) -> Lease:
         """Put an update of an earlier process back into a slot of its own."""
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
@@ -120,7 +131,8 @@ class Aggregator:
         self.buffer.raw(slot)[:] = update
         checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
         self.buffer.written(slot, task=task, checksum=checksum)
-        self.leases[task] = Lease(slot, -1, client, version)
+        lease = self.leases[task] = Lease(slot, -1, client, version)
+        return lease
 
     def release(self, task: int) -> None:
         """Free a task's slot. Only when its client can no longer write to it."""

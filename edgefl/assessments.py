@@ -49,6 +49,11 @@ class Assessments:
             self._aggregator.unpin(self._queue.pop()[1])
 
     @property
+    def entries(self) -> dict[int, int]:
+        """Versions that are measured or wait, and their ring entries."""
+        return dict(self._queue)
+
+    @property
     def waiting(self) -> bool:
         """Whether a version is being measured."""
         return bool(self._queue)

@@ -1,4 +1,4 @@
-"""Checkpoints: the model, the server optimiser's state and the updates waiting in the buffer, in safetensors.
+"""Checkpoints: the model, the server optimiser's state, updates and versions still in use, in safetensors.
 
 A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core
 gives the state that belongs to these numbers, so a checkpoint holds nothing but numbers, with a checksum. It
@@ -8,23 +8,26 @@ is written beside its place, flushed to the disk, renamed, and the folder flushe
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from edgefl import kernels
+from edgefl import failpoints, kernels
 from edgefl.buffer import Floats
 from edgefl.errors import ConfigError
 from edgefl.update_format import Raw
 
-FORMAT = "edgefl-2"
+FORMAT = "edgefl-3"
 KEEP = 2
+_KINDS = {"<f4": "F32", "|u1": "U8"}
 
 Layout = list[tuple[str, list[int], int]]
 
@@ -40,9 +43,15 @@ class Checkpoint:
     model: Floats
     vectors: list[Floats]
     held: dict[int, Raw]
-    """Updates in the buffer, by task, as they lie there."""
+    """Updates in the buffer, by task, as they lie there: arrived ones, and those that arrive later."""
     residuals: dict[int, Floats] = field(default_factory=dict)
     """What rounding left of clients' last updates, by client."""
+    early_residuals: dict[int, Floats] = field(default_factory=dict)
+    """The same of updates that arrive later."""
+    bases: dict[int, Floats] = field(default_factory=dict)
+    """Other versions that are still to be read: tasks start from them, or they are to be measured."""
+    answers: bytes = b""
+    """What workers said of tasks whose arrival is not due yet, msgpack."""
 
 
 def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool = False) -> Path:
@@ -55,18 +64,16 @@ def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool =
         "emulated_s": repr(checkpoint.emulated_s),
         "wall_s": repr(checkpoint.wall_s),
     }
-    tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
-    tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
-    tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
-    tensors |= {f"residual.{client}": left for client, left in checkpoint.residuals.items()}
     path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
-    _replace(path, save(tensors, {**metadata, "checksum": _checksum(tensors)}))
+    tensors = _tensors(checkpoint)
+    _replace(path, _safetensors(tensors, {**metadata, "checksum": _checksum(tensors)}))
+    failpoints.pass_by("named")
     if final:
         named = {
             name: checkpoint.model[offset : offset + _count(shape)].reshape(shape)
             for name, shape, offset in layout
         }
-        _replace(folder / "final.safetensors", save(named, metadata))
+        _replace(folder / "final.safetensors", _safetensors(named, metadata))
     # What a killed writer left half-written goes too.
     for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob("*.partial")):
         old.unlink()
@@ -100,17 +107,51 @@ def _read(path: Path) -> Checkpoint:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     if metadata["checksum"] != _checksum(tensors):
         raise ValueError("its numbers are not those that were written")
-    vectors = sorted((name for name in tensors if name.startswith("vector.")), key=_number)
+
+    def numbered(kind: str) -> dict[int, NDArray[Any]]:
+        return {_number(name): tensors[name] for name in tensors if name.startswith(f"{kind}.")}
+
     return Checkpoint(
         version=int(metadata["version"]),
         journal_seq=int(metadata["journal_seq"]),
         emulated_s=float(metadata["emulated_s"]),
         wall_s=float(metadata["wall_s"]),
         model=tensors["model"],
-        vectors=[tensors[name] for name in vectors],
-        held={_number(name): tensors[name] for name in tensors if name.startswith("held.")},
-        residuals={_number(name): tensors[name] for name in tensors if name.startswith("residual.")},
+        vectors=[vector for _, vector in sorted(numbered("vector").items())],
+        held=numbered("held"),
+        residuals=numbered("residual"),
+        early_residuals=numbered("early"),
+        bases=numbered("base"),
+        answers=tensors["answers"].tobytes() if "answers" in tensors else b"",
     )
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
+    """All numbers by name, as they lie in memory."""
+    tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
+    tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
+    tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
+    tensors |= {f"residual.{client}": left for client, left in checkpoint.residuals.items()}
+    tensors |= {f"early.{client}": left for client, left in checkpoint.early_residuals.items()}
+    tensors |= {f"base.{version}": model for version, model in checkpoint.bases.items()}
+    if checkpoint.answers:
+        tensors["answers"] = np.frombuffer(checkpoint.answers, dtype=np.uint8)
+    return tensors
+
+
+def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The file piece by piece: the library's own writer copies all numbers twice before the first one."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for name, tensor in tensors.items():
+        kind, stop = _KINDS[tensor.dtype.str], start + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
 
 
 def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
@@ -126,20 +167,28 @@ def _count(shape: list[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: Iterator[bytes | memoryview]) -> None:
     partial = path.with_suffix(".partial")
     try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
+        with open(partial, "wb", buffering=0) as file:
+            for piece in content:
+                _write(file, memoryview(piece))
+                failpoints.pass_by("torn")
             os.fsync(file.fileno())
+        failpoints.pass_by("unnamed")
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+    failpoints.pass_by("renamed")
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _write(file: FileIO, piece: memoryview) -> None:
+    while piece:
+        piece = piece[file.write(piece) :]

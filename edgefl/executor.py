@@ -112,7 +112,7 @@ class Executor:
     """Updates of before an interruption: their trips are on record already."""
     _open: dict[int, _Trip] = field(default_factory=dict)
     """Trips that are not on record yet, by task."""
-    _assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
+    assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Versions at the evaluator: when each was published, and the client trips until then."""
 
     def handle(self, event: Event) -> None:
@@ -146,7 +146,7 @@ class Executor:
         total = sum(answer.total)
         accuracy = sum(answer.correct) / total if total else math.nan
         now_s = self.now_s()
-        published_s, trips = self._assessing.pop(answer.version, (now_s, self.core.trips))
+        published_s, trips = self.assessing.pop(answer.version, (now_s, self.core.trips))
         self.store.evaluation(
             EvaluationRow(
                 answer.version,
@@ -204,23 +204,25 @@ class Executor:
 
     def _train(self, action: Train) -> None:
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
-        self._open[action.task] = _Trip(action, self.now_s())
+        self.outbox.train(self.order(action, lease, self.now_s(), self.core.now_s))
+
+    def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> wire.Task:
+        """What the client is told of a task that is (or, before an interruption, was) given out."""
+        self._open[action.task] = _Trip(action, sent_s)
         cut = condition = None
         if (until := action.until) is not None:
-            cut = wire.Cut(max(0.0, until.at_s - self.core.now_s), until.gain, until.per_step)
+            cut = wire.Cut(max(0.0, until.at_s - decided_s), until.gain, until.per_step)
         if self.dynamics is not None:
             condition = self.dynamics.condition(action.client)
-        self.outbox.train(
-            wire.Task(
-                action.client,
-                action.task,
-                action.trip,
-                action.version,
-                lease.entry,
-                lease.slot,
-                cut,
-                condition,
-            )
+        return wire.Task(
+            action.client,
+            action.task,
+            action.trip,
+            action.version,
+            lease.entry,
+            lease.slot,
+            cut,
+            condition,
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
@@ -255,5 +257,5 @@ class Executor:
         self.aggregator.release(action.task)
 
     def _evaluate(self, action: Evaluate) -> None:
-        self._assessing[action.version] = (self.now_s(), self.core.trips)
+        self.assessing[action.version] = (self.now_s(), self.core.trips)
         self.outbox.assess(action.version, self.aggregator.buffer.latest[1])

@@ -145,7 +145,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How often the run can be resumed from."""
 
     every_s: float = 30.0
-    """Wall seconds between checkpoints; one is always written at the end and on Ctrl-C."""
+    """Wall seconds between checkpoints, or more where they would take above 5% of the time; one is always
+    written at the end and on Ctrl-C."""
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

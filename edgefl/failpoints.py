@@ -1,4 +1,4 @@
-"""Named places where a test can make a client fail, as real ones do, in a real run.
+"""Named places where a test can make a process fail, as real ones do, in a real run.
 
 ``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` makes client 3 die during its first trip and client 1 send NaN on its
 third. Off unless the variable is set, and read once, so that a run does not pay for them.
@@ -13,15 +13,30 @@ third. Off unless the variable is set, and read once, so that a run does not pay
 | `stale`   | says that it trained another version than it was given                  |
 | `memory`  | allocates more than its device has                                      |
 | `leave`   | gives the task back                                                     |
+
+``"torn:0:7"`` kills a process when it passes the named place for the eighth time:
+
+| name      | the server is killed                                                    |
+|-----------|-------------------------------------------------------------------------|
+| `event`   | after an event of the virtual clock's agenda                            |
+| `torn`    | when it has written a part of a checkpoint                              |
+| `unnamed` | when a checkpoint is whole, before it has its name                      |
+| `renamed` | when it has its name, before the folder is flushed                      |
+| `named`   | before older checkpoints are removed                                    |
 """
 
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
 
 from edgefl.errors import ConfigError
 
-NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave")
+NAMES = (
+    "die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave",
+    "event", "torn", "unnamed", "renamed", "named",
+)  # fmt: skip
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
@@ -49,3 +64,14 @@ _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
 def hit(name: str, client: int, trip: int) -> bool:
     """Whether this client is to fail in this way on this trip."""
     return bool(_points) and (name, client, trip) in _points
+
+
+_passed: Counter[str] = Counter()
+
+
+def pass_by(name: str) -> None:
+    """A place without a client: the process ends here if a test asked for that."""
+    if _points:
+        if (name, 0, _passed[name]) in _points:
+            os.kill(os.getpid(), signal.SIGKILL)
+        _passed[name] += 1

@@ -135,6 +135,11 @@ class Ledger:
         self._running[client] = task
         return task, trip
 
+    @property
+    def tasks(self) -> Collection[int]:
+        """Running tasks."""
+        return self._tasks.keys()
+
     def task_of(self, client: int) -> int | None:
         """The client's running task."""
         return self._running.get(client)

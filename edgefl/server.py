@@ -22,7 +22,7 @@ from edgefl.core import Core
 from edgefl.dynamics import dynamics_of
 from edgefl.emulation.capacity import usable_cores
 from edgefl.errors import EdgeflError, RunError
-from edgefl.events import Failed, Halted, Left, Ticked
+from edgefl.events import Failed, Halted, Left, Stop, Ticked
 from edgefl.executor import Executor
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import CLIENTS, Peer, Peers
@@ -40,6 +40,8 @@ from edgefl.workload_devices import known_devices
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
+CHECKPOINT_SHARE = 0.05
+"""Most of the time that checkpoints may take."""
 GOODBYE_S = 120.0
 """Longest wait for the last evaluation."""
 
@@ -55,6 +57,7 @@ class Server:
         self._folder = Path(plan.run_dir)
         self._stopped: str | None = None
         self._interrupted = self._started = False
+        self._restored: continuity.Restored | None = None
         self._watch = Stopwatch("start")
         self._alarms = Alarms()
         self._gauge = Gauge(plan)
@@ -131,8 +134,10 @@ class Server:
         self._dynamics = dynamics_of(experiment, plan.clients, self._trips)
         emulated_s = wall_s = 0.0
         if plan.resume:
-            last = continuity.restore(self._folder, self._core, self._aggregator, self._store, self._dynamics)
-            emulated_s, wall_s = last.emulated_s, last.wall_s
+            self._restored = continuity.restore(
+                self._folder, self._core, self._aggregator, self._store, self._dynamics
+            )
+            emulated_s, wall_s = self._restored.checkpoint.emulated_s, self._restored.checkpoint.wall_s
         else:
             start(strategy.optimizer(), self._buffer.vectors(self._buffer.latest[1]))
             runinfo.describe(self._store, plan, strategy)
@@ -149,8 +154,9 @@ class Server:
     def run(self) -> None:
         """Serve until the run is over, then leave the record and a checkpoint behind."""
         try:
-            if self._plan.resume:
-                self._disown()
+            if self._restored is not None:
+                self._resume(self._restored)
+                self._restored = None
             self._expect_fleet()
             self._channel.send(control.Listening(self._socket.address))
             self._set_alarms()
@@ -192,6 +198,8 @@ class Server:
         if not self._plan.resume:
             self._checkpoint()  # whatever happens from now on, the run can be resumed
         self._clock.start()
+        if self._core.stopped is not None:  # it was over but for its last evaluation
+            self._executor.carry_out([Stop(self._core.stopped)])
         self._executor.carry_out(self._core.pending())
         self._join_fleet()
         wall_s = self._experiment.stop.wall_s
@@ -205,7 +213,7 @@ class Server:
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
         self._alarms.every(max(0.1, self._experiment.server.heartbeat_s / 4), self._find_silent)
-        self._alarms.every(self._experiment.checkpoint.every_s, self._checkpoint)
+        self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
 
     def _commit(self) -> None:
         before = self._watch.to("record")
@@ -328,10 +336,23 @@ class Server:
 
     # ---- end -----------------------------------------------------------------------------------
 
+    def _ahead(self) -> continuity.Ahead:
+        """Work in flight. Tasks are lost with their phones' processes; versions to be measured are not."""
+        return continuity.Ahead(entries=self._assessments.entries)
+
     def _checkpoint(self, *, final: bool = False) -> None:
         before = self._watch.to("checkpoint")
-        continuity.save(self._folder, self._executor, self._clock, self._plan.prepared.layout, final=final)
+        layout = self._plan.prepared.layout
+        continuity.save(self._folder, self._executor, self._clock, layout, self._ahead(), final=final)
         self._watch.to(before)
+
+    def _checkpoint_again(self) -> None:
+        """Now and then, but never for more than a small share of the time."""
+        started = time.monotonic()
+        self._checkpoint()
+        took_s = time.monotonic() - started
+        rest_s = max(self._experiment.checkpoint.every_s, took_s / CHECKPOINT_SHARE)
+        self._alarms.after(rest_s, self._checkpoint_again)
 
     def _conclude(self) -> None:
         interrupted = self._interrupted and self._core.stopped is None
@@ -353,10 +374,17 @@ class Server:
         self._report()
         self._channel.send(control.Finished(self._stopped or "", interrupted))
 
-    def _disown(self) -> None:
-        """The processes of before are gone: their tasks are lost."""
+    def _resume(self, restored: continuity.Restored) -> None:
+        """Go on from a checkpoint: the processes of before are gone, and their tasks with them."""
+        self._assess_again(restored)
         for client in sorted((*self._core.running, *self._core.idle)):
             self._executor.handle(Left(client, self._clock.now_s(), "interrupted"))
+
+    def _assess_again(self, restored: continuity.Restored) -> None:
+        for version, asked in sorted(restored.unfinished.assessing.items()):
+            if version in restored.entries:
+                self._executor.assessing[version] = asked
+                self._assessments.ask(version, restored.entries[version])
 
 
 def _longest_step_s(plan: control.Serve) -> float:

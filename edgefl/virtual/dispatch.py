@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edgefl import wire
 from edgefl.errors import RunError
@@ -58,6 +58,17 @@ class Dispatch:
             return False
         self._forget(task)
         return True
+
+    @property
+    def unfinished(self) -> Iterator[wire.Task]:
+        """Tasks that wait or are being computed."""
+        yield from self._waiting.values()
+        for _, task in self._at_work.values():
+            yield task
+
+    def waits(self, task: int) -> bool:
+        """Whether no worker has it yet."""
+        return task in self._waiting
 
     def held_by(self, task: int) -> int | None:
         """The worker that has this task in hand."""

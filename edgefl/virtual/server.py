@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from edgefl import control, wire
+from edgefl import continuity, control, failpoints, wire
+from edgefl.aggregator import Lease
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.channel import Channel
 from edgefl.emulation.plan import TripPlan
-from edgefl.errors import RunError, WireError
-from edgefl.events import Failed, Joined, Left, Ticked
+from edgefl.errors import ConfigError, RunError, WireError
+from edgefl.events import Failed, Joined, Left, Ticked, Train
 from edgefl.outbox import SocketOutbox
 from edgefl.peers import Peer
 from edgefl.server import Server
@@ -95,7 +96,8 @@ class VirtualServer(Server):
 
     def _join_fleet(self) -> None:
         for info in self._plan.clients:
-            if self._dynamics is None or info.client not in self._dynamics:
+            changes = self._dynamics is not None and info.client in self._dynamics
+            if not changes and not self._core.connected(info.client):
                 at_s = max(self._clock.now_s(), joins_at_s(self._experiment, info.client))
                 self._agenda.enter(Due(at_s, JOIN, info.client))
         self._follow()
@@ -128,9 +130,13 @@ class VirtualServer(Server):
 
     def _begin(self, task: wire.Task) -> None:
         self._turns = 0
+        self._travel(task, self._clock.now_s())
+
+    def _travel(self, task: wire.Task, sent_s: float) -> None:
+        """A trip that began at ``sent_s``."""
         plan = self._plan_of(task)
         self._under_way[task.task] = Trip(task, plan)
-        due_s = self._clock.now_s() + min(plan.total_s, plan.breaks_s)
+        due_s = sent_s + min(plan.total_s, plan.breaks_s)
         if self._dynamics is not None and self._dynamics.lost_at_s(task.client) < due_s:
             self._doomed.add(task.task)
             self._aggregator.fetched(task.slot)
@@ -255,6 +261,7 @@ class VirtualServer(Server):
                 self._executor.handle(Ticked(due.at_s))
             if self._dynamics is not None:
                 self._follow()
+            failpoints.pass_by("event")
         return True
 
     def _arrive(self, due: Due) -> None:
@@ -274,6 +281,49 @@ class VirtualServer(Server):
             done = trip.done(result, self._plan.prepared.examples[due.client])
             self._executor.arrived(done, self._aggregator.leases[task], due.at_s)
             self._gauge.trip(done)
+
+    # ---- stopping and carrying on --------------------------------------------------------------
+
+    def _ahead(self) -> continuity.Ahead:
+        """What has been computed before it is due, and where the rest starts from."""
+        answers = [answer for answer in self._dispatch.results.values() if answer.task not in self._cancelled]
+        return continuity.Ahead(
+            answers=answers,
+            tasks=[answer.task for answer in answers if isinstance(answer, wire.Result)],
+            entries={
+                **{task.version: task.entry for task in self._dispatch.unfinished},
+                **self._assessments.entries,
+            },
+        )
+
+    def _resume(self, restored: continuity.Restored) -> None:
+        """The phones know nothing of an interruption: every trip goes on that was under way."""
+        self._assess_again(restored)
+        for number in sorted(self._core.tasks):
+            order, sent_s = restored.unfinished.tasks[number]
+            answer = restored.answers.get(number)
+            lease = self._take_up(order, restored)
+            task = self._executor.order(order, lease, sent_s, sent_s)
+            self._travel(task, sent_s)
+            if number in restored.unfinished.cancelled:
+                self._end(order.client, number)
+            elif answer is not None:
+                self._dispatch.take_back(number)
+                self._dispatch.results[number] = answer
+                self._aggregator.fetched(lease.slot)
+            elif lease.entry < 0 and self._dispatch.waits(number):
+                raise ConfigError(
+                    f"the checkpoint in {self._folder} lacks version {order.version} for task {number}"
+                )
+
+    def _take_up(self, order: Train, restored: continuity.Restored) -> Lease:
+        """A slot for a task that was under way, with its update if that was computed before it was due."""
+        task, client, version = order.task, order.client, order.version
+        if isinstance(restored.answers.get(task), wire.Result):
+            update = restored.checkpoint.held[task]
+            return self._aggregator.restore(task=task, client=client, version=version, update=update)
+        entry = restored.entries.get(version, -1)
+        return self._aggregator.resume(task=task, client=client, version=version, entry=entry)
 
     # ---- phones that come and go by themselves -------------------------------------------------
 

@@ -55,27 +55,29 @@ class Worker:
         self._line.say(wire.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
         try:
             while True:
-                self._listen()
-                task, frames = self._hand.popleft()
-                self._answer(task, frames)
-                if self._results and (not self._hand or time.monotonic_ns() > self._told_ns + TELL_NS):
-                    self._line.say(wire.Trained(self._results))
-                    self._results = []
-                    self._told_ns = time.monotonic_ns()
+                self._look()
+                while not self._hand:
+                    self._tell()
+                    self._hear(*self._line.receive())
+                self._answer(*self._hand.popleft())
+                if time.monotonic_ns() > self._told_ns + TELL_NS:
+                    self._tell()
         except Leave:
             pass
         finally:
             self._line.close()
 
-    # ---- what the server says ------------------------------------------------------------------
+    # ---- what is said --------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        """Take in what was said; wait for something if there is nothing to do."""
-        while not self._hand:
-            self._hear(*self._line.receive())
-        self._look()
+    def _tell(self) -> None:
+        """Say what has been computed since the last time."""
+        if self._results:
+            self._line.say(wire.Trained(self._results))
+            self._results = []
+        self._told_ns = time.monotonic_ns()
 
     def _look(self) -> None:
+        """Take in what the server said meanwhile, now and then."""
         now_ns = time.monotonic_ns()
         if now_ns < self._look_ns:
             return

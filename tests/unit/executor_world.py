@@ -82,7 +82,8 @@ class World:
         self.store = CountingStore(folder)
         self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
         if resuming:
-            self.now = continuity.restore(folder, self.core, self.aggregator, self.store).emulated_s
+            restored = continuity.restore(folder, self.core, self.aggregator, self.store)
+            self.now = restored.checkpoint.emulated_s
         else:
             self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
             start(optimizer, self.buffer.vectors(0))

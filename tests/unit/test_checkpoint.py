@@ -31,20 +31,27 @@ def made(seq: int = 12, **changes: object) -> Checkpoint:
         wall_s=0.30000000000000004,
         model=MODEL,
         vectors=[MODEL * 2, MODEL * 3],
-        held={5: MODEL - 1, 41: MODEL / 3},
+        held={5: (MODEL - 1).view(np.uint8), 41: (MODEL / 3).view(np.uint8)},
+        residuals={2: MODEL / 7},
+        early_residuals={0: MODEL / 9},
+        bases={1: MODEL * 5, 2: MODEL * 6},
+        answers=b"\x91\x97 anything",
     )
     return replace(start, **changes)
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    for name in ("version", "journal_seq", "emulated_s", "wall_s"):
+    for name in ("version", "journal_seq", "emulated_s", "wall_s", "answers"):
         assert getattr(one, name) == getattr(other, name)
     assert one.model.tobytes() == other.model.tobytes()
     assert [v.tobytes() for v in one.vectors] == [v.tobytes() for v in other.vectors]
-    assert {task: u.tobytes() for task, u in one.held.items()} == {
-        task: u.tobytes() for task, u in other.held.items()
-    }
-    assert {v.dtype for v in (one.model, *one.vectors, *one.held.values())} == {np.dtype(np.float32)}
+    for name in ("held", "residuals", "early_residuals", "bases"):
+        mine, others = getattr(one, name), getattr(other, name)
+        assert {number: array.tobytes() for number, array in mine.items()} == {
+            number: array.tobytes() for number, array in others.items()
+        }
+    floats = [one.model, *one.vectors, *one.residuals.values(), *one.bases.values()]
+    assert {array.dtype for array in floats} == {np.dtype(np.float32)}
 
 
 # ---- there and back ----------------------------------------------------------------------------
@@ -70,8 +77,9 @@ def test_any_numbers_come_back_bit_for_bit(
     values: list[float],
 ) -> None:
     model = np.array(values, dtype=np.float32)
+    raw = (model * 2).view(np.uint8)
     given_one = Checkpoint(
-        0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, model * 2)
+        0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, raw)
     )
     folder = tmp_path_factory.mktemp("any")
     with np.errstate(all="ignore"):
@@ -313,3 +321,14 @@ def test_a_kill_at_any_flush_leaves_a_whole_checkpoint(tmp_path: Path, kill_at: 
     write(tmp_path, made(9, version=9), LAYOUT)
     assert latest(tmp_path).version == 9
     assert not list(tmp_path.glob("*.partial")), "what a killed writer left goes with the next checkpoint"
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    """The file is written piece by piece by our own hand; every tensor must lie where the library looks."""
+    tensors = load_file(write(tmp_path, made(), LAYOUT))
+    assert list(tensors["base.2"]) == list(MODEL * 6)
+    assert tensors["answers"].tobytes() == made().answers
+    assert sorted(tensors) == [
+        "answers", "base.1", "base.2", "early.0", "held.41", "held.5", "model", "residual.2", "vector.0",
+        "vector.1",
+    ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""Killed and resumed, a run under the virtual clock ends with the bits of one that nobody disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl import Checkpoint, Clock, Fleet, RunError, Server, Stop, Training, supervisor
+from edgefl.record import Record
+
+from .runs import Command, experiment, wait_for_versions
+from .test_dynamics import CHURN
+from .test_dynamics import fleet as phones
+
+NOW_AND_THEN = Checkpoint(every_s=1e-6)
+"""As often as they may be written at all."""
+COLUMNS = (
+    "task", "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight",
+    "fate", "steps", "examples", "loss", "checksum_sent", "checksum_seen", "trip_declared_s",
+)  # fmt: skip
+
+
+def virtual(workers: int = 2, **changes: Any) -> edgefl.Experiment:
+    given: dict[str, Any] = {
+        "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte", join_spread_s=3.0),
+        "clock": Clock(kind="virtual", workers=workers),
+        "checkpoint": NOW_AND_THEN,
+        "stop": Stop(versions=150),
+    }
+    return experiment(**{**given, **changes})
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that must not depend on what happened on the way."""
+    with Record(folder) as record:
+        trips = {name: record.trips[name].tolist() for name in COLUMNS}
+        rows = [row for row in zip(*trips.values(), strict=True) if row[COLUMNS.index("fate")]]
+        versions = [record.versions[name].tolist() for name in ("version", "at_s", "updates", "weight_sum")]
+        measured = [(row.version, row.at_s, row.trips, row.accuracy, row.loss) for row in record.evaluations]
+        meta = record.meta
+    return {
+        "sha256": meta.model_sha256,
+        "emulated_s": meta.emulated_s,
+        "trips": str(rows),
+        "versions": str(versions),
+        "measured": str(measured),
+    }
+
+
+def disturbed(
+    wanted: edgefl.Experiment, folder: Path, points: list[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """Run with the server killed at the first point, resume up to the next one, …, and then to the end."""
+    for number, point in enumerate([*points, ""]):
+        monkeypatch.setenv("EDGEFL_FAILPOINTS", point)
+        try:
+            if number == 0:
+                edgefl.run(wanted, folder)
+            else:
+                supervisor.resume(folder, quiet=True)
+            break
+        except RunError as error:
+            assert "server process ended early (signal 9)" in str(error)
+    else:
+        pytest.fail("the run never ended")
+    return outcome(folder)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fedbuff": {"strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5}},
+    "fedavg": {
+        "strategy": {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
+        "server": Server(transport="wire"),
+        "stop": Stop(versions=60),
+    },
+    "int8": {"server": Server(update_format="int8"), "stop": Stop(trips=300)},
+    "accuracy": {"strategy": {"name": "defedavg-niid"}, "stop": Stop(accuracy=0.8)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_anywhere_and_resumed_it_is_the_same_run(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = virtual(**CASES[case])
+    edgefl.run(wanted, tmp_path / "calm")
+    draw = np.random.default_rng(len(case))
+    points = [f"event:0:{draw.integers(1, 150)}" for _ in range(2)]
+    found = disturbed(wanted, tmp_path / "killed", points, monkeypatch)
+    assert found == outcome(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+def test_phones_that_change_go_on_changing_as_they_would_have(
+    on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = phones(
+        tmp_path, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave
+    )
+    wanted = virtual(fleet=changing, training=Training(steps=12), stop=Stop(versions=60))
+    edgefl.run(wanted, tmp_path / "calm")
+    found = disturbed(wanted, tmp_path / "killed", ["event:0:70", "event:0:120"], monkeypatch)
+    assert found == outcome(tmp_path / "calm")
+
+
+def test_killed_while_it_writes_checkpoints_it_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = virtual()
+    edgefl.run(wanted, tmp_path / "calm")
+    points = ["torn:0:9", "unnamed:0:2", "renamed:0:1", "named:0:1"]
+    found = disturbed(wanted, tmp_path / "killed", points, monkeypatch)
+    assert found == outcome(tmp_path / "calm")
+
+
+def test_interrupted_it_is_the_same_run(tmp_path: Path) -> None:
+    wanted = virtual(stop=Stop(versions=400))
+    edgefl.run(wanted, tmp_path / "calm")
+    command = Command.run(wanted, tmp_path / "killed")
+    for versions in (20, 60):
+        wait_for_versions(tmp_path / "killed", versions, command)
+        command.interrupt()
+        code, _, err = command.finish()
+        assert code == 130, err
+        command = Command("resume", str(tmp_path / "killed"))
+    code, _, err = command.finish()
+    assert code == 0, err
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
