@@ -62,7 +62,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str = "digits"
     path: str | None = None
-    partition: Literal["iid", "dirichlet", "shards", "by-device"] = "iid"
+    partition: Literal["iid", "dirichlet", "shards", "by-device", "natural"] = "iid"
     alpha: float = 0.1
     classes_per_client: int = 2
     labels: dict[str, list[int]] = {}
@@ -70,6 +70,8 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     test_fraction: float = 0.2
     """Share held out for the server's test where the data set has no test split of its own."""
     max_examples: int | None = None
+    image_size: int = 84
+    """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

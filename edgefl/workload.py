@@ -48,7 +48,12 @@ class Workload:
         self.upload = strategy.upload
         self.data = load_data(experiment.data, seed, [base])
         self._rows = partition(
-            experiment.data, self.data.train_y, [info.profile for info in clients], self.data.classes, seed
+            experiment.data,
+            self.data.train_y,
+            [info.profile for info in clients],
+            self.data.classes,
+            seed,
+            self.data.owners,
         )
         module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
         declared = experiment.model.flops_per_example

@@ -2,7 +2,7 @@
 
     flat.py       a module's parameters as views of one flat float32 vector
     models.py     the built-in models, and a user's own
-    data.py       the data sets: digits.py, idx.py (MNIST), cifar.py, and a user's own
+    data.py       the data sets: digits.py, idx.py (MNIST), cifar.py, leaf.py, and a user's own
     partition.py  which client holds which examples
     rule.py       a trip's steps, as data         train.py      a client's local SGD
     evaluate.py   the server's test

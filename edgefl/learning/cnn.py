@@ -71,6 +71,53 @@ def cnn_defedavg(
     return nn.Sequential(*features, nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Module:
+    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm for its BatchNorm as in FedBuff.
+
+    Four times: 3×3 convolution of ``width`` channels (same padding), GroupNorm with a group a channel, 2×2
+    max pool that keeps an odd last row, ReLU; then one linear layer. 31,202 parameters for 84×84×3 and two
+    classes.
+
+    >>> sum(p.numel() for p in cnn_celeba((3, 84, 84), 2).parameters())
+    31202
+    """
+    channels = _image(input_shape)
+    _positive("width", width)
+    layers: list[nn.Module] = []
+    for before in (channels, width, width, width):
+        layers += [
+            nn.Conv2d(before, width, 3, padding="same"),
+            nn.GroupNorm(width, width),
+            nn.MaxPool2d(2, ceil_mode=True),
+            nn.ReLU(),
+        ]
+    latent = _latent(input_shape, width, lambda side: (side + 1) // 2, 4)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(latent, classes))
+
+
+def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.Module:
+    """LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions, each with a 2×2 max pool, two linear.
+
+    The convolutions are 5×5 with the same padding, of 32 and 64 channels. 6,603,710 parameters for 28×28 and
+    62 classes.
+
+    >>> sum(p.numel() for p in cnn_femnist((1, 28, 28), 62).parameters())
+    6603710
+    """
+    _positive("hidden", hidden)
+    features = nn.Sequential(
+        nn.Conv2d(_image(input_shape), 32, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    latent = _latent(input_shape, 64, lambda side: side // 2, 2)
+    return nn.Sequential(*features, nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
 def cnn_groupnorm(
     input_shape: Shape, classes: int, *, dropout: tuple[float, float] = (0.3, 0.5), hidden: int = 128
 ) -> nn.Module:

@@ -19,25 +19,28 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
 from edgefl.learning.cifar import BATCHES, find_cifar, load_cifar
-from edgefl.learning.dataset import Dataset, Examples, Images
+from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 from edgefl.learning.digits import load_digits
 from edgefl.learning.factory import call, load_attribute
 from edgefl.learning.idx import find_idx, load_idx
+from edgefl.learning.leaf import find_leaf, load_leaf
 from edgefl.seeds import stream
 
 __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
-NAMES = ("digits", "mnist", "fashion-mnist", "cifar-10")
+NAMES = ("digits", "mnist", "fashion-mnist", "cifar-10", "leaf")
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
     "cifar-10": ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10"),
+    "leaf": ("leaf",),
 }
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
     "fashion-mnist": f"{IDX_FILES} (or .gz)",
     "cifar-10": f"test_batch.bin and any of {BATCHES[0]}.bin to {BATCHES[-1]}.bin (or without .bin)",
+    "leaf": "folders train and test with LEAF's JSON files",
 }
 
 
@@ -59,6 +62,9 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
         dataset = load_digits(spec.test_fraction, seed)
     elif spec.name == "cifar-10":
         dataset = load_cifar(_find(spec, search_path, find_cifar))
+    elif spec.name == "leaf":
+        (folder,) = _find(spec, search_path, find_leaf)
+        dataset = load_leaf(folder, spec.image_size)
     elif spec.name in NAMES:
         dataset = load_idx(spec.name, _find(spec, search_path, find_idx))
     else:
@@ -99,8 +105,9 @@ def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
         return dataset
     rows = np.sort(stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
     x = dataset.train_x
-    few: Examples = x.take(rows) if isinstance(x, Images) else np.asarray(x[rows])
-    return replace(dataset, train_x=few, train_y=dataset.train_y[rows])
+    few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
+    owners = None if dataset.owners is None else dataset.owners[rows]
+    return replace(dataset, train_x=few, train_y=dataset.train_y[rows], owners=owners)
 
 
 def _checked(got: Any, name: str) -> Dataset:

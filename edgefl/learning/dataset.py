@@ -58,12 +58,40 @@ class Images:
         return Images(self.raw[rows], top=self.top, mean=self.mean, std=self.std)
 
 
+class Tokens:
+    """Words or letters by number, kept in as few bytes as they need; rows come out as int64.
+
+    >>> Tokens(np.array([[3, 1], [0, 2]], np.uint8))[np.array([1])]
+    array([[0, 2]])
+    """
+
+    def __init__(self, raw: NDArray[np.unsignedinteger[Any]]) -> None:
+        if raw.dtype.kind != "u" or raw.ndim != 2:
+            raise ValueError(f"raw must be unsigned and of shape (n, length) (got {raw.dtype} {raw.shape})")
+        self.raw = raw
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.raw.shape
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, rows: Any, /) -> NDArray[np.int64]:
+        chosen: NDArray[np.int64] = self.raw[rows].astype(np.int64)
+        return chosen
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Tokens:
+        """Some of the rows, still as small numbers."""
+        return Tokens(self.raw[rows])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Examples to train and to test on: inputs by row, labels int64 in [0, classes).
 
-    ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), or `Images`, which give such an
-    array for the rows asked for.
+    ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), or int64 ones of tokens, or
+    `Images` or `Tokens`, which give such an array for the rows asked for.
     """
 
     name: str
@@ -73,3 +101,5 @@ class Dataset:
     test_y: NDArray[np.int64]
     classes: int
     input_shape: tuple[int, ...]
+    owners: NDArray[np.int64] | None = None
+    """The user of each training example by number, where the data set has users: for ``natural``."""

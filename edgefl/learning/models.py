@@ -1,6 +1,7 @@
 """The models by name, and a user's own.
 
-Inputs are float32 of shape (batch, *input_shape), outputs the classes' logits (batch, classes).
+Inputs are float32 of shape (batch, *input_shape), or int64 tokens; outputs the classes' logits (batch,
+classes).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import nn
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Model
-from edgefl.learning.cnn import cnn_defedavg, cnn_fedbuff, cnn_groupnorm
+from edgefl.learning.cnn import cnn_celeba, cnn_defedavg, cnn_fedbuff, cnn_femnist, cnn_groupnorm
 from edgefl.learning.factory import call, load_attribute
 from edgefl.learning.randomness import torch_seed
+from edgefl.learning.recurrent import lstm_sent140, lstm_shakespeare
 from edgefl.seeds import stream
 
 Shape = tuple[int, ...]
@@ -44,6 +46,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn-fedbuff": cnn_fedbuff,
     "cnn-defedavg": cnn_defedavg,
     "cnn-groupnorm": cnn_groupnorm,
+    "cnn-celeba": cnn_celeba,
+    "cnn-femnist": cnn_femnist,
+    "lstm-sent140": lstm_sent140,
+    "lstm-shakespeare": lstm_shakespeare,
 }
 
 

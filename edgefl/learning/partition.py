@@ -10,9 +10,12 @@
              evenly, at random, among all clients that hold it. Profiles not named share the labels that no
              profile names, or all labels if each one is named. FedStaleWeight's experiment (§6.2) is this.
 
-Every client gets at least one example and no example is held twice. All are handed out, except those of a
-label that no client may hold: with ``shards`` and fewer places than classes, and with ``by-device`` where
-every profile is named and a label is not.
+`natural`    each client holds the examples of one user of the data set, users drawn at random where there are
+             more of them than clients. LEAF's data sets have users.
+
+Every client gets at least one example and no example is held twice. All are handed out, except those of
+users that are no client, and of a label that no client may hold: with ``shards`` and fewer places than
+classes, and with ``by-device`` where every profile is named and a label is not.
 """
 
 from __future__ import annotations
@@ -29,10 +32,18 @@ from edgefl.seeds import stream
 Rows = NDArray[np.int64]
 
 
-def partition(spec: Data, labels: Rows, profiles: Sequence[str], classes: int, seed: int) -> list[Rows]:
+def partition(
+    spec: Data,
+    labels: Rows,
+    profiles: Sequence[str],
+    classes: int,
+    seed: int,
+    owners: Rows | None = None,
+) -> list[Rows]:
     """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
 
-    ``labels`` are the training examples' (int64, shape (n,)), ``profiles`` each client's device profile.
+    ``labels`` are the training examples' (int64, shape (n,)), ``profiles`` each client's device profile,
+    ``owners`` each example's user, for ``natural``.
     Raises `ConfigError` if the split asked for cannot be made.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
@@ -60,7 +71,23 @@ def partition(spec: Data, labels: Rows, profiles: Sequence[str], classes: int, s
             parts = _shards(spec.classes_per_client, labels, clients, rng)
         case "by-device":
             parts = _split_labels(labels, _holders(spec.labels, profiles, classes), clients, rng)
+        case "natural":
+            parts = _natural(owners, clients, rng)
     return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def _natural(owners: Rows | None, clients: int, rng: np.random.Generator) -> list[Rows]:
+    if owners is None:
+        raise ConfigError("data.partition 'natural' needs data with users, such as data.name = 'leaf'")
+    users = np.unique(owners)
+    if clients > len(users):
+        raise ConfigError(
+            f"data.partition 'natural': {clients} clients need a user each (the data have {len(users)})"
+        )
+    order = np.argsort(owners, kind="stable")
+    starts = np.searchsorted(owners[order], users)
+    by_user = np.split(order, starts[1:])
+    return [by_user[index] for index in rng.permutation(len(users))[:clients]]
 
 
 def _dirichlet(

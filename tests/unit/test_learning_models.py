@@ -41,6 +41,12 @@ def user_module(tmp_path):
         # DeFedAvg: the latent width before the two linear layers is the paper's 1,600.
         ("cnn-defedavg", CIFAR, 2432 + 51264 + 1600 * 512 + 512 + 5130),
         ("cnn-groupnorm", MNIST, 468_458),
+        # LEAF: conv 3→32 and three of 32→32, four norms, and 32·6·6 → 10.
+        ("cnn-celeba", (3, 84, 84), 896 + 3 * 9248 + 4 * 64 + 11530),
+        ("cnn-femnist", MNIST, 832 + 51264 + 3136 * 2048 + 2048 + 20490),
+        # FedBuff: 10,000 words and two more in 300 dimensions, two layers of 100, 128, 10.
+        ("lstm-sent140", (25,), 3_000_600 + 400 * 402 + 400 * 202 + 12_928 + 1290),
+        ("lstm-shakespeare", (80,), 80 + 1024 * 266 + 1024 * 514 + 2570),
     ],
 )
 def test_parameters_are_the_papers(name, shape, parameters):
@@ -54,11 +60,17 @@ def test_defedavg_sizes_are_the_papers():
     assert round(4 * sizes[1] / 1e6, 1) == 3.5
 
 
+TEXTS = ("lstm-sent140", "lstm-shakespeare")
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", [MNIST, CIFAR])
 def test_every_model_gives_logits_and_learns_something_everywhere(name, shape):
-    module = make_model(Model(name=name), shape, 7, seed=0).eval()
-    logits = module(torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)))
+    text = name in TEXTS
+    module = make_model(Model(name=name), (9,) if text else shape, 7, seed=0).eval()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(3, *shape, generator=generator)
+    logits = module(torch.randint(0, 7, (3, 9), generator=generator) if text else images)
     assert logits.shape == (3, 7)
     logits.logsumexp(1).sum().backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in module.parameters())
@@ -70,7 +82,8 @@ def test_the_seed_decides_the_weights_and_nothing_else_does(name):
     for seed, disturbance in ((1, 10), (1, 20), (2, 10)):
         torch.manual_seed(disturbance)
         before = torch.get_rng_state()
-        vectors.append(FlatModel(make_model(Model(name=name), MNIST, 10, seed)).array)
+        shape = (9,) if name in TEXTS else MNIST
+        vectors.append(FlatModel(make_model(Model(name=name), shape, 10, seed)).array)
         assert torch.equal(torch.get_rng_state(), before)
     np.testing.assert_array_equal(vectors[0], vectors[1])
     assert (vectors[0] != vectors[2]).any()
@@ -117,6 +130,10 @@ def test_arguments_reach_the_model():
         ),
         (Model(name="cnn-fedbuff", args={"dropout": "no"}), MNIST, "dropout must be in"),
         (Model(name="cnn-fedbuff", args={"width": 1.5}), MNIST, "width must be a positive whole number"),
+        (Model(name="cnn-celeba", args={"width": 0}), MNIST, "width must be a positive whole number"),
+        (Model(name="lstm-sent140"), MNIST, r"a text model needs tokens of shape \(length,\)"),
+        (Model(name="lstm-sent140", args={"dropout": 1.0}), (25,), r"dropout must be in \[0, 1\)"),
+        (Model(name="lstm-shakespeare", args={"hidden": 0}), (80,), "hidden must be a positive whole"),
     ],
 )
 def test_models_that_cannot_be_made_say_why(model, shape, message):

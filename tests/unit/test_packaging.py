@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "edgefl").rglob("*.py"))
 
-IMPORTED_AS = {"pyzmq": "zmq", "scikit-learn": "sklearn"}
+IMPORTED_AS = {"pillow": "PIL", "pyzmq": "zmq", "scikit-learn": "sklearn"}
 
 
 @pytest.fixture(scope="module")

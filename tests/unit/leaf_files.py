@@ -1,0 +1,80 @@
+"""Small data sets in LEAF's format, as its scripts split them: some users a file, two folders."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from edgefl.learning.leaf_examples import LETTERS
+
+Example = Callable[[random.Random, int], tuple[Any, Any]]
+
+
+def femnist(rng: random.Random, user: int) -> tuple[Any, Any]:
+    return [rng.randrange(256) / 255 for _ in range(784)], rng.randrange(62)
+
+
+def numbers(rng: random.Random, user: int) -> tuple[Any, Any]:
+    return [rng.gauss(0, 1) for _ in range(60)], rng.randrange(5)
+
+
+def sent140(rng: random.Random, user: int) -> tuple[Any, Any]:
+    label = rng.randrange(2)
+    words = rng.choices(["good", "great", "yay"] if label else ["bad", "sad", "boo"], k=3)
+    text = " ".join([f"@user{user}", *words, "today!", rng.choice(["Really?", "...", ""])])
+    return ["1467810672", "Mon Apr 06 22:19:49 PDT 2009", "NO_QUERY", f"user{user}", text], label
+
+
+def shakespeare(rng: random.Random, user: int) -> tuple[Any, Any]:
+    start = rng.randrange(26)
+    letters = (string.ascii_lowercase * 5)[start : start + 81]
+    return letters[:80], letters[80]
+
+
+def celeba(rng: random.Random, user: int) -> tuple[Any, Any]:
+    return f"{rng.randrange(40):06d}.png", float(rng.randrange(2))
+
+
+KINDS: dict[str, Example] = {
+    "femnist": femnist,
+    "numbers": numbers,
+    "sent140": sent140,
+    "shakespeare": shakespeare,
+    "celeba": celeba,
+}
+
+
+def write_leaf(folder: Path, kind: str, users: int = 6, files: int = 2, seed: int = 0) -> Path:
+    """User i has 4 + i training examples and 2 for the test; every file holds ``users/files`` of them."""
+    rng = random.Random(seed)
+    assert all(letter in LETTERS for letter in string.ascii_lowercase)
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for file in range(files):
+            numbers_of = range(file, users, files)
+            data = {}
+            for user in numbers_of:
+                count = 4 + user if split == "train" else 2
+                examples = [KINDS[kind](rng, user) for _ in range(count)]
+                data[f"user-{user}"] = {"x": [x for x, _ in examples], "y": [y for _, y in examples]}
+            write(folder, split, file, data)
+    if kind == "celeba":
+        pictures = folder / "raw" / "img_align_celeba"
+        pictures.mkdir(parents=True)
+        for number in range(40):
+            Image.new("RGB", (178, 218), (number, 2 * number, 100)).save(pictures / f"{number:06d}.png")
+    return folder
+
+
+def write(folder: Path, split: str, file: int, data: dict[str, Any], **changes: Any) -> Path:
+    counts = [len(held["y"]) for held in data.values()]
+    content = {"users": list(data), "num_samples": counts, "user_data": data, **changes}
+    path = folder / split / f"all_data_{file}_niid_0_keep_0_{split}_9.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path

@@ -1,0 +1,351 @@
+"""LEAF's data sets, on small files in its format; what is not as LEAF writes it is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from leaf_files import KINDS, write, write_leaf
+from PIL import Image
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data, Model
+from edgefl.learning.data import load_data
+from edgefl.learning.dataset import Images, Tokens
+from edgefl.learning.evaluate import evaluate
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.leaf import find_leaf
+from edgefl.learning.leaf_examples import FIRST_WORD, LETTERS, PADDING, UNKNOWN, VOCABULARY
+from edgefl.learning.models import make_model
+from edgefl.learning.partition import partition
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.train import Trainer
+
+
+def load(folder: Path, **fields: Any) -> Any:
+    return load_data(Data(name="leaf", path=str(folder), **fields), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "classes"),
+    [
+        ("femnist", (1, 28, 28), 62),
+        ("numbers", (60,), 5),
+        ("sent140", (25,), 2),
+        ("shakespeare", (80,), 80),
+        ("celeba", (3, 16, 16), 2),
+    ],
+)
+def test_each_kind_is_recognised_and_every_example_keeps_its_user(
+    tmp_path: Path, kind: str, shape: tuple[int, ...], classes: int
+) -> None:
+    data = load(write_leaf(tmp_path / "leaf", kind), image_size=16)
+    assert (data.name, data.input_shape, data.classes) == (f"leaf-{kind}", shape, classes)
+    assert len(data.train_x) == len(data.train_y) == sum(4 + user for user in range(6))
+    assert len(data.test_x) == len(data.test_y) == 12
+    assert data.train_x[:3].shape == (3, *shape)
+    # Users in the order of the files: 0, 2, 4, then 1, 3, 5.
+    assert np.bincount(data.owners).tolist() == [4, 6, 8, 5, 7, 9]
+    assert data.train_x[:1].dtype == (np.int64 if len(shape) == 1 and kind != "numbers" else np.float32)
+
+
+def test_femnist_is_read_back_exactly_and_kept_as_bytes(tmp_path: Path) -> None:
+    data = load(write_leaf(tmp_path, "femnist", users=1, files=1))
+    assert isinstance(data.train_x, Images)
+    (file,) = (tmp_path / "train").glob("*.json")
+    written = np.array(json.loads(file.read_text())["user_data"]["user-0"]["x"])
+    np.testing.assert_allclose(data.train_x[:].reshape(4, 784), written, atol=1e-7)
+
+
+def test_images_that_are_no_bytes_stay_as_they_are(tmp_path: Path) -> None:
+    held = {"u": {"x": [[0.1234] * 784], "y": [3]}}
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        write(tmp_path, split, 0, held)
+    assert load(tmp_path).train_x[:].ravel()[:2] == pytest.approx([0.1234] * 2)
+
+
+def test_words_are_numbered_by_how_often_the_training_part_has_them(tmp_path: Path) -> None:
+    def tweet(text: str) -> list[str]:
+        return ["1", "date", "NO_QUERY", "u", text]
+
+    train = {"u": {"x": [tweet("b a! A b's"), tweet("a b, c")], "y": ["0", 1]}}
+    test = {"v": {"x": [tweet("c zebra a " + "b " * 40)], "y": [1]}}
+    for split, held in (("train", train), ("test", test)):
+        (tmp_path / split).mkdir()
+        write(tmp_path, split, 0, held)
+    data = load(tmp_path)
+    assert isinstance(data.train_x, Tokens)
+    a, b, bang, comma, bs, c = range(FIRST_WORD, FIRST_WORD + 6)  # a: 3, b: 2, then once each, by name
+    assert data.train_x[:, :].tolist() == [
+        [PADDING] * 20 + [b, a, bang, a, bs],
+        [PADDING] * 21 + [a, b, comma, c],
+    ]
+    assert data.test_x[0:1].tolist() == [[c, UNKNOWN, a] + [b] * 22]
+    assert data.train_y.tolist() == [0, 1]
+
+
+def test_no_more_words_than_the_model_knows(tmp_path: Path) -> None:
+    words = [["1", "d", "q", "u", f"w{number} w{number + 1}"] for number in range(0, VOCABULARY + 500, 2)]
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        write(tmp_path, split, 0, {"u": {"x": words, "y": [0] * len(words)}})
+    assert load(tmp_path).train_x[:].max() == VOCABULARY + FIRST_WORD - 1
+
+
+def test_letters_are_leafs_80(tmp_path: Path) -> None:
+    data = load(write_leaf(tmp_path, "shakespeare", users=1, files=1))
+    (file,) = (tmp_path / "train").glob("*.json")
+    held = json.loads(file.read_text())["user_data"]["user-0"]
+    assert len(set(LETTERS)) == 80
+    assert ["".join(LETTERS[number] for number in row) for row in data.train_x[:].tolist()] == held["x"]
+    assert [LETTERS[label] for label in data.train_y] == held["y"]
+
+
+def test_photos_are_cropped_to_the_middle_and_normalised(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "celeba", users=1, files=1)
+    photo = Image.new("RGB", (40, 60), (0, 0, 0))
+    photo.paste((255, 0, 0), (0, 5, 40, 55))  # the middle square is red, and a bit more
+    for file in (tmp_path / "raw" / "img_align_celeba").iterdir():
+        photo.save(file)
+    data = load(tmp_path, image_size=8)
+    assert data.train_x[0].shape == (3, 8, 8)
+    np.testing.assert_array_equal(data.train_x[0], np.array([1, -1, -1])[:, None, None] * np.ones((3, 8, 8)))
+
+
+def test_users_without_examples_are_no_clients(tmp_path: Path) -> None:
+    """LEAF's split leaves entries of users with too few examples behind, unlisted; here one is listed too."""
+    write_leaf(tmp_path, "numbers", users=2, files=1)
+    (file,) = (tmp_path / "train").glob("*.json")
+    content = json.loads(file.read_text())
+    content["user_data"]["left-over"] = {"x": [], "y": []}
+    content["user_data"]["empty"] = {"x": [], "y": []}
+    content["users"].insert(1, "empty")
+    content["num_samples"].insert(1, 0)
+    content["hierarchies"] = ["play"] * 3
+    file.write_text(json.dumps(content))
+    assert np.bincount(load(tmp_path).owners).tolist() == [4, 5]
+
+
+# ---- natural -----------------------------------------------------------------------------------
+
+
+def test_each_client_holds_the_examples_of_one_user(tmp_path: Path) -> None:
+    data = load(write_leaf(tmp_path, "numbers"))
+    spec = Data(name="leaf", partition="natural")
+    every = partition(spec, data.train_y, ["pi-4"] * 6, 5, seed=0, owners=data.owners)
+    assert sorted(len(rows) for rows in every) == [4, 5, 6, 7, 8, 9]
+    assert all(len(set(data.owners[rows].tolist())) == 1 for rows in every)
+    assert np.sort(np.concatenate(every)).tolist() == list(range(39))
+    some = partition(spec, data.train_y, ["pi-4"] * 3, 5, seed=0, owners=data.owners)
+    again = partition(spec, data.train_y, ["pi-4"] * 3, 5, seed=0, owners=data.owners)
+    assert [rows.tolist() for rows in some] == [rows.tolist() for rows in again]
+    assert len({int(data.owners[rows[0]]) for rows in some}) == 3
+
+
+def test_users_are_drawn_uniformly() -> None:
+    owners = np.repeat(np.arange(10), 3)
+    spec, labels = Data(partition="natural"), np.zeros(30, np.int64)
+    drawn = [
+        int(owners[rows[0]])
+        for seed in range(400)
+        for rows in partition(spec, labels, ["a", "b"], 1, seed, owners)
+    ]
+    counts = np.bincount(drawn, minlength=10)
+    assert ((counts - 80) ** 2 / 80).sum() < 27.9  # χ² with 9 degrees of freedom, 0.1%
+
+
+def test_max_examples_keeps_who_owns_what(tmp_path: Path) -> None:
+    whole, some = load(write_leaf(tmp_path, "femnist")), load(tmp_path, max_examples=20)
+    assert len(some.owners) == len(some.train_y) == len(some.train_x) == 20
+    rows = [int(np.flatnonzero((whole.train_x[:] == x).all(axis=(1, 2, 3)))[0]) for x in some.train_x[:]]
+    assert whole.owners[rows].tolist() == some.owners.tolist()
+
+
+@pytest.mark.parametrize(
+    ("clients", "owners", "message"),
+    [
+        (3, None, "data.partition 'natural' needs data with users, such as data.name = 'leaf'"),
+        (3, [0, 0, 1, 1], "data.partition 'natural': 3 clients need a user each (the data have 2)"),
+    ],
+)
+def test_a_natural_split_that_cannot_be_is_refused(clients: int, owners: Any, message: str) -> None:
+    given = None if owners is None else np.array(owners)
+    with pytest.raises(ConfigError) as caught:
+        partition(Data(partition="natural"), np.zeros(4, np.int64), ["a"] * clients, 1, 0, given)
+    assert str(caught.value) == message
+
+
+# ---- the models learn them ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "lr", "steps", "better"),
+    [
+        ("sent140", Model(name="lstm-sent140", args={"embedding": 16, "hidden": 12}), 0.5, 100, 0.9),
+        ("shakespeare", Model(name="lstm-shakespeare", args={"embedding": 32, "hidden": 32}), 2.0, 100, 0.5),
+    ],
+)
+def test_text_models_learn(
+    tmp_path: Path, kind: str, model: Model, lr: float, steps: int, better: float
+) -> None:
+    data = load(write_leaf(tmp_path, kind, users=20))
+    flat = FlatModel(make_model(model, data.input_shape, data.classes, seed=1))
+    before = evaluate(flat, data.test_x, data.test_y, data.classes).loss
+    rule = LocalRule(steps=steps, batch_size=32, lr=lr)
+    Trainer(flat).run(data.train_x, data.train_y, rule, np.random.default_rng(0))
+    after = evaluate(flat, data.test_x, data.test_y, data.classes)
+    assert after.loss < before
+    assert after.accuracy > better
+
+
+# ---- what is refused ---------------------------------------------------------------------------
+
+
+def broken(folder: Path, kind: str, change: Any) -> str:
+    """The error for a data set whose first training file was changed by ``change(content)``."""
+    write_leaf(folder, kind)
+    file = sorted((folder / "train").glob("*.json"))[0]
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(file))
+    return message
+
+
+def user(content: Any, number: int = 0) -> Any:
+    return content["user_data"][f"user-{number}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("numbers", lambda c: c["user_data"].pop("user-2"), "user 'user-2': listed in users, but not in"),
+        ("numbers", lambda c: c["num_samples"].pop(), "3 users and 2 counts"),
+        (
+            "numbers",
+            lambda c: c["num_samples"].__setitem__(0, 5),
+            "num_samples says 5, but x and y hold 4 and 4",
+        ),
+        ("numbers", lambda c: user(c)["y"].pop(), "num_samples says 4, but x and y hold 4 and 3"),
+        (
+            "numbers",
+            lambda c: c["users"].append("user-0") or c["num_samples"].append(4),
+            "listed twice in train",
+        ),
+        ("numbers", lambda c: c.pop("user_data"), "not a file of LEAF's: Object missing required field"),
+        ("numbers", lambda c: user(c).pop("y"), "user 'user-0': not LEAF's x and y: Object missing"),
+        ("numbers", lambda c: user(c)["x"][1].pop(), "each x must be 60 finite numbers"),
+        ("numbers", lambda c: user(c)["x"][1].__setitem__(0, "one"), "each x must be 60 finite numbers"),
+        ("numbers", lambda c: user(c)["x"].__setitem__(1, 7), "each x must be 60 finite numbers"),
+        (
+            "numbers",
+            lambda c: user(c)["y"].__setitem__(1, -1),
+            "a label must be a whole number from 0 to 99999",
+        ),
+        ("numbers", lambda c: user(c)["y"].__setitem__(1, 0.5), "(got 0.5)"),
+        ("numbers", lambda c: user(c)["y"].__setitem__(1, 10**30), "a label must be a whole number"),
+        ("numbers", lambda c: user(c)["y"].__setitem__(1, True), "(got True)"),
+        ("numbers", lambda c: user(c)["x"].__setitem__(0, {}), "x must hold numbers, tweets of five strings"),
+        ("femnist", lambda c: user(c)["y"].__setitem__(3, 62), "a whole number from 0 to 61 (got 62)"),
+        ("sent140", lambda c: user(c)["y"].__setitem__(0, "4"), "a whole number from 0 to 1 (got '4')"),
+        (
+            "sent140",
+            lambda c: user(c, 2)["x"][1].pop(),
+            "each x must be five strings, the last one the tweet",
+        ),
+        ("sent140", lambda c: user(c, 2)["x"][1].__setitem__(4, 7), "each x must be five strings"),
+        (
+            "shakespeare",
+            lambda c: user(c)["x"].__setitem__(1, "short"),
+            "each x must be 80 letters (got 'short')",
+        ),
+        (
+            "shakespeare",
+            lambda c: user(c)["x"].__setitem__(1, "ü" * 80),
+            "a letter of x must be one of LEAF's 80",
+        ),
+        (
+            "shakespeare",
+            lambda c: user(c)["y"].__setitem__(1, "ab"),
+            "a label must be one of LEAF's 80 (got 'ab')",
+        ),
+        (
+            "celeba",
+            lambda c: user(c)["x"].__setitem__(1, "../../secret.png"),
+            "must be the name of a picture",
+        ),
+        ("celeba", lambda c: user(c)["x"].__setitem__(1, "999999.jpg"), "999999.jpg cannot be read: "),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, kind: str, change: Any, words: str) -> None:
+    assert words in broken(tmp_path, kind, change)
+
+
+def test_a_file_cut_short_and_one_that_is_none(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "femnist")
+    _, second = sorted((tmp_path / "train").glob("*.json"))
+    whole = second.read_bytes()
+    for content in (
+        whole[: len(whole) // 2],
+        b"",
+        b"\xff\xfe",
+        b"[1, 2]",
+        whole.replace(b'"users"', b'"\xff"', 1),
+    ):
+        second.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path)
+        assert str(caught.value).startswith(f"{second}: not a file of LEAF's: ")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_photo_that_is_none_is_one_line(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "celeba")
+    for file in (tmp_path / "raw" / "img_align_celeba").iterdir():
+        file.write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    with pytest.raises(ConfigError, match=r"000\d\d\d.png cannot be read: cannot identify image file"):
+        load(tmp_path)
+
+
+def test_pictures_that_are_not_there_are_looked_for(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "celeba")
+    (tmp_path / "raw").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="CelebA's pictures not found; looked for raw/img_align_celeba"):
+        load(tmp_path)
+
+
+def test_a_split_without_examples_is_refused(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "numbers", users=1, files=1)
+    write(tmp_path, "test", 0, {"u": {"x": [], "y": []}})
+    with pytest.raises(ConfigError, match="test: no user has an example"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["train", "test"])
+def test_both_folders_are_needed(tmp_path: Path, missing: str) -> None:
+    write_leaf(tmp_path, "numbers")
+    assert find_leaf(tmp_path) == [tmp_path]
+    (tmp_path / missing).rename(tmp_path / "gone")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert "data.name 'leaf': files not found; need folders train and test with LEAF's JSON" in str(
+        caught.value
+    )
+
+
+def test_the_folder_may_be_edgefl_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_leaf(tmp_path / "leaf", "numbers")
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    assert load_data(Data(name="leaf"), seed=0).name == "leaf-numbers"
+
+
+def test_the_files_of_these_tests_cover_every_kind() -> None:
+    assert set(KINDS) == {"femnist", "numbers", "sent140", "shakespeare", "celeba"}
