@@ -13,7 +13,10 @@ import numpy as np
 from numba import types
 
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids
-from edgefl.kernels.numba_vectors import GROUP, float_at, next_number, put_float, sum_group
+from edgefl.kernels.numba_vectors import GROUP, WIDTH, fence, float_at, next_number, put_float, sum_group
+
+GRAIN = 16
+"""Tiles that a thread takes at once."""
 
 
 def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -37,13 +40,6 @@ def _output(dtype: Any) -> Any:
 
 def _output2(dtype: Any) -> Any:
     return types.Array(dtype, 2, "A", aligned=False)
-
-
-@_jit(types.float64(types.Array(types.float64, 1, "C")))
-def folded(s: Doubles) -> float:
-    """The sum of 8 lanes, in the order that vectors are halved in."""
-    total: float = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
-    return total
 
 
 def _group(stream: int) -> Any:
@@ -70,6 +66,14 @@ def _group(stream: int) -> Any:
 _sum_group, _stream_group = _group(0), _group(1)
 
 
+@_jit(types.float64(types.Array(types.float64, 2, "C"), types.intp))
+def _folded(lanes: Doubles, j: int) -> float:
+    """The sum of a row of 8 lanes, in the order that vectors are halved in."""
+    low = (lanes[j, 0] + lanes[j, 4]) + (lanes[j, 2] + lanes[j, 6])
+    total: float = low + ((lanes[j, 1] + lanes[j, 5]) + (lanes[j, 3] + lanes[j, 7]))
+    return total
+
+
 @_jit(
     types.void(
         types.uintp,
@@ -87,45 +91,52 @@ def sum_tiles(
 ) -> None:
     """A sum over float32 arrays given by their addresses (base 0: zeros); norms[k, t] = the tiles' norms.
 
-    The int64 at ``counter`` is the next tile to do: threads that share it share the work.
+    The int64 at ``counter`` is the next `GRAIN` tiles to do: threads that share it share the work.
     """
-    zeros, lanes = np.zeros(TILE if base == 0 else 0, dtype=np.float32), np.zeros((GROUP, LANES))
+    running, lanes = np.zeros(TILE + WIDTH, dtype=np.float32), np.zeros((GROUP, LANES))
     group, factors = np.empty(GROUP, dtype=np.uintp), np.empty(GROUP, dtype=np.float32)
-    count = vectors.size
-    tiles = (n + TILE - 1) // TILE
+    scratch = np.uintp((running.ctypes.data + 63) // 64 * 64)
+    places = (group.ctypes.data, factors.ctypes.data, lanes.ctypes.data)
+    count, tiles = vectors.size, (n + TILE - 1) // TILE
     while True:
-        tile = next_number(counter)
-        if tile >= tiles:
+        start = next_number(counter) * GRAIN
+        if start >= tiles:
+            fence()
             return
-        size = min(TILE, n - tile * TILE)
-        whole = size // LANES * LANES
-        at = np.uintp(tile * TILE * 4)
-        source = np.uintp(zeros.ctypes.data) if base == 0 else base + at
-        first = 0
-        while first < count:
-            # Equal groups: 8 updates are read as 4 and 4, not as 6 and 2.
-            rest = count - first
-            taken = (rest + GROUP - 1) // GROUP
-            taken = (rest + taken - 1) // taken
-            for j in range(taken):
-                group[j], factors[j] = vectors[first + j] + at, weights[first + j]
-                lanes[j, :] = 0.0
-            places = (group.ctypes.data, factors.ctypes.data, lanes.ctypes.data)
-            if stream and first + taken == count:
-                _stream_group(taken, out + at, source, *places, whole)
-            else:
-                _sum_group(taken, out + at, source, *places, whole)
-            for i in range(whole, size):
-                total = float_at(source, i)
+        for tile in range(start, min(start + GRAIN, tiles)):
+            size = min(TILE, n - tile * TILE)
+            whole = size // WIDTH * WIDTH
+            at = np.uintp(tile * TILE * 4)
+            source = scratch if base == 0 else base + at
+            if base == 0:
+                running[:] = 0.0
+            first = 0
+            while first < count:
+                # Equal groups: 8 updates are read as 4 and 4, not as 6 and 2.
+                rest = count - first
+                taken = (rest + GROUP - 1) // GROUP
+                taken = (rest + taken - 1) // taken
+                last = first + taken == count
+                target = out + at if last else scratch
                 for j in range(taken):
-                    x = float_at(group[j], i)
-                    total = total + factors[j] * x
-                    lanes[j, i - whole] += np.float64(x) * np.float64(x)
-                put_float(out + at, i, total)
-            for j in range(taken):
-                norms[first + j, tile] = folded(lanes[j])
-            source = out + at
-            first += taken
+                    group[j], factors[j] = vectors[first + j] + at, weights[first + j]
+                    for lane in range(LANES):
+                        lanes[j, lane] = 0.0
+                if stream and last:
+                    _stream_group(taken, target, source, *places, whole)
+                else:
+                    _sum_group(taken, target, source, *places, whole)
+                for i in range(whole, size):
+                    total = float_at(source, i)
+                    for j in range(taken):
+                        x = float_at(group[j], i)
+                        total = total + factors[j] * x
+                        lanes[j, (i - whole) % LANES] += np.float64(x) * np.float64(x)
+                    put_float(target, i, total)
+                for j in range(taken):
+                    norms[first + j, tile] = _folded(lanes, j)
+                source = target
+                first += taken
 
 
 @_jit(
@@ -173,7 +184,7 @@ def step(
 @_jit(types.void(_input(types.int8), _input(types.float32), _output(types.float64)))
 def int8_norms(q: Any, scales: Floats, norms: Doubles) -> None:
     """Each tile's Σ_b scale_b² · Σ q² over its scale blocks."""
-    lanes = np.zeros(LANES)
+    lanes = np.zeros((1, LANES))
     for tile in range(norms.size):
         lanes[:] = 0.0
         for block in range(tile * LANES, min((tile + 1) * LANES, scales.size)):
@@ -181,8 +192,8 @@ def int8_norms(q: Any, scales: Floats, norms: Doubles) -> None:
             for i in range(block * SCALE_BLOCK, min((block + 1) * SCALE_BLOCK, q.size)):
                 squares += np.int32(q[i]) * np.int32(q[i])
             scale = np.float64(scales[block])
-            lanes[block - tile * LANES] = scale * scale * np.float64(squares)
-        norms[tile] = folded(lanes)
+            lanes[0, block - tile * LANES] = scale * scale * np.float64(squares)
+        norms[tile] = _folded(lanes, 0)
 
 
 @_jit(types.void(_input(types.uint32), _output(types.uint64)))

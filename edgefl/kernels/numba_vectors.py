@@ -19,7 +19,11 @@ LANES = 8
 GROUP = 6
 """Most updates in one pass over a tile; more would not fit the registers."""
 
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+WIDTH = 16
+"""Elements of one step: 64 bytes, for which one prefetch is enough."""
+
+_FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
+_NARROW = ir.VectorType(ir.FloatType(), LANES)
 _DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 _AHEAD = 256
 """Elements ahead of the loads that are asked for: far enough to hide memory."""
@@ -34,7 +38,7 @@ def _pointer(builder: Any, address: Any, index: Any, kind: Any) -> Any:
 def _splat(builder: Any, value: Any) -> Any:
     lane0 = ir.Constant(ir.IntType(32), 0)
     single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, lane0)
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
     return builder.shuffle_vector(single, ir.Constant(_FLOATS, ir.Undefined), zeros)
 
 
@@ -58,7 +62,7 @@ def sum_group(
     lanes: Any,
     n: Any,
 ) -> Any:
-    """out[i] = source[i] + Σ_k weights[k]·vectors[k][i] for i < n, a multiple of 8; lanes[k] += squares.
+    """out[i] = source[i] + Σ_k weights[k]·vectors[k][i] for i < n, a multiple of 16; lanes[k] += squares.
 
     ``count`` is a literal, and so is ``stream``: whether to write around the caches, to an ``out`` that is
     aligned to 64 bytes. Arrays are given by their addresses: ``vectors`` points to the addresses of
@@ -72,6 +76,9 @@ def sum_group(
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, _, out, source, vectors, weights, lanes, n = arguments
         word = n.type
+        # The square of a float32 is exact in a double: fused or not, the sum has the same bits.
+        kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
+        square_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v8f64")
 
         def entry(address: Any, index: int, kind: Any, size_bytes: int) -> Any:
             return builder.inttoptr(
@@ -82,26 +89,40 @@ def sum_group(
         factors = [_splat(builder, builder.load(entry(weights, k, ir.FloatType(), 4))) for k in range(size)]
         sums = [entry(lanes, k, _DOUBLES, 64) for k in range(size)]
         running = [cgutils.alloca_once_value(builder, builder.load(p, align=8)) for p in sums]
-        step = ir.Constant(word, LANES)
+        step = ir.Constant(word, WIDTH)
         with cgutils.for_range_slice(builder, ir.Constant(word, 0), n, step, word) as (i, _):
             total = builder.load(_pointer(builder, source, i, _FLOATS), align=1)
             for k in range(size):
                 _prefetch(builder, addresses[k], i)
                 x = builder.load(_pointer(builder, addresses[k], i, _FLOATS), align=1)
                 total = builder.fadd(total, builder.fmul(factors[k], x))
-                wide = builder.fpext(x, _DOUBLES)
-                square = builder.fmul(wide, wide)
-                builder.store(builder.fadd(builder.load(running[k]), square), running[k])
-            stored = builder.store(total, _pointer(builder, out, i, _FLOATS), align=32 if around else 1)
+                lanes = builder.load(running[k])
+                for half in (0, LANES):
+                    # Loaded again: widening from memory spares a shuffle.
+                    at = builder.add(i, ir.Constant(word, half))
+                    narrow = builder.load(_pointer(builder, addresses[k], at, _NARROW), align=1)
+                    wide = builder.fpext(narrow, _DOUBLES)
+                    lanes = builder.call(square_add, [wide, wide, lanes])
+                builder.store(lanes, running[k])
+            stored = builder.store(total, _pointer(builder, out, i, _FLOATS), align=64 if around else 1)
             if around:
                 stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-        if around:
-            builder.fence("seq_cst")
         for k in range(size):
             builder.store(builder.load(running[k]), sums[k], align=8)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fence(typingctx: Any) -> Any:
+    """What was written around the caches is seen by all before what follows."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
