@@ -135,7 +135,7 @@ EF_TARGET static uint64_t EF(read)(const unsigned char *p, int64_t bytes)
     return all;
 }
 
-static const ef_isa EF(isa) = {EF_ISA_NAME, EF(tile), EF(quantize), EF(block_norm), EF(words), EF(read)};
+static const ef_isa EF(isa) = {EF_ISA_NAME, EF(span), EF(quantize), EF(block_norm), EF(words), EF(read)};
 
 #undef EF
 #undef EF_ISA_NAME

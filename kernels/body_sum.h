@@ -1,4 +1,4 @@
-/* The part of the body that sums: dst = src + sum_j weight_j * u_j over one tile, for a few updates of one type. */
+/* The part of the body that sums: dst = src + sum_j weight_j * u_j over a span, for a few updates of one type. */
 
 /* What belongs to one update has a name of its own (n0, n1, ...): compilers keep names in registers, but not
  * arrays. A step is 64 bytes or more of each update: as many vectors of it as one prefetch is worth. */
@@ -10,7 +10,8 @@
     w##j = EF(vset)(u[j].weight), n##j = EF(nzero)(), p##j = (const char *)u[j].data + at * size;            \
     if (dtype == EF_I8) memset(l##j, 0, sizeof l##j);
 #define EF_SCALE(j) s##j = EF(vset)(u[j].scales[(at + run) / EF_SCALE_BLOCK]), q##j = EF(izero)();
-#define EF_SCALED(j) l##j[run / EF_SCALE_BLOCK] = EF(scaled)(u[j].scales[(at + run) / EF_SCALE_BLOCK], q##j);
+#define EF_SCALED(j)                                                                                         \
+    l##j[run % EF_TILE / EF_SCALE_BLOCK] = EF(scaled)(u[j].scales[(at + run) / EF_SCALE_BLOCK], q##j);
 #define EF_TAKE(j, v)                                                                                        \
     if (vectors > v) {                                                                                       \
         EF(V) x = EF(load)(dtype, p, v * EF_W);                                                              \
@@ -33,10 +34,12 @@
     t##j = p##j, p##j = tails[j] - i * size;
 #define EF_BACK(j) p##j = t##j;
 #define EF_NORM(j)                                                                                           \
-    norms[j] = dtype == EF_I8 ? EF(fold)(l##j) : EF(folded)(n##j);
+    norms[j + run / EF_TILE * stride] = dtype == EF_I8 ? EF(fold)(l##j) : EF(folded)(n##j);                  \
+    n##j = EF(nzero)();                                                                                      \
+    if (dtype == EF_I8) memset(l##j, 0, sizeof l##j);
 
 EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
-                       const ef_update *u, int64_t at, int64_t n, double *norms)
+                       const ef_update *u, int64_t at, int64_t n, double *norms, int64_t stride)
 {
     const int vectors = dtype == EF_F32 ? EF_F32_VECTORS : dtype == EF_I8 ? 4 : EF_HALF_VECTORS;
     const int64_t size = ef_size(dtype), width = vectors * EF_W, part = dtype == EF_I8 ? EF_SCALE_BLOCK : EF_TILE;
@@ -77,8 +80,8 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
             break;
         }
         if (dtype == EF_I8) { EF_EACH(EF_SCALED) }
+        if (end == n || end % EF_TILE == 0) { EF_EACH(EF_NORM) }
     }
-    EF_EACH(EF_NORM)
 }
 #undef EF_EACH
 #undef EF_NAME
@@ -93,7 +96,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
 #undef EF_NORM
 
 #define EF_COUNT(count, dtype, stream)                                                                       \
-    case count: EF(group)(count, dtype, stream, dst, src, u, at, n, norms); return;
+    case count: EF(group)(count, dtype, stream, dst, src, u, at, n, norms, stride); return;
 #define EF_COUNTS(dtype, stream)                                                                             \
     switch (count) {                                                                                         \
         EF_COUNT(1, dtype, stream) EF_COUNT(2, dtype, stream) EF_COUNT(3, dtype, stream)                     \
@@ -101,7 +104,8 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
     }
 #define EF_DTYPE(name)                                                                                       \
     EF_TARGET static void EF(group_##name)(int count, int stream, float *dst, const float *src,              \
-                                           const ef_update *u, int64_t at, int64_t n, double *norms)         \
+                                           const ef_update *u, int64_t at, int64_t n, double *norms,         \
+                                           int64_t stride)                                                   \
     {                                                                                                        \
         if (stream) EF_COUNTS(name, 1)                                                                       \
         else EF_COUNTS(name, 0)                                                                              \
@@ -114,13 +118,13 @@ EF_DTYPE(EF_I8)
 #undef EF_COUNTS
 #undef EF_COUNT
 
-EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
+EF_TARGET static void EF(span)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
                                int64_t n, double *norms, uint64_t *sums, const ef_step *step, int stream)
 {
-    typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *);
+    typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *, int64_t);
     static const group of_dtype[] = {EF(group_EF_F32), EF(group_EF_F16), EF(group_EF_BF16), EF(group_EF_I8)};
     static const int most[] = EF_GROUP_SIZES;
-    float scratch[EF_TILE] __attribute__((aligned(64)));
+    float scratch[EF_SPAN * EF_TILE] __attribute__((aligned(64)));
     const float *src = base ? base + at : NULL;
     if (!src) {
         memset(scratch, 0, (size_t)n * 4);
@@ -135,7 +139,7 @@ EF_TARGET static void EF(tile)(float *out, const float *base, const ef_update *u
         size = (same - j + size - 1) / size;
         const int last = j + size == count && !step;
         float *dst = last ? out + at : scratch;
-        of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j);
+        of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j, count);
         /* While this group's part is still in the cache. */
         for (int64_t g = j; sums && g < j + size; g++)
             EF(words)((const unsigned char *)u[g].data + at * ef_size(u[g].dtype), n * ef_size(u[g].dtype) / 4,

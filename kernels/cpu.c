@@ -21,6 +21,7 @@ static inline __attribute__((always_inline)) int64_t ef_size(int dtype)
     return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2;
 }
 
+_Static_assert(EF_GRAIN % EF_SPAN == 0, "a grain is whole spans");
 _Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is a scale block");
 
 #include "simd_generic.h"
@@ -99,19 +100,18 @@ typedef struct {
     double *partial; /* tiles x count */
     uint64_t *sums;  /* tiles x count x 2, or NULL */
     const ef_step *step;
-    int stream;
+    int stream, span; /* span: tiles at once */
 } sum_job;
 
 static void sum_grain(void *context, int64_t grain)
 {
     const sum_job *job = context;
     const fp_state fp = fp_enter();
-    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
-        const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
+    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t += job->span) {
+        const int64_t at = t * EF_TILE, most = job->span * EF_TILE, n = job->n - at < most ? job->n - at : most;
         double *norms = job->partial + t * job->count;
         uint64_t *sums = job->sums ? job->sums + t * job->count * 2 : NULL;
-        job->isa->tile(job->out, job->base, job->u, job->count, at, n, norms, sums, job->step,
-                       job->stream);
+        job->isa->span(job->out, job->base, job->u, job->count, at, n, norms, sums, job->step, job->stream);
     }
     fp_leave(fp);
 #if defined(__x86_64__)
@@ -128,7 +128,7 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     const int64_t tiles = (n + EF_TILE - 1) / EF_TILE, grains = (tiles + EF_GRAIN - 1) / EF_GRAIN;
     double few[128];
     uint64_t few_sums[256];
-    sum_job job = {ef_isa_now(), out, base, u, count, n, few, checksums ? few_sums : NULL, step, 0};
+    sum_job job = {ef_isa_now(), out, base, u, count, n, few, checksums ? few_sums : NULL, step, 0, 1};
     void *many = NULL;
     if (tiles * count > (int64_t)(sizeof few / sizeof *few)) {
         many = malloc((size_t)(tiles * count) * (sizeof *job.partial + 2 * sizeof *job.sums));
@@ -140,6 +140,9 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= STREAM_BYTES && written % 64 == 0 && (step || out != base);
+    /* Memory likes long stretches, which float32 waits for; narrow types wait for the L1 cache. */
+    for (int64_t j = 0; j < count; j++)
+        if (u[j].dtype == EF_F32 && n * 4 >= STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);
     for (int64_t j = 0; j < count; j++) norms[j] = 0;
     for (int64_t t = 0; t < tiles; t++)

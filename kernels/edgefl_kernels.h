@@ -10,6 +10,7 @@
 #define EF_ABI 4
 
 #define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
+#define EF_SPAN 8          /* most tiles in one pass over a group of updates */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
 #define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */
 #define EF_GROUP 6         /* most updates read in one pass over a tile */
@@ -57,10 +58,10 @@ typedef struct {
 /* One instruction set's functions. Offsets and counts are in elements (checksum: 32-bit words). */
 typedef struct {
     const char *name;
-    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i]; norms[j] = the block's squared norm; unless sums is
-     * NULL, sums[2j], sums[2j + 1] += the block's words' two sums (see below). With a step, its vectors are
-     * written and out is not. */
-    void (*tile)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
+    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i] for i < n <= EF_SPAN * EF_TILE; norms[t * count + j] =
+     * the squared norm of update j's tile t; unless sums is NULL, sums[2j], sums[2j + 1] += the span's words' two
+     * sums (see below). With a step, its vectors are written and out is not. */
+    void (*span)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
                  double *norms, uint64_t *sums, const ef_step *step, int stream);
     void (*quantize)(const ef_quantization *q, int64_t at, int64_t n);
     double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
