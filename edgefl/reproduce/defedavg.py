@@ -11,10 +11,8 @@ from edgefl.reproduce.study import Arm, Study
 NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
 PAPER = {
     "non-IID FedAvg": (NIID, "437.6 s against 103.3 s (4.2×)"),
-    "non-IID FAVANO": (NIID, "417.2 s against 103.3 s (4.0×)"),
     "non-IID FedBuff": (NIID, "198.5 s against 103.3 s (1.9×)"),
     "IID FedAvg": (IID, "51.9 s against 26.4 s (2.0×)"),
-    "IID FAVANO": (IID, "424.3 s against 26.4 s (16.1×)"),
     "IID AsySG": (IID, "335.2 s against 26.4 s (12.7×)"),
 }
 """Table I, FashionMNIST, n = 10: emulated seconds to target."""
@@ -35,6 +33,16 @@ def judge(curves: Curves) -> list[Finding]:
                 verdict(sooner(ours, other)),
             )
         )
+    findings.append(
+        Finding(
+            "both reach their targets sooner than FAVANO",
+            "table I, n = 10",
+            "4.0× (non-IID), 16.1× (IID)",
+            "not run",
+            "out of reach",
+            "its interval is not in the paper; with one of your own: strategy.name = favano, interval_s",
+        )
+    )
     return findings
 
 
@@ -49,7 +57,7 @@ def _against(other: list[float], mine: list[float]) -> str:
     return f"{text(other)} against {text(mine)}" + ("" if math.isnan(ratio) else f" ({ratio:.1f}×)")
 
 
-_IID = "data.partition=iid"
+_IID = ("data.partition=iid", "training.lr=0.005")
 
 study = Study(
     name="defedavg",
@@ -60,16 +68,9 @@ study = Study(
         Arm(NIID, ("strategy.name=defedavg-niid", "strategy.participants=10")),
         Arm("non-IID FedAvg", ("strategy.name=fedavg", "strategy.cohort=10")),
         Arm("non-IID FedBuff", ("strategy.name=fedbuff", "strategy.buffer_size=10")),
-        Arm(IID, ("strategy.name=defedavg-iid", "strategy.buffer_size=10", _IID)),
-        Arm("IID FedAvg", ("strategy.name=fedavg", "strategy.cohort=10", _IID)),
-        Arm(
-            "non-IID FAVANO", ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")
-        ),
-        Arm(
-            "IID FAVANO",
-            ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05", _IID),
-        ),
-        Arm("IID AsySG", ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1", _IID)),
+        Arm(IID, ("strategy.name=defedavg-iid", "strategy.buffer_size=10", *_IID)),
+        Arm("IID FedAvg", ("strategy.name=fedavg", "strategy.cohort=10", *_IID)),
+        Arm("IID AsySG", ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1", *_IID)),
     ),
     judge=judge,
     notes=(
