@@ -124,28 +124,33 @@ class Client:
             compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
         if task.cut is not None:
             amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
-        self._fail(task)
+        if failpoints.armed():
+            self._fail(task)
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # still the version that was trained
-        checksum = self._writer.checksum(self._raw)
-        if failpoints.hit("alter", task.client, task.trip):
-            self._transport.put(task, 0, ~self._raw[:1])
+        checksum, version = self._writer.checksum(self._raw), task.version
+        if failpoints.armed():
+            version -= failpoints.hit("stale", task.client, task.trip)
+            if failpoints.hit("alter", task.client, task.trip):
+                self._transport.put(task, 0, ~self._raw[:1])
         if self._workload.experiment.server.transport == "shm":
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        phases = (down, compute, up)
         return wire.Done(
             client=task.client,
             epoch=self._spec.epoch,
             task=task.task,
             slot=task.slot,
-            trained_version=task.version - failpoints.hit("stale", task.client, task.trip),
+            trained_version=version,
             examples=workload.examples(task.client),
             steps=result.steps,
             loss=result.loss if math.isfinite(result.loss) else math.nan,
             checksum=checksum,
             flops=compute.work,
-            trip=wire.Spent(sum(s.declared_s for s in phases), sum(s.achieved_s for s in phases)),
+            trip=wire.Spent(
+                down.declared_s + compute.declared_s + up.declared_s,
+                down.achieved_s + compute.achieved_s + up.achieved_s,
+            ),
             down=wire.Spent(down.declared_s, down.achieved_s),
             compute=wire.Spent(compute.declared_s, compute.achieved_s),
             up=wire.Spent(up.declared_s, up.achieved_s),

@@ -7,7 +7,6 @@ client or wait for an instant is handed to an `Outbox`.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -67,9 +66,9 @@ class _Trip:
             order.version,
             order.trip,
             self.sent_s,
-            received_s=self.sent_s + done.down.achieved_s,
-            arrived_s=self.arrived_s,
-            staleness=self.staleness,
+            self.sent_s + done.down.achieved_s,
+            self.arrived_s,
+            self.staleness,
             examples=done.examples,
             steps=done.steps,
             loss=done.loss,
@@ -117,17 +116,17 @@ class Executor:
 
     def handle(self, event: Event) -> None:
         """Journal an event, ask the core, and do what it says."""
-        self._carry_out(deque(self._decide(event)))
+        self._carry_out(self._decide(event))
 
     def carry_out(self, actions: Iterable[Action]) -> None:
         """Do what the core had asked for before an interruption."""
-        self._carry_out(deque(actions))
+        self._carry_out(list(actions))
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
         if self.deferred is not None:
             action, self.deferred = self.deferred, None
-            self._carry_out(deque([action]))
+            self._carry_out([action])
 
     def arrived(self, done: wire.Done, lease: Lease, at_s: float) -> None:
         """A client's update is whole in its slot. `WireError` if it says so a second time."""
@@ -190,10 +189,9 @@ class Executor:
         self.watch.to(before)
         return actions
 
-    def _carry_out(self, actions: deque[Action]) -> None:
-        while actions:
-            action = actions.popleft()
-            if isinstance(action, Sum):
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:  # a sum's own actions come behind those that are waiting
+            if type(action) is Sum:
                 entry = self.aggregator.free_entry()
                 if entry is None:
                     self.deferred = action

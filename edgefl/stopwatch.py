@@ -25,12 +25,11 @@ class Stopwatch:
 
     def to(self, stage: str) -> str:
         """Start charging ``stage``; returns the stage that was on."""
-        now_ns = self._clock_ns()
-        before = self._stage
-        self.ns[before] += now_ns - self._since_ns
+        now_ns, before, ns = self._clock_ns(), self._stage, self.ns
+        ns[before] += now_ns - self._since_ns
         self._since_ns, self._stage = now_ns, stage
-        if stage not in self.ns:
-            self.ns[stage] = self.calls[stage] = 0
+        if stage not in ns:
+            ns[stage] = self.calls[stage] = 0
         self.calls[stage] += 1
         return before
 

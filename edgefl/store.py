@@ -152,8 +152,9 @@ class Store:
         )
 
     def _forget(self) -> None:
-        self._journal: list[tuple[int, bytes]] = []
-        self._trips: list[tuple[Any, ...]] = []
+        # Events and trips wait as they are: encoding many at once costs half as much as one now and then.
+        self._journal: list[tuple[int, Event]] = []
+        self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
         self._finished: dict[int, list[Any]] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
@@ -175,20 +176,12 @@ class Store:
     def journal(self, event: Event) -> int:
         """Append ``event``; returns its number, from 1."""
         self._seq += 1
-        self._journal.append((self._seq, event_encoder.encode(event)))
+        self._journal.append((self._seq, event))
         return self._seq
 
     def trip(self, row: TripRow) -> None:
         """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
-        sent, seen = row[-2:]
-        self._trips.append(
-            (
-                *row[:-2],
-                sent if sent is None else to_signed(sent),
-                seen if seen is None else to_signed(seen),
-                self._seq,
-            )
-        )
+        self._trips.append((row, self._seq))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
@@ -285,8 +278,11 @@ class Store:
         On `RunError` (disk full, locked) nothing was written and everything still waits.
         """
         batches: list[tuple[str, list[Any]]] = [
-            ("INSERT INTO journal VALUES (?, ?)", self._journal),
-            (_INSERT_TRIP, self._trips),
+            (
+                "INSERT INTO journal VALUES (?, ?)",
+                [(seq, event_encoder.encode(event)) for seq, event in self._journal],
+            ),
+            (_INSERT_TRIP, [_columns(row, seq) for row, seq in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
             (_FINISH_TRIP, list(self._finished.values())),
             *self._rows.items(),
@@ -381,6 +377,16 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _columns(row: TripRow, seq: int) -> tuple[Any, ...]:
+    sent, seen = row[-2:]
+    return (
+        *row[:-2],
+        sent if sent is None else to_signed(sent),
+        seen if seen is None else to_signed(seen),
+        seq,
+    )
 
 
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}

@@ -25,6 +25,7 @@ class UpdateWriter:
     def __init__(self, buffer: ParameterBuffer, upload: Literal["delta", "model"]) -> None:
         self._buffer, self._shape, self._upload = buffer, buffer.shape, upload
         self._format = buffer.shape.update_format
+        self._backend = kernels.backend()
 
     def write(self, raw: Raw, client: int, trained: Floats, base: Floats, start: int, stop: int) -> None:
         """Write bytes ``start`` to ``stop``, in order; an update that is rounded is written whole at 0.
@@ -54,7 +55,7 @@ class UpdateWriter:
     def checksum(self, raw: Raw) -> int:
         """Of a whole update."""
         values, scales = self._parts(raw)
-        return with_scales(kernels.checksum(values), scales)
+        return with_scales(kernels.checksum(values, self._backend), scales)
 
     def _parts(self, raw: Raw) -> tuple[kernels.arguments.Update, Floats | None]:
         return self._format.values(raw, self._shape.size), self._format.scales(raw, self._shape.size)

@@ -150,9 +150,10 @@ class Phase:
         """Close the phase, wait out what is left of it, and report it."""
         if self._ended:
             raise ValueError("end() on a phase that has ended")
-        self._pacer.hold(self._due_ns)
+        declared_s, due_ns = self.declared_s, self._due_ns
+        self._pacer.hold(due_ns)
         self._ended = True
-        return self._pacer.close(self.work, self.declared_s, self._due_ns)
+        return self._pacer.close(self.work, declared_s, due_ns)
 
 
 class Pacer:
@@ -207,19 +208,15 @@ class Pacer:
 
     def hold(self, due_ns: float, ahead_ns: int = 0) -> None:
         """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come."""
-        deadline_ns = math.ceil(min(due_ns, NEVER_NS))
-        if deadline_ns > self._clock() + ahead_ns:
-            self._wait(deadline_ns)
+        if due_ns > self._clock() + ahead_ns:
+            self._wait(math.ceil(min(due_ns, NEVER_NS)))
 
     def close(self, work: float, declared_s: float, due_ns: float) -> Spent:
         """Record that the running phase ended now; the next one is scheduled to start at ``due_ns``."""
         now_ns = self._clock()
-        spent = Spent(
-            work=work,
-            declared_s=declared_s,
-            achieved_s=(now_ns - self._last_ns) / self.ns_per_emulated_s,
-            lateness_s=max(0.0, (now_ns - due_ns) / self.ns_per_emulated_s),
-        )
+        achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
+        lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
+        spent = Spent(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)
         self._cursor_ns = due_ns
         self._last_ns = now_ns
         return spent
