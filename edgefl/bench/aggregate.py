@@ -3,7 +3,13 @@
 Every figure of a row counts the same bytes: the K updates and the base read, the result written, which is
 (K+2)·D·4 for float32. The limits are a loop that only reads that much, STREAM's triad and a copy.
 Contenders take turns, so that a host which slows down slows all of them; each figure is the median of at
-least 9 turns. aggregate_contenders.py says who takes part, aggregate_picture.py draws the roofline.
+least 9 turns (fewer, and marked, where one call takes most of a second).
+
+    aggregate_work.py         the arrays
+    aggregate_contenders.py   who takes part
+    aggregate_frameworks.py   Flower, NVFlare and pfl-research, where they are installed
+    aggregate_tables.py       what is printed
+    aggregate_picture.py      the roofline
 """
 
 from __future__ import annotations
@@ -14,27 +20,39 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from edgefl import kernels
-from edgefl.bench.aggregate_contenders import NEEDS_STACK, Call, contenders, work_of
+from edgefl.bench.aggregate_contenders import ONE_THREAD, SPIN, contenders
+from edgefl.bench.aggregate_tables import show
+from edgefl.bench.aggregate_work import DTYPES, Call, work_of
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
 QUICK = ((62_006, 5), (1_000_000, 10))
-TYPED = ((1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
+TYPED = ((468_458, 10), (1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
 """Sizes at which the other types of updates are measured."""
+SINGLE = (10, 32)
+"""Updates with which one thread alone is measured, too."""
+TURNS = 9
 _TURN_S = 0.004
 """A turn repeats a contender's call until it takes about as long."""
+_SLOW_S = 5.0
+"""Past this many seconds a contender gets fewer turns, but three."""
 _CALM_S = 0.04
-"""Pause before a turn: the threads of BLAS and OpenMP spin for some 30 ms after their own."""
-_LARGEST_ROW_BYTES = 3 << 30
+"""Pause after threads that spin for some 30 ms after their work, those of BLAS and OpenMP."""
+_LARGEST_ROW_BYTES = 6e9
+"""More takes minutes a row and is as far beyond any cache."""
+
+
+class Row(NamedTuple):
+    parameters: int
+    updates: int
+    dtype: str
+    threads: int
 
 
 def run(
@@ -46,25 +64,23 @@ def run(
 
     ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, and for each contender its ``seconds`` (median), ``spread``
-    (interquartile range over median), ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (against the read
-    loop; None without the C extension). ``skipped`` names the sizes that memory did not allow.
+    (interquartile range over median), ``turns``, ``gbytes_per_s``, ``updates_per_s`` and ``of_limit``
+    (against the read loop; None without the C extension). ``skipped`` names the rows too large to measure.
     """
-    repetitions, everything = 9 if quick else 11, kernels.threads()
-    grid = list(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]))
-    typed = QUICK[1:] if quick else [size for size in TYPED if sizes is None or size in grid]
-    wanted = [(*size, "float32", everything) for size in grid]
-    wanted += [(*size, "float32", 1) for size in grid if everything > 1 and (quick or size[1] == 10)]
-    wanted += [(*size, dtype, everything) for size in typed for dtype in ("float16", "bfloat16", "int8")]
-    most_bytes = min(_LARGEST_ROW_BYTES, int(0.5 * psutil.virtual_memory().available))
-    fits = [row for row in wanted if (row[1] + 2) * row[0] * 4 <= most_bytes]
+    wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
+    most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
+    fits = [row for row in wanted if (row.updates + 2) * row.parameters * 4 <= most_bytes]
+    started = time.monotonic()
     result = {
         "host": _host(),
         "call_overhead_us": _call_overhead_us(),
-        "repetitions": repetitions,
+        "turns": TURNS,
         "skipped": [list(row) for row in wanted if row not in fits],
-        "rows": [_measured(*row, repetitions=repetitions) for row in fits],
+        "rows": [_measured(row) for row in fits],
+        "seconds": None,
     }
-    _print(result)
+    result["seconds"] = round(time.monotonic() - started, 1)
+    show(result)
     if json_path is not None:
         from edgefl.bench.aggregate_picture import draw
 
@@ -72,6 +88,17 @@ def run(
         path.write_text(json.dumps(result, indent=2) + "\n")
         draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
     return result
+
+
+def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[Row]:
+    """All sizes as float32 on all threads; some on one thread, too, and some with the other types."""
+    everything = kernels.threads()
+    rows = [Row(*size, "float32", everything) for size in sizes]
+    if everything > 1:
+        rows += [Row(*size, "float32", 1) for size in sizes if quick or size[1] in SINGLE]
+    typed = [size for size in sizes if size in (QUICK[1:] if quick else TYPED)]
+    rows += [Row(*size, dtype, everything) for size in typed for dtype in list(DTYPES)[1:]]
+    return rows
 
 
 def _host() -> dict[str, Any]:
@@ -115,33 +142,31 @@ def _call_overhead_us() -> float:
     return round(best * 1e6, 2)
 
 
-def _measured(parameters: int, updates: int, dtype: str, threads: int, *, repetitions: int) -> dict[str, Any]:
-    work = work_of(parameters, updates, dtype, threads)
-    kernels.set_threads(threads)
+def _measured(row: Row) -> dict[str, Any]:
+    work = work_of(*row)
+    kernels.set_threads(row.threads)
     try:
         calls = dict(contenders(work))
-        if threads == 1:  # only what one thread of ours does; the others' threads are their own
-            calls = {
-                name: call for name, call in calls.items() if name.startswith("edgefl") or "read" in name
-            }
-        counts = {name: _warm(call) for name, call in calls.items()}
+        if row.threads == 1:  # only what one thread of ours does; the others' threads are their own
+            calls = {name: call for name, call in calls.items() if name in ONE_THREAD}
+        counts = {name: _calls_a_turn(call) for name, call in calls.items()}
         turns: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(repetitions):
+        spinning = False
+        for turn in range(TURNS):
             for name, call in calls.items():
+                if turn >= 3 and sum(turns[name]) > _SLOW_S:
+                    continue
+                if spinning:
+                    time.sleep(_CALM_S)
                 turns[name].append(_timed(call, counts[name]))
+                spinning = name in SPIN
     finally:
         kernels.set_threads(None)
     limit = float(np.median(turns["read loop"])) if "read loop" in turns else None
-    return {
-        "parameters": parameters,
-        "updates": updates,
-        "dtype": dtype,
-        "threads": threads,
-        "bytes": work.moved_bytes,
-        "contenders": {
-            name: _figures(samples, work.moved_bytes, updates, limit) for name, samples in turns.items()
-        },
+    figures = {
+        name: _figures(samples, work.moved_bytes, row.updates, limit) for name, samples in turns.items()
     }
+    return row._asdict() | {"bytes": work.moved_bytes, "contenders": figures}
 
 
 def _figures(samples: list[float], moved_bytes: int, updates: int, limit_s: float | None) -> dict[str, Any]:
@@ -149,14 +174,14 @@ def _figures(samples: list[float], moved_bytes: int, updates: int, limit_s: floa
     return {
         "seconds": seconds,
         "spread": (high - low) / seconds,
+        "turns": len(samples),
         "gbytes_per_s": moved_bytes / seconds / 1e9,
         "updates_per_s": updates / seconds,
         "of_limit": None if limit_s is None else limit_s / seconds,
     }
 
 
-def _warm(call: Call) -> int:
-    """Calls that make one turn."""
+def _calls_a_turn(call: Call) -> int:
     call()
     started = time.perf_counter()
     call()
@@ -164,97 +189,9 @@ def _warm(call: Call) -> int:
 
 
 def _timed(call: Call, count: int) -> float:
-    time.sleep(_CALM_S)
-    call()
+    if count > 1:  # a longer one finds nothing of the last turn in a cache anyway
+        call()
     started = time.perf_counter()
     for _ in range(count):
         call()
     return (time.perf_counter() - started) / count
-
-
-# ---- tables --------------------------------------------------------------------------------------
-
-_SHORT = {
-    "edgefl c": "c",
-    "edgefl numba": "numba",
-    "edgefl cuda": "cuda",
-    "BLAS gemv": "gemv*",
-    "torch addmv": "addmv*",
-    "torch _foreach": "foreach",
-    "numpy by layer": "numpy",
-    "pfl-research": "pfl",
-    "STREAM triad": "triad",
-    "read loop": "read",
-    "copy (one thread)": "copy",
-}
-
-
-def _print(result: dict[str, Any]) -> None:
-    host, rows, console = result["host"], result["rows"], Console()
-    most = [row for row in rows if row["dtype"] == "float32" and row["threads"] == host["threads"]]
-    names = list(dict.fromkeys(name for row in most for name in row["contenders"]))
-    table = _table(
-        "Weighted sum of K float32 updates of D: GB/s", [_SHORT.get(n, n) for n in names] + ["c/r"]
-    )
-    for row in most:
-        figures = row["contenders"]
-        cells = [f"{figures[n]['gbytes_per_s']:.1f}" if n in figures else "" for n in names]
-        table.add_row(_size(row), *cells, _ratio(figures.get("edgefl c", {}).get("of_limit")))
-    console.print(table)
-    single = [row for row in rows if row["threads"] == 1 != host["threads"]]
-    if single:
-        columns = list(dict.fromkeys(name for row in single for name in row["contenders"]))
-        table = _table("On one thread: GB/s", [_SHORT.get(n, n) for n in columns])
-        for row in single:
-            table.add_row(_size(row), *(f"{row['contenders'][n]['gbytes_per_s']:.1f}" for n in columns))
-        console.print(table)
-    _print_types(console, most, [row for row in rows if row["dtype"] != "float32"])
-    console.print(
-        f"{host['cpu']}, {host['cores']} cores, {host['threads']} threads, {host['backend']} "
-        f"({host['instruction_set']}), load {host['load_1min']}; a call costs "
-        f"{result['call_overhead_us']} μs; medians of {result['repetitions']}"
-    )
-    if any(name in NEEDS_STACK for name in names):
-        console.print("* needs the updates stacked in one matrix; c/r: c against the read loop")
-    if result["skipped"]:
-        sizes = dict.fromkeys(f"{_short(d)}×{k}" for d, k, *_ in result["skipped"])
-        console.print(f"left out for want of memory: {', '.join(sizes)}")
-
-
-def _print_types(console: Console, floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> None:
-    if not typed:
-        return
-    table = _table(
-        "Other types of updates, c: updates/s, and against float32", ["updates/s", "times", "GB/s", "c/read"]
-    )
-    for row in typed:
-        same = [r for r in floats if (r["parameters"], r["updates"]) == (row["parameters"], row["updates"])]
-        figures = row["contenders"].get("edgefl c")
-        if figures is None:
-            continue
-        times = (
-            figures["updates_per_s"] / same[0]["contenders"]["edgefl c"]["updates_per_s"] if same else None
-        )
-        cells = (f"{figures['updates_per_s']:.0f}", _ratio(times), f"{figures['gbytes_per_s']:.1f}")
-        table.add_row(f"{_size(row)} {row['dtype']}", *cells, _ratio(figures["of_limit"]))
-    console.print(table)
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title)
-    table.add_column("D × K", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _size(row: dict[str, Any]) -> str:
-    return f"{_short(row['parameters'])}×{row['updates']}"
-
-
-def _short(parameters: int) -> str:
-    return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.0f}k"
