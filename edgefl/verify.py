@@ -135,7 +135,7 @@ class _Replay:
         checksum = self._train(order, base, steps)
         self._buffer.accepted(order.client)
         self._updates += 1
-        if sent and sent != checksum:
+        if sent != checksum:
             raise RunError(
                 f"the update of task {task} (client {order.client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from edgefl.errors import ConfigError, ProfileError, unknown
+from edgefl.errors import ConfigError, ProfileError, RunError, unknown
 
 if TYPE_CHECKING:
     from edgefl.emulation.schema import Profile
@@ -130,7 +131,7 @@ def export(
     if out is not None:
         if out.exists():
             raise ConfigError(f"--out {out}: exists; remove it or name another")
-        out.write_bytes(written.content)
+        _put(out, written.content)
         typer.echo(f"wrote {out}")
     elif format_name == "fedscale" and sys.stdout.isatty():
         raise ConfigError("fedscale's files are no text; say where to: --out FILE")
@@ -145,16 +146,27 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         if (folder / file).exists():
             raise ConfigError(f"--out {folder}: {file} exists there; remove it or name another folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
-            (folder / file).write_text(text, encoding="utf-8")
-    except OSError as wrong:
-        raise ConfigError(f"--out {folder}: cannot be written: {wrong.strerror}") from None
+            _put(folder / file, text.encode())
+    except ConfigError:
+        for file in files:
+            with contextlib.suppress(OSError):
+                (folder / file).unlink(missing_ok=True)
+        raise
     if len(files) > LISTED:
         typer.echo(f"wrote {len(files)} files to {folder}")
     else:
         for file in files:
             typer.echo(f"wrote {folder / file}")
+
+
+def _put(path: Path, content: bytes) -> None:
+    from edgefl.report.files import write_bytes
+
+    try:
+        write_bytes(path, content)
+    except RunError as error:
+        raise ConfigError(f"--out {error}") from None
 
 
 def _list(as_json: bool) -> None:

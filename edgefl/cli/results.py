@@ -68,7 +68,8 @@ def verify(
     from edgefl.verify import verify as again
 
     columns = (TextColumn("versions"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("versions", total=None)
         found = again(folder, lambda made, of: progress.update(bar, completed=made, total=of))
     typer.echo(f"same: {found.updates:,} updates, {found.versions:,} versions")

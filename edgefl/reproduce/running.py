@@ -13,7 +13,7 @@ from edgefl.record import Record
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.study import Arm, Study
 from edgefl.result import Result
-from edgefl.run_folder import EXPERIMENT_FILE, resumable
+from edgefl.run_folder import EXPERIMENT_FILE, held, resumable
 
 Say = Callable[[str], None]
 
@@ -59,11 +59,18 @@ def _one(wanted: Experiment, folder: Path, base: Path) -> Result:
     if file.is_file():
         if config.dump(config.load(file)) != config.dump(checked):
             raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
-        with Record(folder) as record:
-            done = record.meta.status == "done"
-        if done:
+        if _done(folder):
             return Result(folder)
         if resumable(folder):
             return supervisor.resume(folder, quiet=True)
-        shutil.rmtree(folder)
+        with held(folder):  # not while another process is about it
+            shutil.rmtree(folder)
     return supervisor.run(wanted, folder, quiet=True, base=base)
+
+
+def _done(folder: Path) -> bool:
+    try:
+        with Record(folder) as record:
+            return record.meta.status == "done"
+    except ConfigError:  # killed before its record was whole
+        return False

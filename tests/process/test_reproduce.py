@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl import ConfigError, config
+from edgefl import ConfigError, config, run_folder
 from edgefl.reproduce import PAPERS, page, running
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.findings import Finding, verdict
@@ -85,6 +85,20 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path
     assert again.accuracy("b") == curves.accuracy("b")  # the same bits
     changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
     assert {path.parent.name for path in changed} == {"b-2"}
+
+
+def test_a_run_killed_before_its_record_was_whole_is_made_again(small: Small, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    one = replace(small, seeds=(1,), arms=small.arms[:1])
+    folder = out / "runs" / "a-1"
+    folder.mkdir(parents=True)
+    settings = config.dump(config.validate(one.experiment(one.arms[0], 1, quick=True), one.path.parent))
+    (folder / "experiment.toml").write_text(settings)
+    with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
+        running.run(one, out, quick=True, say=lambda _: None)
+    assert (folder / "experiment.toml").read_text() == settings
+    (folder / "record.sqlite").write_bytes(b"")
+    assert len(running.run(one, out, quick=True, say=lambda _: None).records["a"]) == 1
 
 
 def test_a_folder_with_other_settings_is_refused(small: Small, tmp_path: Path) -> None:

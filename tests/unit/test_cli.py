@@ -380,6 +380,25 @@ def test_profiles_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "exists; remove it" in capsys.readouterr().err
     assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(out)]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    assert main(["profiles", "export", "lte", "webpagetest", "--out", str(out / "under")]) == 2
+    assert "under cannot be written: File exists" in capsys.readouterr().err
+
+
+def test_an_import_that_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> Path:
+        if path.name == "native.toml":
+            raise RunError(f"{path} cannot be written: No space left on device")
+        return written(path, content)
+
+    written = importlib.import_module("edgefl.report.files").write_bytes
+    monkeypatch.setattr("edgefl.report.files.write_bytes", full)
+    sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
+    assert "No space left" in refused(
+        capsys, 2, "profiles", "import", "webpagetest", str(sample), "--out", str(tmp_path)
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

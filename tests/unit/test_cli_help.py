@@ -18,7 +18,8 @@ def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize(
     "command",
     [
-        *("", "run", "resume", "compare", "report", "trace", "calibrate", "doctor", "bench aggregate"),
+        *("", "run", "resume", "compare", "report", "trace", "verify", "reproduce"),
+        *("calibrate", "doctor", "bench aggregate"),
         *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
     ],
 )
