@@ -268,6 +268,7 @@ int make_streams()
 }
 
 int64_t size_of(int dtype) { return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2; }
+int64_t tiles_of(int64_t n) { return (n + TILE - 1) / TILE; }
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
 /* What every call needs on the device besides vectors. */
@@ -278,8 +279,7 @@ struct results {
 
 int finish(const results &r, int64_t count, int64_t n, double *norms, uint64_t *sums, cudaStream_t stream)
 {
-    const int64_t tiles = (n + TILE - 1) / TILE;
-    if (count) add_norms<<<(unsigned)count, THREADS, 0, stream>>>(r.partial, tiles, count, r.norms);
+    if (count) add_norms<<<(unsigned)count, THREADS, 0, stream>>>(r.partial, tiles_of(n), count, r.norms);
     TRY(cudaGetLastError());
     TRY(cudaMemcpyAsync(norms, r.norms, count * sizeof(double), cudaMemcpyDeviceToHost, stream));
     if (sums) TRY(cudaMemcpyAsync(sums, r.sums, count * sizeof(words), cudaMemcpyDeviceToHost, stream));
@@ -289,14 +289,12 @@ int finish(const results &r, int64_t count, int64_t n, double *norms, uint64_t *
 
 size_t results_bytes(int64_t count, int64_t n)
 {
-    const int64_t tiles = (n + TILE - 1) / TILE;
-    return padded(tiles * count * WARPS * 8) + padded(count * 8) + padded(count * sizeof(words));
+    return padded(tiles_of(n) * count * WARPS * 8) + padded(count * 8) + padded(count * sizeof(words));
 }
 
 results make_results(int64_t count, int64_t n)
 {
-    const int64_t tiles = (n + TILE - 1) / TILE;
-    return {(double *)device.take(tiles * count * WARPS * 8), (double *)device.take(count * 8),
+    return {(double *)device.take(tiles_of(n) * count * WARPS * 8), (double *)device.take(count * 8),
             (words *)device.take(count * sizeof(words))};
 }
 

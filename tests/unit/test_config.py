@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edgefl import config
 from edgefl.errors import ConfigError, ProfileError
-from edgefl.experiment import Clock, Data, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.experiment import Clock, Experiment, Fleet, Stop, Training
 
 MINIMAL = """
 [fleet]
@@ -357,66 +356,6 @@ def test_paths_are_found_beside_the_file_from_any_folder(
     assert found.fleet.network == {mine: "lte", "pi-4": "wifi"}
     assert found.data.labels == {mine: [0], "pi-4": [1]}
     assert found.data.path == str(tmp_path / "data")
-
-
-# ---- from Python -------------------------------------------------------------------------------
-
-
-def test_python_may_give_tables_and_numpy_scalars() -> None:
-    given = Experiment(
-        fleet={"devices": {"pi-4": np.int64(3)}},  # type: ignore[arg-type]
-        seed=np.int32(7),  # type: ignore[arg-type]
-        training=Training(lr=np.float32(0.5), steps=2),  # type: ignore[arg-type]
-        stop={"accuracy": 1},  # type: ignore[arg-type]
-        evaluation=Evaluation(every_versions=1),
-        strategy={"name": "fedbuff", "shape": (1, 2)},
-    )
-    found = config.validate(given)
-    assert found.fleet == Fleet(devices={"pi-4": 3})
-    assert (found.seed, type(found.seed)) == (7, int)
-    assert found.training == Training(lr=0.5, steps=2)
-    assert found.stop == Stop(accuracy=1.0)
-    assert found.strategy == {"name": "fedbuff", "shape": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (Experiment(fleet=None, stop=Stop(trips=1)), "fleet.*missing"),  # type: ignore[arg-type]
-        (Experiment(fleet=Fleet(devices={"pi-4": 1})), "stop: no end given"),
-        (
-            Experiment(fleet=Fleet(devices={3: 1}), stop=Stop(trips=1)),
-            "fleet.devices: keys must be strings, got 3",
-        ),  # type: ignore[dict-item]
-        (
-            Experiment(
-                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}
-            ),
-            "strategy.f: expected a string, number, .* got a builtin_function_or_method",
-        ),
-        (
-            Experiment(
-                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": None}
-            ),
-            "strategy.f: expected a string, number, .* got a NoneType",
-        ),
-        (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), model=Model(args={3: 1})),  # type: ignore[dict-item]
-            "model.args: keys must be strings, got 3",
-        ),
-        (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), data=Data(path="\udcff")),
-            r"data.path: expected text that UTF-8 can hold, got '/.*\\udcff'",
-        ),
-        (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),  # type: ignore[arg-type]
-            "seed: expected a whole number, got '1'",
-        ),
-    ],
-)
-def test_python_gets_the_same_errors(given: Experiment, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        config.validate(given)
 
 
 def test_validating_twice_changes_nothing(toml: Path) -> None:

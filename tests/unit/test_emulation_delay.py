@@ -1,0 +1,63 @@
+"""Declared delays: their distributions, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgefl.emulation import load_device
+from edgefl.emulation.delay import Delay
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+DELAYS = [
+    Delay(dist="uniform", low_s=1.0, high_s=2.0),
+    Delay(dist="half-normal", scale_s=math.sqrt(math.pi / 2)),
+    Delay(dist="exponential", mean_s=3.0),
+    Delay(dist="log-normal", median_s=2.0, sigma=0.5),
+    Delay(dist="pareto", min_s=1.0, alpha=4.0),
+    Delay(dist="list", values_s=(1.0, 2.0, 6.0)),
+]
+
+
+@pytest.mark.parametrize("delay", DELAYS, ids=lambda d: d.dist)
+def test_delays_have_their_mean_and_are_never_negative(delay: Delay) -> None:
+    assert delay.problem() is None
+    generator = rng(11)
+    drawn = np.array([delay.draw(generator) for _ in range(8000)])
+    assert drawn.min() >= 0
+    assert abs(drawn.mean() - delay.mean) < 4.5 * drawn.std() / math.sqrt(8000)
+
+
+def test_fedbuffs_clients_have_mean_one() -> None:
+    delay = load_device("paper-half-normal").delay_model
+    assert delay is not None
+    assert delay.mean == pytest.approx(1.0)
+
+
+def test_a_heavy_pareto_has_no_mean() -> None:
+    assert Delay(dist="pareto", min_s=1.0, alpha=1.0).mean == math.inf
+
+
+@pytest.mark.parametrize(
+    ("delay", "field"),
+    [
+        (Delay(dist="uniform", low_s=2.0, high_s=1.0), "high_s"),
+        (Delay(dist="uniform", low_s=1.0), "high_s"),
+        (Delay(dist="exponential", mean_s=0.0), "mean_s"),
+        (Delay(dist="exponential", mean_s=-1.0), "mean_s"),
+        (Delay(dist="exponential", mean_s=math.nan), "mean_s"),
+        (Delay(dist="exponential", mean_s=1.0, sigma=2.0), "sigma"),
+        (Delay(dist="list", values_s=()), "values_s"),
+        (Delay(dist="log-normal", median_s=1.0, sigma=math.inf), "sigma"),
+    ],
+)
+def test_wrong_delays_are_named(delay: Delay, field: str) -> None:
+    problem = delay.problem()
+    assert problem is not None
+    assert problem[0] == field
