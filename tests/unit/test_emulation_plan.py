@@ -1,0 +1,154 @@
+"""A trip decided before it starts, and the delays that may set its length."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from trip_parts import device, network, plan, rng
+
+from edgefl.emulation import load_device, load_network
+from edgefl.emulation.delay import Delay
+from edgefl.emulation.link import Link, Transfer, move
+from edgefl.emulation.pacing import Pacer
+from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.seeds import stream
+
+SOURCES = {"all": "a test"}
+
+
+def test_a_trip_is_download_training_and_upload() -> None:
+    found = plan(device(), network(rate_mbps=8.0, delay_ms=100.0), rng())
+    assert (found.down_s, found.up_s) == (pytest.approx(1.1), pytest.approx(0.6))
+    assert found.compute_s == pytest.approx(2.0)
+    assert found.total_s == pytest.approx(3.7)
+
+
+def test_the_same_stream_gives_the_same_trip() -> None:
+    lossy = network(rate_mbps=8.0, delay_ms=100.0, jitter_ms=9.0, jitter_dist="normal", loss_pct=3.0)
+    delayed = device(delay_model=Delay(dist="exponential", mode="add", mean_s=2.0))
+    trips = [plan(delayed, lossy, stream(7, "trip", 3, 5)) for _ in range(2)]
+    assert trips[0] == trips[1]
+    assert trips[0] != plan(delayed, lossy, stream(7, "trip", 3, 6))
+
+
+def test_a_replacing_delay_is_the_whole_trip() -> None:
+    drawn = Delay(dist="uniform", low_s=8.0, high_s=12.0)
+    found = plan(device(delay_model=drawn), load_network("edge"), rng(4))
+    assert found.total_s == found.compute_s == pytest.approx(drawn.draw(rng(4)))
+    assert found.compute_rate_per_s == pytest.approx(3.5e9 / found.compute_s)
+    assert found.compute_lead_s == 0.0
+
+
+def test_an_adding_delay_lengthens_the_training() -> None:
+    net = network(rate_mbps=8.0)
+    found = plan(device(delay_model=Delay(dist="list", mode="add", values_s=(4.0,))), net, rng())
+    assert found.compute_s == pytest.approx(6.0)
+    assert found.down_s == 1.0
+
+
+def test_a_delay_with_no_work_to_stretch_is_a_lead() -> None:
+    found = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    assert found.compute_rate_per_s == math.inf
+    assert 8 <= found.compute_lead_s == found.total_s <= 12
+
+
+def test_the_paced_client_takes_the_plans_times() -> None:
+    now = [0]
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    pacer = Pacer(time_scale=3.0, wait=wait, clock=lambda: now[0])
+    trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), flops=8.82e8)
+    pacer.begin(0)
+    down = move(pacer, trip.down, lambda start, stop: None)
+    training = trip.compute(pacer)
+    for _ in range(5):
+        training.done(trip.flops / 5)
+    computed = training.end()
+    up = move(pacer, trip.up, lambda start, stop: None)
+    assert down.achieved_s == pytest.approx(trip.down_s)
+    assert computed.achieved_s == pytest.approx(trip.compute_s) == pytest.approx(1.0)
+    assert up.achieved_s == pytest.approx(trip.up_s)
+    assert now[0] == pytest.approx(trip.total_s * 3e9)
+
+
+def test_a_device_with_a_slowdown_must_be_an_individual_first() -> None:
+    with pytest.raises(ValueError, match=r"device\.individual"):
+        plan(load_device("paper-defedavg"), load_network("defedavg-400"), rng())
+
+
+def test_individuals_of_defedavg_span_its_range() -> None:
+    kind = load_device("paper-defedavg")
+    rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
+    slowdown = 10e9 / np.array(rates)
+    assert 1 <= slowdown.min() < 1.1
+    assert 4.9 < slowdown.max() <= 5
+    assert abs(slowdown.mean() - 3) < 4 * (4 / math.sqrt(12)) / 20
+    assert kind.individual(stream(0, "device", 3)).train_flop_per_s == rates[3]
+
+
+def test_a_device_without_a_slowdown_draws_nothing() -> None:
+    generator = rng(1)
+    assert load_device("pi-4").individual(generator) == load_device("pi-4")
+    assert generator.random() == rng(1).random()
+
+
+@pytest.mark.parametrize("flops", [-1.0, math.nan, math.inf])
+def test_flops_must_be_a_number(flops: float) -> None:
+    with pytest.raises(ValueError, match="flops must be"):
+        plan(device(), network(), rng(), flops=flops)
+
+
+def test_declared_time_of_an_empty_transfer_on_an_unlimited_link() -> None:
+    assert Transfer(0, 0, 0, 0.0, math.inf, 1).declared_s == 0.0
+
+
+def whole() -> TripPlan:
+    """1 s down, 4 s for 4 steps of 3.5 GFLOP, 0.5 s up."""
+    found = plan(device(), network(rate_mbps=8.0), rng(), flops=7e9)
+    assert (found.down_s, found.compute_s, found.up_s) == (1.0, 4.0, 0.5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "steps", "tail_s", "total_s"),
+    [
+        (0.0, 0, 0.0, 1.5),  # the download is not stopped
+        (1.0, 0, 0.0, 1.5),
+        (1.5, 0, 0.5, 2.0),
+        (2.0, 1, 0.0, 2.5),  # a step that ends with the budget counts
+        (3.75, 2, 0.75, 4.25),
+        (5.0, 4, 0.0, 5.5),
+        (9.0, 4, 4.0, 9.5),  # done, and waiting
+    ],
+)
+def test_a_trip_cut_short(budget_s: float, steps: int, tail_s: float, total_s: float) -> None:
+    found = whole().within(budget_s, [1.75e9] * 4)
+    assert (found.steps, found.flops) == (steps, steps * 1.75e9)
+    assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
+    assert found.total_s == pytest.approx(total_s, abs=1e-12)
+
+
+def test_a_trip_cut_short_waits_out_its_lead() -> None:
+    slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    assert slow.within(5.0, []).total_s == 5.0
+    assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
+
+
+def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
+    """FedBuff, C.2: T_i ~ Exp(1/(λ·n_i))."""
+    delay = Delay(dist="exponential", per="example", mean_s=0.5)
+    assert delay.draw(rng(3), examples=40) == 40 * delay.draw(rng(3))
+    generator = rng()
+    drawn = np.array([delay.draw(generator, 40) for _ in range(8000)])
+    assert drawn.mean() == pytest.approx(0.5 * 40, rel=0.05)
+    assert drawn.std() == pytest.approx(0.5 * 40, rel=0.05)
+    assert Delay(dist="exponential", mean_s=0.5).draw(rng(3), 40) == delay.draw(rng(3))
+    generator = rng(3)
+    found = plan_trip(
+        device(delay_model=delay), Link(load_network("none"), generator), generator, 9, 1e9, 9, None, 40
+    )
+    assert found.total_s == pytest.approx(delay.draw(rng(3), 40))
