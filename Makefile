@@ -2,7 +2,7 @@
 #   make demo       24 phones on this machine, FedStaleWeight beside FedBuff, into runs/demo
 #   make test       every test that is not marked slow
 #   make check      lint, types and the fast tests
-#   make bench   what sums, arriving updates and clients cost, beside the limits, into runs/bench
+#   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
 #   make soak       the long proofs: thousands of trips, hundreds of processes
 #   make clean      remove what was built and run here
