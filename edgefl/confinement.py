@@ -52,9 +52,9 @@ def secured(experiment: Experiment) -> Iterator[Means]:
     with contextlib.ExitStack() as stack:
         folders: dict[str, tuple[str, int]] = {}
         if fleet.throttle == "cgroup":
-            folders |= stack.enter_context(_groups("cpu", "throttle", "'paced' and 'sigstop'")).folders()
+            folders |= stack.enter_context(_groups("cpu", "throttle", "'paced' and 'sigstop' need")).folders()
         if memory == "cgroup":
-            folders |= stack.enter_context(_groups("memory", "memory", "'rlimit'")).folders()
+            folders |= stack.enter_context(_groups("memory", "memory", "'rlimit' needs")).folders()
         yield Means(memory, fleet.throttle, folders)
 
 
@@ -63,7 +63,7 @@ def _groups(controller: str, key: str, others: str) -> Groups:
         return Groups([controller])
     except NoGroup as why:
         raise ConfigError(
-            f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} need no privileges"
+            f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
         ) from None
 
 

@@ -93,7 +93,9 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
     assert not any(folder.exists() for folder in made)
 
 
-@pytest.mark.parametrize(("key", "others"), [("throttle", "'paced' and 'sigstop'"), ("memory", "'rlimit'")])
+@pytest.mark.parametrize(
+    ("key", "others"), [("throttle", "'paced' and 'sigstop' need"), ("memory", "'rlimit' needs")]
+)
 def test_a_mechanism_without_the_right_is_refused_before_anything_starts(
     key: str, others: str, tmp_path: Path
 ) -> None:
@@ -106,7 +108,7 @@ def test_a_mechanism_without_the_right_is_refused_before_anything_starts(
     code, out, err = Command(*arguments, before=UNPRIVILEGED).finish()
     assert code == 2
     assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be made in ")
-    assert err.endswith(f"Permission denied; {others} need no privileges\n")
+    assert err.endswith(f"Permission denied; {others} no privileges\n")
     assert err.count("\n") == 1
     assert out == ""
     assert not (tmp_path / "run").exists()
