@@ -42,6 +42,7 @@ def figures(tables: Any) -> None:
             raise Fault(key, f"{key}: must be {rule[1]}, got {shown(value)}")
     _counts(tables["fleet"]["devices"])
     _churn(tables["fleet"].get("churn", {}))
+    _cells(tables["fleet"])
     _name(tables.get("name", "experiment"))
     _training(tables.get("training", {}))
     if not tables.get("stop"):
@@ -221,6 +222,9 @@ _RULES: dict[str, _Rule] = {
     "seed": (lambda v: 0 <= v < 2**63, f"a whole number from 0 to {2**63 - 1}"),
     "fleet.rejoin_s": _NOT_NEGATIVE,
     "fleet.join_spread_s": _NOT_NEGATIVE,
+    "fleet.cells.count": _COUNT,
+    "fleet.cells.uplink_mbps": _POSITIVE,
+    "fleet.cells.downlink_mbps": _POSITIVE,
     "fleet.charge": (lambda v: 0 <= v <= 1, "a number from 0 to 1"),
     "fleet.churn.mean_online_s": _POSITIVE,
     "fleet.churn.mean_offline_s": _POSITIVE,
@@ -278,6 +282,18 @@ def _churn(churn: Mapping[str, Any]) -> None:
     if len(missing) == 1:
         key = f"fleet.churn.{missing[0]}"
         raise Fault(key, f"{key}: missing; {' and '.join(pair)} only work together")
+
+
+def _cells(fleet: Mapping[str, Any]) -> None:
+    cells = fleet.get("cells")
+    if cells is None:
+        return
+    if cells.get("uplink_mbps") is None and cells.get("downlink_mbps") is None:
+        raise Fault("fleet.cells", "fleet.cells: give uplink_mbps, downlink_mbps, or both")
+    for name in ("thermal", "battery"):
+        if fleet.get(name):
+            text = f"fleet.cells: not together with fleet.{name}, whose trips must not depend on each other"
+            raise Fault("fleet.cells", text)
 
 
 def _name(name: str) -> None:

@@ -110,7 +110,12 @@ class Client:
         if plan.dies_s < math.inf:
             _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(received_ns)
-        down = move(pacer, plan.down, lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]))
+        down = move(
+            pacer,
+            plan.down,
+            lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]),
+            workload.share(task.client, "down"),
+        )
         phase = self._phase(plan)
 
         def done(flops: float) -> None:
@@ -126,7 +131,8 @@ class Client:
             amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
         if failpoints.armed():
             self._fail(task)
-        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
+        share = workload.share(task.client, "up")
+        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b), share)
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # still the version that was trained
         checksum, version = self._writer.checksum(self._raw), task.version

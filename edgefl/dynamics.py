@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from edgefl.air import Air, Through
 from edgefl.control import ClientInfo
 from edgefl.emulation.phone import Condition, Phone
 from edgefl.emulation.plan import TripPlan
@@ -18,7 +19,7 @@ from edgefl.emulation.presence import Presence
 from edgefl.events import Action, Arrived, Event, Failed, Joined, Left, Train
 from edgefl.experiment import Experiment
 from edgefl.trips import Trips
-from edgefl.workload_devices import changes, phone_of, presence_of
+from edgefl.workload_devices import cell_capacities, cell_limits, changes, phone_of, presence_of
 
 MOST_TRIES = 10_000
 """Recoveries looked through for one after which the phone is online as well as fit."""
@@ -116,8 +117,12 @@ class _Life:
 class Dynamics:
     """The book of one run. Phones on which nothing changes are not in it, and cost nothing."""
 
-    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> None:
-        self._experiment, self._trips = experiment, trips
+    def __init__(
+        self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips, air: Air | None = None
+    ) -> None:
+        self._experiment, self._trips, self._air = experiment, trips, air
+        self._through: dict[int, Through] = {}
+        self._on_air: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
         charge = experiment.fleet.charge
         self._lives = {
             info.client: _Life(phone_of(experiment, info), presence_of(experiment, info), charge)
@@ -138,6 +143,8 @@ class Dynamics:
 
     def plan(self, client: int) -> TripPlan | None:
         """The trip that it is on; None for a phone that does not change."""
+        if client in self._on_air:
+            return self._on_air[client][1]
         life = self._lives.get(client)
         return None if life is None else life.plan
 
@@ -162,18 +169,46 @@ class Dynamics:
         moved, self._moved = self._moved, {}
         return moved
 
+    # ---- cells ---------------------------------------------------------------------------------
+
+    @property
+    def shares(self) -> bool:
+        """Whether trips' times depend on each other: then `through` says when each is over."""
+        return self._air is not None
+
+    @property
+    def next_s(self) -> float:
+        """When something happens next in a cell; infinite if nothing does."""
+        return math.inf if self._air is None else self._air.next_s
+
+    def advance(self, at_s: float) -> None:
+        """Let everything happen in the cells until then."""
+        if self._air is not None:
+            self._through.update((through.task, through) for through in self._air.advance(at_s))
+
+    def through(self) -> Iterable[Through]:
+        """Trips that are over since this was asked last."""
+        found, self._through = self._through, {}
+        return found.values()
+
     # ---- what happens --------------------------------------------------------------------------
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """The core answered ``event`` with ``actions``, and its time is ``now_s``."""
+        if self._air is not None and event.at_s < math.inf:
+            self.advance(event.at_s)
+            if isinstance(event, Arrived | Failed) or (isinstance(event, Left) and not event.finishes):
+                task, _ = self._on_air.pop(event.client, (-1, None))
+                self._air.drop(task, event.at_s)
+                self._through.pop(task, None)
         if isinstance(event, Joined | Left | Arrived | Failed):
             life = self._lives.get(event.client)
             if life is not None:
                 self._happened(event, life)
                 self._moved[event.client] = None
         for action in actions:
-            if isinstance(action, Train) and (life := self._lives.get(action.client)) is not None:
-                self._begin(action, life, now_s)
+            if isinstance(action, Train):
+                self._begin(action, self._lives.get(action.client), now_s)
 
     def _happened(self, event: Joined | Left | Arrived | Failed, life: _Life) -> None:
         if isinstance(event, Joined):
@@ -194,16 +229,27 @@ class Dynamics:
         else:
             life.end(event.at_s)
 
-    def _begin(self, action: Train, life: _Life, now_s: float) -> None:
-        condition = life.begin(now_s)
+    def _begin(self, action: Train, life: _Life | None, now_s: float) -> None:
+        client = action.client
+        if life is None and self._air is None:
+            return
+        condition = None if life is None else life.begin(now_s)
         budget_s = None if action.until is None else max(0.0, action.until.at_s - now_s)
-        life.travel(self._trips.plan(action.client, action.trip, budget_s, condition))
-        self._moved[action.client] = None
+        plan = self._trips.plan(client, action.trip, budget_s, condition)
+        if life is not None:
+            life.travel(plan)
+            self._moved[client] = None
+        if self._air is not None:
+            self._on_air[client] = action.task, plan
+            self._air.begin(action.task, client, plan, now_s)
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
     """The book of a run; None for a fleet on which nothing changes over time."""
     kinds = {(info.profile, info.network): info for info in clients}
-    if not any(changes(experiment, info) for info in kinds.values()):
+    cells, air = experiment.fleet.cells, None
+    if cells is not None and experiment.clock.kind == "virtual":  # on the wall, clients see to it
+        air = Air(cells.count, cell_capacities(cells), cell_limits(clients))
+    if air is None and not any(changes(experiment, info) for info in kinds.values()):
         return None
-    return Dynamics(experiment, clients, trips)
+    return Dynamics(experiment, clients, trips, air)

@@ -23,6 +23,16 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Probability that the phone's process is killed on a trip, at an instant of it drawn uniformly."""
 
 
+class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links that many phones share: client c is in cell c mod ``count``."""
+
+    count: int = 1
+    uplink_mbps: float | None = None
+    """What all phones of a cell upload at most, 10⁶ bit/s with headers; None: no limit but their own."""
+    downlink_mbps: float | None = None
+    """The same for downloads."""
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which phones there are, how they are connected, and what happens when one dies."""
 
@@ -47,6 +57,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     churn: Churn = Churn()
     on_leave: Literal["lose", "finish"] = "lose"
     """A phone that goes offline in the middle of a trip loses the task, or finishes it first."""
+    cells: Cells | None = None
+    """Phones share the links of so many cells; None: each has its network for itself."""
     memory_limit: bool = True
     """Enforce the profile's ``memory.app_limit_mib`` on each client process."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def require(fleet: Mapping[str, Any]) -> None:
         _tried(read_availability, fleet["availability"], "fleet.availability")
     if isinstance(network, str):
         _tried(_network, network, "fleet.network")
+        _require_rates(fleet, [network])
         return
     for name, net in network.items():
         if name not in devices:
@@ -70,6 +71,16 @@ def require(fleet: Mapping[str, Any]) -> None:
     if missing:
         text = f"fleet.network: no network for {', '.join(missing)}; give one for each device, or one for all"
         raise ProfileFault("fleet.network", text)
+    _require_rates(fleet, network.values())
+
+
+def _require_rates(fleet: Mapping[str, Any], networks: Iterable[str]) -> None:
+    """Raise a `ProfileFault` if phones of a cell have links whose own rate varies."""
+    from edgefl.emulation import load_network
+
+    for name in networks if fleet.get("cells") else ():
+        if load_network(name).replays:
+            raise ProfileFault("fleet.cells", f"fleet.cells: not together with network {name!r}, a trace")
 
 
 def _network(name: str) -> None:

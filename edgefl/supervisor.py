@@ -51,7 +51,13 @@ def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | Non
     base = (base or Path.cwd()).absolute()
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
-    resolve(experiment.strategy, [base]).check(len(clients))
+    strategy = resolve(experiment.strategy, [base])
+    strategy.check(len(clients))
+    if experiment.fleet.cells is not None and type(strategy).until is not Strategy.until:
+        raise ConfigError(
+            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
+            "instant wherever they are"
+        )
     kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
     with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):

@@ -14,6 +14,7 @@ import torch
 
 from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device
+from edgefl.emulation.cell import CellMeter, CellShare, Way
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
@@ -29,7 +30,7 @@ from edgefl.seeds import stream
 from edgefl.strategies import resolve
 from edgefl.trips import Trips
 from edgefl.update_format import FORMATS
-from edgefl.workload_devices import device_of
+from edgefl.workload_devices import cell_capacities, cell_limits, device_of
 
 MEASURED_TRIPS = 5
 CACHE_BYTES = 64 * 2**20
@@ -71,6 +72,11 @@ class Workload:
         )
         self.ns_per_flop = 0.0
         """CPU time of one FLOP of training on this host, once `prepared` has measured it."""
+        cells = experiment.fleet.cells
+        self.cells = (
+            None if cells is None else CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
+        )
+        """Who transfers right now, in memory that all forked clients share; None: nobody shares a link."""
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
     # ---- what a client asks --------------------------------------------------------------------
@@ -89,6 +95,10 @@ class Workload:
         """One trip of a client: see `Trips.plan`."""
         return self._trips.plan(client, trip, budget_s, condition)
 
+    def share(self, client: int, way: Way) -> CellShare | None:
+        """The client's share of its cell; None if it has its link for itself."""
+        return None if self.cells is None else CellShare(self.cells, client, way)
+
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
     ) -> TrainResult:
@@ -106,6 +116,13 @@ class Workload:
     def evaluate(self) -> EvalResult:
         """Test the model in `flat`."""
         return evaluate(self.flat, self.data.test_x, self._test_y, self.data.classes)
+
+    # ---- what the zygote tells -----------------------------------------------------------------
+
+    def gone(self, client: int) -> None:
+        """The client's process has ended: whatever it was sending, it sends no more."""
+        if self.cells is not None:
+            self.cells.gone(client)
 
     # ---- what the supervisor asks --------------------------------------------------------------
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 
 from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device, load_device, load_network
 from edgefl.emulation.availability import read_availability
+from edgefl.emulation.cell import Way
 from edgefl.emulation.phone import Phone
 from edgefl.emulation.power import Power, power_of
 from edgefl.emulation.presence import Churn, From, Intermittent, Presence, Windows
 from edgefl.emulation.schema import Availability
 from edgefl.emulation.thermal import ThermalModel, thermal_model
-from edgefl.experiment import Experiment
+from edgefl.experiment import Cells, Experiment
 from edgefl.seeds import stream
 from edgefl.strategies import base
 
@@ -30,6 +33,24 @@ def device_of(seed: int, client: int, profile: str) -> Device:
 def thermal_of(profile: str) -> ThermalModel | None:
     """The thermal model of all devices of a profile."""
     return thermal_model(_profile(profile))
+
+
+def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
+    """What each client's own link carries, bytes with headers per emulated second; infinite if unlimited."""
+    networks = [network_of(info.network) for info in clients]
+    return {
+        "down": [_bytes_per_s(network.down.rate_mbps) or math.inf for network in networks],
+        "up": [_bytes_per_s(network.up.rate_mbps) or math.inf for network in networks],
+    }
+
+
+def cell_capacities(cells: Cells) -> dict[Way, float | None]:
+    """What each way of a cell carries, bytes with headers per emulated second; None: no limit."""
+    return {"down": _bytes_per_s(cells.downlink_mbps), "up": _bytes_per_s(cells.uplink_mbps)}
+
+
+def _bytes_per_s(mbps: float | None) -> float | None:
+    return None if mbps is None else mbps * 1e6 / 8
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:

@@ -187,6 +187,8 @@ class Zygote:
                 self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
                 continue
             role, peer, epoch = self._children.pop(pid)
+            if role == control.CLIENT and self._workload is not None:
+                self._workload.gone(peer)
             cell = self._cells.pop(pid)
             self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, cell)))
             cell.remove()

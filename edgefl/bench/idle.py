@@ -63,6 +63,12 @@ class IdleWorkload:
     ) -> TripPlan:
         return self._plan
 
+    def share(self, client: int, way: str) -> None:
+        """Nobody shares a link."""
+
+    def gone(self, client: int) -> None:
+        """Nobody waits for it."""
+
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
     ) -> Idled:

@@ -8,6 +8,7 @@ thermal, power     how a device gets hot and slow as it trains; what it draws fr
 phone              its condition from one instant to a later one
 presence           when it is online: windows, churn; availability reads a fleet's from a file
 trace              replaying a recorded link
+cell               links that many phones share
 pacing             work-paced waiting against absolute deadlines
 memory             a client's memory limit without privileges
 mechanisms         what holds a process that does not cooperate: signals, control groups

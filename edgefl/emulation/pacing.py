@@ -132,10 +132,10 @@ class Phase:
     def _due_ns(self) -> float:
         return self.due_ns(self.work)
 
-    def done(self, work: float) -> None:
+    def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
         """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.
 
-        Work may run ahead of the device by up to `AHEAD_NS`, so that short steps do not wake the process
+        Work may run ahead of the device by up to ``ahead_ns``, so that short steps do not wake the process
         for each of them (measured: 20 sleeps of 3 ms doubled the CPU time of the work between them) and a
         busy host does not make the last one late. `end` waits for the rest.
         """
@@ -144,7 +144,7 @@ class Phase:
         if not (work >= 0 and math.isfinite(work)):
             raise ValueError(f"work must be finite and at least 0 (got {work})")
         self.work += work
-        self._pacer.hold(self._due_ns, AHEAD_NS)
+        self._pacer.hold(self._due_ns, ahead_ns)
 
     def end(self) -> Spent:
         """Close the phase, wait out what is left of it, and report it."""

@@ -168,6 +168,4 @@ def plan_trip(
 
 
 def _instant(transfer: Transfer) -> Transfer:
-    return Transfer(
-        transfer.nbytes, transfer.wire_bytes, transfer.lost_packets, 0.0, math.inf, max(1, transfer.nbytes)
-    )
+    return Transfer(transfer.nbytes, 0, 0, 0.0, math.inf, max(1, transfer.nbytes))

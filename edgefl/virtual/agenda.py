@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edgefl.clock import WallClock
 
-TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
+TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
 """Kinds of entries: at one instant they come in this order."""
 
 

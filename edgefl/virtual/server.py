@@ -11,6 +11,7 @@ from edgefl import continuity, control, failpoints, wire
 from edgefl.aggregator import Lease
 from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.channel import Channel
+from edgefl.dynamics import Dynamics
 from edgefl.emulation.plan import TripPlan
 from edgefl.errors import ConfigError, RunError, WireError
 from edgefl.events import Failed, Joined, Left, Ticked, Train
@@ -18,7 +19,7 @@ from edgefl.outbox import SocketOutbox
 from edgefl.peers import Peer
 from edgefl.server import Server
 from edgefl.sockets import Frame
-from edgefl.virtual.agenda import ARRIVAL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
+from edgefl.virtual.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
 from edgefl.virtual.dispatch import Dispatch
 from edgefl.virtual.trip import Trip
 from edgefl.workload_devices import joins_at_s
@@ -62,6 +63,9 @@ class VirtualServer(Server):
         """Tasks whose phones go before they could deliver: nobody needs to compute them."""
         self._broken: dict[int, str] = {}
         """Tasks whose link is lost on the way, and how: nobody needs to compute them either."""
+        self._left_with: dict[int, Left] = {}
+        """Tasks that end because their phones went, which was not known when they began."""
+        self._cell_due_s = math.inf
         self._turns = 0
         """Phones that came or went since a task was given out."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
@@ -141,7 +145,8 @@ class VirtualServer(Server):
             self._doomed.add(task.task)
             self._aggregator.fetched(task.slot)
             return
-        self._agenda.enter(Due(due_s, ARRIVAL, task.client, task.task))
+        if self._dynamics is None or not self._dynamics.shares:
+            self._agenda.enter(Due(due_s, ARRIVAL, task.client, task.task))
         if plan.breaks_s < math.inf:
             self._broken[task.task] = plan.broken
             self._aggregator.fetched(task.slot)
@@ -257,6 +262,8 @@ class VirtualServer(Server):
                 self._executor.handle(Joined(due.client, due.at_s))
             elif due.kind == LEAVE:
                 self._leave(due)
+            elif due.kind == CELL:
+                self._cells_move(due.at_s)
             else:
                 self._executor.handle(Ticked(due.at_s))
             if self._dynamics is not None:
@@ -270,7 +277,8 @@ class VirtualServer(Server):
         broken = self._broken.pop(task, None)
         if task in self._cancelled:
             self._cancelled.remove(task)
-            self._executor.handle(Failed(due.client, task, due.at_s, "cancelled"))
+            left = self._left_with.pop(task, None)
+            self._executor.handle(left or Failed(due.client, task, due.at_s, "cancelled"))
         elif broken is not None:
             self.note(due.client, "failed", broken)
             self._executor.handle(Failed(due.client, task, due.at_s, broken))
@@ -329,12 +337,15 @@ class VirtualServer(Server):
 
     def _follow(self) -> None:
         """Enter whatever the phones will do next by themselves."""
-        if self._dynamics is not None:
-            for client in self._dynamics.moved():
-                at_s, why = self._dynamics.move(client)
-                if at_s < math.inf:
-                    kind = JOIN if why == "back" else LEAVE
-                    self._agenda.enter(Due(max(at_s, self._clock.now_s()), kind, client))
+        if self._dynamics is None:
+            return
+        for client in self._dynamics.moved():
+            at_s, why = self._dynamics.move(client)
+            if at_s < math.inf:
+                kind = JOIN if why == "back" else LEAVE
+                self._agenda.enter(Due(max(at_s, self._clock.now_s()), kind, client))
+        if self._dynamics.shares:
+            self._follow_cells(self._dynamics)
 
     def _turns_up(self, due: Due) -> bool:
         """Whether a phone still comes or goes as entered; RunError where that is all that ever happens."""
@@ -359,7 +370,30 @@ class VirtualServer(Server):
             self.note(client, "death" if why == "died" else why, "as declared")
         task = self._core.task_of(client)
         finishes = task is not None and self._dynamics.finishes(client)
+        left = Left(client, due.at_s, why, finishes=finishes)
         if task is not None and not finishes:
+            if task not in self._doomed:
+                self._left_with[task] = left
+                self._end(client, task)
+                return
             self._doomed.remove(task)
             del self._under_way[task]
-        self._executor.handle(Left(client, due.at_s, why, finishes=finishes))
+        self._executor.handle(left)
+
+    # ---- cells ---------------------------------------------------------------------------------
+
+    def _cells_move(self, at_s: float) -> None:
+        """A message is sent in a cell, or is through, unless that has changed since."""
+        self._cell_due_s = math.inf
+        if self._dynamics is not None:
+            self._dynamics.advance(at_s)
+
+    def _follow_cells(self, dynamics: Dynamics) -> None:
+        """Enter the ends of trips that are through, and when something happens next."""
+        for at_s, task, client, down_s, up_s in dynamics.through():
+            if (trip := self._under_way.get(task)) is not None:
+                self._under_way[task] = trip._replace(took=(down_s, up_s))
+                self._agenda.enter(Due(at_s, ARRIVAL, client, task))
+        if dynamics.next_s < math.inf and dynamics.next_s != self._cell_due_s:
+            self._cell_due_s = dynamics.next_s
+            self._agenda.enter(Due(self._cell_due_s, CELL))

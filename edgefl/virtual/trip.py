@@ -13,11 +13,13 @@ class Trip(NamedTuple):
 
     task: wire.Task
     plan: TripPlan
+    took: tuple[float, float] | None = None
+    """Seconds of download and upload where they were not known at the start: links are shared."""
 
     def done(self, result: wire.Result, examples: int) -> wire.Done:
         """What the phone itself would say at its end; nothing waited, so every part took what it takes."""
         task, plan = self.task, self.plan
-        down_s, compute_s, up_s = plan.down_s, plan.compute_s, plan.up_s
+        (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
         total_s = down_s + compute_s + up_s
         return wire.Done(
             client=task.client,
