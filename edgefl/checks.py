@@ -233,7 +233,7 @@ _RULES: dict[str, _Rule] = {
     "data.classes_per_client": _COUNT,
     "data.test_fraction": (lambda v: 0 < v < 1, "a number between 0 and 1, both excluded"),
     "data.max_examples": _COUNT,
-    "data.image_size": _COUNT,
+    "data.image_size": (lambda v: 1 <= v <= 4096, "a whole number from 1 to 4096"),
     "model.flops_per_example": _NOT_NEGATIVE,
     "training.steps": _COUNT,
     "training.epochs": _COUNT,

@@ -107,7 +107,7 @@ def test_no_path_of_a_machine_is_in_what_is_shipped() -> None:
         assert found is None, f"{path}: {found}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_every_experiment_that_is_shipped_loads(path: Path) -> None:
     from edgefl import config
     from edgefl.strategies import resolve
