@@ -165,8 +165,8 @@ def _unfit_device(device: Device) -> Iterator[Unfit]:
         )
     if device.thermal is not None:
         yield from _unfit_thermal(device.thermal)
-    if device.battery is not None and device.battery.min_soc == 1.0:
-        yield "battery.min_soc", 1.0, "below 1, or the device never works"
+    if device.battery is not None and (device.battery.min_soc or 0.0) > 0.99:
+        yield "battery.min_soc", device.battery.min_soc, "at most 0.99, or the device never works"
     if device.availability is not None:
         yield from unfit_availability(device.availability)
     if device.network is not None and device.network not in network_names():
