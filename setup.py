@@ -27,7 +27,7 @@ native = Extension(
     "edgefl.kernels._c",
     sources=[
         f"kernels/{name}.c"
-        for name in ("module", "bind_sum", "bind_quantize", "probe", "cpu", "pool", "staleness")
+        for name in ("module", "bind_sum", "bind_quantize", "delta", "probe", "cpu", "pool", "staleness")
     ],
     libraries=["m"],
     depends=["setup.py", *sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h"))],

@@ -26,6 +26,7 @@ class UpdateWriter:
         self._buffer, self._shape, self._upload = buffer, buffer.shape, upload
         self._format = buffer.shape.update_format
         self._backend = kernels.backend()
+        self._sum: int | None = None
 
     def write(self, raw: Raw, client: int, trained: Floats, base: Floats, start: int, stop: int) -> None:
         """Write bytes ``start`` to ``stop``, in order; an update that is rounded is written whole at 0.
@@ -33,10 +34,13 @@ class UpdateWriter:
         Rounding overwrites ``trained``.
         """
         if self._format.name == "float32":
+            self._sum = None
             part = slice(start // 4, stop // 4)
             values = raw[start:stop].view(np.float32)
             if self._upload == "model":
                 np.copyto(values, trained[part])
+            elif values.size == trained.size:
+                self._sum = kernels.delta(values, trained, base, self._backend)
             else:
                 np.subtract(trained[part], base[part], out=values)
         elif start == 0:
@@ -53,7 +57,9 @@ class UpdateWriter:
         kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
 
     def checksum(self, raw: Raw) -> int:
-        """Of a whole update."""
+        """Of the whole update that was written last."""
+        if self._sum is not None:
+            return self._sum
         values, scales = self._parts(raw)
         return with_scales(kernels.checksum(values, self._backend), scales)
 

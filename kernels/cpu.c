@@ -77,7 +77,7 @@ int ef_isa_set(const char *name)
  *
  * Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and A/2 is
  * odd, so neither is a swap of two words less than 2^31 apart. The rest is a bijection. */
-static uint64_t folded(const uint64_t s[2], const unsigned char *p, int64_t bytes)
+uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes)
 {
     const int64_t words = bytes / 4;
     uint32_t last = 0;
@@ -155,7 +155,7 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
             s[0] += part[0];
             s[1] += part[1] + (uint64_t)(t * tile_words) * part[0];
         }
-        checksums[j] = folded(s, u[j].data, n * size);
+        checksums[j] = ef_folded(s, u[j].data, n * size);
     }
     free(many);
     return 0;
@@ -259,7 +259,7 @@ uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads)
 {
     checksum_job job = {ef_isa_now(), p, bytes / 4, {0, 0}};
     ef_pool_run(checksum_piece, &job, (job.words + PIECE_WORDS - 1) / PIECE_WORDS, threads);
-    return folded(job.s, p, bytes);
+    return ef_folded(job.s, p, bytes);
 }
 
 /* ---- the limits: read, copy ---- */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 4
+#define EF_ABI 5
 
 #define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
 #define EF_SPAN 8          /* most tiles in one pass over a group of updates */
@@ -80,6 +80,7 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
 /* norm: of what was written, as ef_sq_norm gives it. -1: no memory. */
 int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
+uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes); /* s: of all whole words */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);
 void ef_triad(float *a, const float *b, const float *c, float scalar, int64_t n, int threads);

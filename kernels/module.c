@@ -111,6 +111,7 @@ static PyMethodDef methods[] = {
     {"quantize", FAST(ef_py_quantize), "quantize(out, update, scales, residual, left, weight, threads)"},
     {"sq_norm", FAST(sq_norm), "sq_norm(update, scale, threads)"},
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
+    {"delta", FAST(ef_py_delta), "delta(out, trained, base): out = trained - base, and its checksum"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
     {"read", FAST(ef_py_read), "read(buffers, threads)"},
     {"copy", FAST(ef_py_copy), "copy(to, from, threads)"},

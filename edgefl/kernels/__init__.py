@@ -3,6 +3,7 @@
     arguments.py           what is accepted, and the words of the errors
     steps.py               the sum and the server optimiser's step in one pass
     quantization.py        updates in fewer bits, clipping
+    differences.py         an update and its checksum in one pass
     selection.py           which back end runs
     thread_count.py        how many threads a call may use
     backend_reference.py   numpy, the oracle
@@ -41,6 +42,7 @@ __all__ = [
     "checksum",
     "clip",
     "clip_factors",
+    "delta",
     "dequantize",
     "page_locked",
     "quantize",
@@ -130,3 +132,18 @@ def checksum(update: Any, backend: str | None = None) -> int:
     '0xda5046a4ae2f6115'
     """
     return select(backend).checksum(update, threads())
+
+
+def delta(out: Floats, trained: Floats, base: Floats, backend: str | None = None) -> int:
+    """Write trained − base to ``out`` and return its `checksum`, in one pass over memory.
+
+    All three are flat float32 arrays of one size; ``out`` must not overlap the others. It runs in the calling
+    thread alone: a client has one core. Raises ValueError or TypeError naming the argument.
+
+    >>> import numpy as np
+    >>> out = np.empty(2, np.float32)
+    >>> sum_of_it = delta(out, np.array([3, 5], np.float32), np.ones(2, np.float32))
+    >>> out.tolist(), sum_of_it == checksum(out)
+    ([2.0, 4.0], True)
+    """
+    return select(backend).delta(out, trained, base)

@@ -6,7 +6,7 @@ import atexit
 
 import numpy as np
 
-from edgefl.kernels import _c, arguments, quantization, steps
+from edgefl.kernels import _c, arguments, differences, quantization, steps
 from edgefl.kernels.arguments import Doubles, Ids
 from edgefl.kernels.steps import Optimizer
 
@@ -90,6 +90,14 @@ def checksum(update: object, threads: int) -> int:
     value = _c.checksum(update, threads)
     if value is None:
         value = _c.checksum(arguments.flat("update", update).view(np.uint8), threads)
+    assert value is not None, "the C back end refused arguments that the checks accept"
+    return value
+
+
+def delta(out: object, trained: object, base: object) -> int:
+    value = _c.delta(out, trained, base)
+    if value is None:
+        value = _c.delta(*differences.checked(out, trained, base))
     assert value is not None, "the C back end refused arguments that the checks accept"
     return value
 

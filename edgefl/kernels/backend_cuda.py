@@ -252,6 +252,10 @@ def checksum(update: object, threads: int) -> int:
     return _cpu().checksum(update, threads)
 
 
+def delta(out: object, trained: object, base: object) -> int:
+    return _cpu().delta(out, trained, base)
+
+
 def observe(
     mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
 ) -> None:

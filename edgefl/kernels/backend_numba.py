@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.kernels import arguments, numba_loops, quantization, steps
+from edgefl.kernels import arguments, differences, numba_loops, quantization, steps
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Ids, Sum, Update
 from edgefl.kernels.backend_reference import decoded, folded, remainder, rounded
 from edgefl.kernels.steps import Optimizer
@@ -216,6 +216,12 @@ def checksum(update: object, threads: int) -> int:
     sums = np.empty(2, dtype=np.uint64)
     numba_loops.words(words, sums)
     return folded(int(sums[0]) + tail, int(sums[1]) + (words.size + 1) * tail, data.size)
+
+
+def delta(out: object, trained: object, base: object) -> int:
+    given = differences.checked(out, trained, base)
+    given.subtract()
+    return checksum(given.out, 1)
 
 
 def observe(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.kernels import arguments, quantization, steps
+from edgefl.kernels import arguments, differences, quantization, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids, Update
 from edgefl.kernels.steps import Optimizer
 
@@ -176,6 +176,12 @@ def folded(s1: int, s2: int, size_bytes: int) -> int:
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     h = (h ^ h >> 27) * 0x94D049BB133111EB & _MASK
     return h ^ h >> 31
+
+
+def delta(out: object, trained: object, base: object) -> int:
+    given = differences.checked(out, trained, base)
+    given.subtract()
+    return checksum(given.out, 1)
 
 
 def observe(

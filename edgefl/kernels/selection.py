@@ -14,7 +14,7 @@ from edgefl.kernels.arguments import Doubles, Ids
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 4
+ABI = 5
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
@@ -59,6 +59,7 @@ class Backend(Protocol):
     ) -> float: ...
     def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...
     def checksum(self, update: object, threads: int) -> int: ...
+    def delta(self, out: object, trained: object, base: object) -> int: ...
     def observe(
         self,
         mode: int,

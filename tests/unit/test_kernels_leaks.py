@@ -41,6 +41,7 @@ class _Calls:
         kernels.quantize(self.small, a, scales=self.scales, new_residual=out, backend=name)
         kernels.sq_norm(a, name)
         kernels.checksum(a, name)
+        kernels.delta(out, a, b, name)
         self.averages.observe([1, 2], [0.5, 1.5])
 
     def wrong(self) -> None:
@@ -55,6 +56,7 @@ class _Calls:
             lambda: kernels.weighted_step(out, base, [a], [1.0], self.adam, state[:2], state[:2], name),
             lambda: kernels.quantize(self.small, a, backend=name),
             lambda: kernels.checksum([1], name),
+            lambda: kernels.delta(out, a, b[1:], name),
         ):
             with contextlib.suppress(ValueError, TypeError):
                 call()

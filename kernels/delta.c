@@ -1,0 +1,48 @@
+/* An update and its checksum in one pass over memory: out = trained - base. */
+#include "binding.h"
+#include "fp_state.h"
+
+#define PIECE 4096 /* elements: what was written is in the nearest cache when its words are summed */
+
+static uint64_t delta_of(float *restrict out, const float *trained, const float *base, int64_t n)
+{
+    const ef_isa *isa = ef_isa_now();
+    uint64_t all[2] = {0, 0};
+    const fp_state fp = fp_enter();
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t end = n - at < PIECE ? n : at + PIECE;
+        uint64_t s[2] = {0, 0};
+        for (int64_t i = at; i < end; i++) out[i] = trained[i] - base[i];
+        isa->words((const unsigned char *)(out + at), end - at, s);
+        all[0] += s[0];
+        all[1] += s[1] + (uint64_t)at * s[0];
+    }
+    fp_leave(fp);
+    return ef_folded(all, (const unsigned char *)out, 4 * n);
+}
+
+/* delta(out, trained, base) -> the checksum of out, or None: see module.c */
+PyObject *ef_py_delta(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_buffer views[3] = {{0}};
+    uint64_t sum = 0;
+    int ok = 1;
+    (void)self;
+    if (nargs != 3) return PyErr_Format(PyExc_TypeError, "delta takes 3 arguments (got %zd)", nargs);
+    for (int i = 0; ok && i < 3; i++) {
+        ok = flat(args[i], &views[i], i == 0) && is_format(&views[i], 'f', 4) && views[i].len == views[0].len;
+        if (ok && i > 0) ok = !overlap(&views[0], &views[i]);
+    }
+    if (ok) {
+        const int64_t n = views[0].len / 4;
+        if (views[0].len < GIL_BYTES) {
+            sum = delta_of(views[0].buf, views[1].buf, views[2].buf, n);
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            sum = delta_of(views[0].buf, views[1].buf, views[2].buf, n);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    release(views, 3);
+    return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);
+}
