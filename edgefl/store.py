@@ -96,7 +96,7 @@ DELETE FROM journal WHERE seq > :seq;
 DELETE FROM trips WHERE seq > :seq;
 DELETE FROM versions WHERE seq > :seq;
 DELETE FROM sums WHERE version > (SELECT COALESCE(MAX(version), -1) FROM versions);
-DELETE FROM evaluations WHERE version > (SELECT COALESCE(MAX(version), -1) FROM versions);
+DELETE FROM evaluations WHERE version > (SELECT COALESCE(MAX(version), 0) FROM versions);
 UPDATE trips SET fate = NULL, reason = '', applied_version = NULL, weight = NULL, uses = 0
   WHERE fate_seq > :seq;
 """

@@ -10,6 +10,7 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Clock, Fleet, RunError, Server, Stop, Training, supervisor
+from edgefl.experiment import Cells, Churn
 from edgefl.record import Record
 
 from .runs import Command, experiment, wait_for_versions
@@ -102,6 +103,23 @@ def test_phones_that_change_go_on_changing_as_they_would_have(
         tmp_path, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave
     )
     wanted = virtual(fleet=changing, training=Training(steps=12), stop=Stop(versions=60))
+    edgefl.run(wanted, tmp_path / "calm")
+    found = disturbed(wanted, tmp_path / "killed", ["event:0:70", "event:0:120"], monkeypatch)
+    assert found == outcome(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+def test_transfers_that_share_a_cell_go_on_as_they_would_have(
+    on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing = Fleet(
+        devices={"pixel-4": 8},
+        network="hsdpa-lossy",
+        cells=Cells(count=2, uplink_mbps=0.5, downlink_mbps=1.0),
+        churn=Churn(mean_online_s=5.0, mean_offline_s=1.0, die_per_trip=0.05),
+        on_leave=on_leave,
+    )
+    wanted = virtual(fleet=sharing, stop=Stop(versions=60))
     edgefl.run(wanted, tmp_path / "calm")
     found = disturbed(wanted, tmp_path / "killed", ["event:0:70", "event:0:120"], monkeypatch)
     assert found == outcome(tmp_path / "calm")

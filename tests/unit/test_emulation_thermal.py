@@ -10,6 +10,7 @@ import pytest
 
 from edgefl.emulation.link import Link
 from edgefl.emulation.pacing import Pacer
+from edgefl.emulation.phone import Condition, Phone
 from edgefl.emulation.plan import TripPlan, plan_trip
 from edgefl.emulation.profiles import load_device, load_network
 from edgefl.emulation.schema import Device, Thermal, Trip
@@ -201,3 +202,29 @@ def test_busy_power_is_that_of_all_cores_where_it_is_not_given() -> None:
     model = thermal_model(device)
     assert model is not None
     assert model.busy_w == pytest.approx((223.89 + 3 * 302.04 + 4 * 85.05) * 3.85 / 1e3)
+
+
+def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> None:
+    whole, reaches_s = hot_trip(25.0), 2 * math.log(2)
+    cut = whole.within(5.0, [whole.flops / 80] * 80)  # 80 steps of 0.1 s at full speed
+    done_s = reaches_s + (5.0 - reaches_s) / 1.5
+    assert cut.steps == int(done_s * 10)
+    assert cut.total_s == pytest.approx(5.0)
+    assert cut.heat is not None
+    # it is busy with a step that it does not finish until the end
+    assert sum(seconds for seconds, _ in cut.heat.powers()) == pytest.approx(5.0)
+    cool = hot_trip(25.0, flops=1.75e9)
+    assert cool.within(9.0, [1.75e9]).total_s == pytest.approx(9.0)
+
+
+def test_a_trip_cut_short_before_it_gets_too_hot_is_not_lost() -> None:
+    model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
+    device, rng = hot_device(), np.random.default_rng(0)
+    link = Link(load_network("none"), rng)
+    whole = plan_trip(device, link, rng, 1000, 1.75e9 * 1000, 1000, (model, 25.0))
+    phone, before = Phone(model, None), Condition(0.0, 25.0)
+    assert whole.total_s == math.inf
+    assert phone.gives_out(before, whole) == (whole.heat.off_s if whole.heat else 0.0, "heat")
+    cut = whole.within(30.0, [1.75e9] * 1000)
+    assert (cut.steps, cut.total_s, phone.gives_out(before, cut)) == (30, pytest.approx(30.0), None)
+    assert phone.worked(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))

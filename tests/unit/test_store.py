@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Arrived, Event, Failed, Joined, Left, Summed, Ticked
+from edgefl.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.store import (
     Aggregation,
     ClientRow,
@@ -216,6 +216,16 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
     assert dump(tmp_path) == dump(other)
     with Record(tmp_path) as record:
         assert [row.kind for row in record.incidents] == ["death"]
+
+
+def test_the_first_model_s_measurement_stays_where_no_version_was_made_yet(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.evaluation(EvaluationRow(0, 0.0, 0.0, 0, 0.1, 2.3))
+        store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
+        store.journal(Ticked(at_s=9.0))
+        store.truncate(1)
+    with Record(tmp_path) as record:
+        assert [row.version for row in record.evaluations] == [0]
 
 
 def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
