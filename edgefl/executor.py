@@ -226,7 +226,7 @@ class Executor:
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         before = self.watch.to("sum")
         result = self.aggregator.sum(action, entry)
-        self.watch.to(before)
+        self.watch.to("publish")
         now_s = self.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             trip = self._open.pop(task, None)
@@ -245,6 +245,7 @@ class Executor:
                     action.version, now_s, self.wall_s(), len(action.tasks), weight_sum, result.seconds
                 )
             )
+        self.watch.to(before)
         return self._decide(Summed(action.version, now_s, result.bad))
 
     def _release(self, action: Release) -> None:

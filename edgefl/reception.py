@@ -79,6 +79,7 @@ class Reception:
         self._watch.to("receive")
         began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
         for name, frames in self._socket.receive():
+            self._watch.to("check")
             peer = self._peers.heard(name)
             if peer is None or peer.expelled:
                 self._gauge.strangers += peer is None
@@ -89,6 +90,7 @@ class Reception:
                 if handler is None:
                     raise WireError(f"{type(message).__name__}, which nobody waits for")
                 handler(peer, message, frames[1:])
+                self._watch.to("receive")
                 now_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
                 if type(message) is wire.Done:
                     self._gauge.cost(now_ns - began_ns)

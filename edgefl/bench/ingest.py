@@ -35,16 +35,25 @@ from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
 from edgefl.record import Record
 
-SIZES = (1_000, 10_000, 62_006, 468_458, 1_663_370, 25_000_000)
-QUICK_SIZES = SIZES[:5]
+SIZES = (1_000, 62_006, 468_458, 1_663_370, 11_173_962, 25_000_000)
+QUICK_SIZES = SIZES[:4]
 TRANSPORTS: tuple[bare.Transport, ...] = ("shm", "wire")
 CLIENTS = 8
 UPDATES = 5
 """Updates in a sum: FedStaleWeight's b."""
 NEVER = 10**9
-STAGES = ("receive", "decide", "sum", "send", "record", "report", "wait")
-"""What the server's stopwatch tells apart; ``receive`` is all that is in none of the others."""
-SHOWN = {"receive": "recv", "decide": "decide", "sum": "sum", "send": "send", "record": "rec"}
+STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
+"""What the server's stopwatch tells apart. ``check`` reads a message, holds it against what was asked for and
+leases slots: all that is in none of the others. ``send`` is the reply, the next task."""
+SHOWN = {
+    "receive": "recv",
+    "check": "chk",
+    "decide": "dec",
+    "sum": "sum",
+    "publish": "pub",
+    "send": "rep",
+    "record": "rec",
+}
 """Stages in the table, and their heads."""
 COPIES = 4
 """Vectors of a client's own: its model, its base, its update, and one on the wire."""
@@ -235,7 +244,7 @@ def _print(result: dict[str, Any]) -> None:
         title="Client trips that the server takes in, and its µs a trip by stage",
     )
     table.add_column("", no_wrap=True)
-    heads = ("trips/s", "GB/s", "socket", "mem", "trip", *SHOWN.values())
+    heads = ("trips/s", "GB/s", "sock", "mem", "trip", *SHOWN.values())
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for transport in TRANSPORTS:
@@ -249,7 +258,7 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s. socket, mem: share of what bare "
+        f"{result['repetitions']} turns of {result['seconds']:g} s. sock, mem: share of what bare "
         "sockets (ZeroMQ for wire) do with the same frames, and of what copying and summing the same bytes "
         "allows. trip: median µs of one trip, without the sum"
     )

@@ -10,8 +10,10 @@ from edgefl.report.measures import rounded
 IDLE = ("start", "wait")
 WORDS = {
     "receive": "taking in messages",
+    "check": "checking messages and giving out tasks",
     "decide": "deciding",
     "sum": "summing updates",
+    "publish": "publishing versions",
     "send": "sending tasks",
     "record": "writing the record",
     "report": "reporting progress",
