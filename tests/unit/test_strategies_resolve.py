@@ -63,7 +63,7 @@ def test_values_reach_their_fields_and_whole_numbers_do_for_numbers() -> None:
         ({"name": 3}, "or 'my_module:Mine', got 3"),
         ({"name": "fedbufff"}, "strategy.name: strategy 'fedbufff' not found; did you mean 'fedbuff'?"),
         ({"name": "../base"}, "strategy '../base' not found"),
-        ({"name": "fedbuff", "k": 1}, "strategy.k: field of fedbuff 'k' not found; have: buffer_size, "),
+        ({"name": "fedbuff", "k": 1}, "strategy.k: field of fedbuff 'k' not found; have: arrival_process, "),
         ({"name": "fedbuff", "upload": "model"}, "strategy.upload: field of fedbuff 'upload' not found"),
         ({"name": "fedbuff", "buffer_size": 0}, "strategy.buffer_size must be int >= 1, got 0"),
         ({"name": "fedbuff", "buffer_size": 2.5}, "strategy.buffer_size must be int | null, got 2.5"),
