@@ -17,7 +17,7 @@
         EF(V) x = EF(load)(dtype, p, v * EF_W);                                                              \
         if (dtype == EF_F32) n##j = EF(nadd_at)(n##j, p + v * EF_W * 4);                                     \
         else if (dtype == EF_I8) x = EF(vmul)(s##j, x);                                                      \
-        else n##j = EF(nadd_half)(dtype, n##j, x);                                                           \
+        else n##j = EF(nadd_half)(n##j, x);                                                              \
         sum##v = EF(vadd)(sum##v, EF(vmul)(w##j, x));                                                        \
     }
 #define EF_STEP(j)                                                                                           \
@@ -34,9 +34,17 @@
     t##j = p##j, p##j = tails[j] - i * size;
 #define EF_BACK(j) p##j = t##j;
 #define EF_NORM(j)                                                                                           \
-    norms[j + run / EF_TILE * stride] = dtype == EF_I8 ? EF(fold)(l##j) : EF(folded)(n##j);                  \
+    norms[j + run / EF_TILE * stride] = dtype == EF_I8    ? EF(fold)(l##j)                                   \
+                                        : dtype == EF_F32 ? EF(folded)(n##j) : EF(folded_half)(n##j);        \
     n##j = EF(nzero)();                                                                                      \
     if (dtype == EF_I8) memset(l##j, 0, sizeof l##j);
+
+/* Negative where it has to be computed in another way. */
+EF_PRIM double EF(folded_half)(EF(N) n)
+{
+    double l[EF_LANES];
+    return EF(nlanes_half)(l, n) ? EF(fold)(l) : -1.0;
+}
 
 EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
                        const ef_update *u, int64_t at, int64_t n, double *norms, int64_t stride)
@@ -118,6 +126,18 @@ EF_DTYPE(EF_I8)
 #undef EF_COUNTS
 #undef EF_COUNT
 
+/* Norms of halves that the fast way was not sure of, or all. */
+EF_TARGET static void EF(norms_again)(const ef_update *u, int64_t size, int64_t at, int64_t n, double *norms,
+                                      int64_t stride, int all)
+{
+    for (int64_t t = 0; t * EF_TILE < n; t++)
+        for (int64_t j = 0; j < size; j++) {
+            const int64_t start = t * EF_TILE, left = n - start;
+            if (all || norms[j + t * stride] < 0.0)
+                norms[j + t * stride] = EF(block_norm)(u + j, at + start, left < EF_TILE ? left : EF_TILE);
+        }
+}
+
 EF_TARGET static void EF(span)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
                                int64_t n, double *norms, uint64_t *sums, const ef_step *step, int stream)
 {
@@ -139,7 +159,11 @@ EF_TARGET static void EF(span)(float *out, const float *base, const ef_update *u
         size = (same - j + size - 1) / size;
         const int last = j + size == count && !step;
         float *dst = last ? out + at : scratch;
+        EF(watch)();
         of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j, count);
+        if (EF(rounded)() && u[j].dtype == EF_BF16) EF(norms_again)(u + j, size, at, n, norms + j, count, 1);
+        else if (u[j].dtype == EF_F16 || u[j].dtype == EF_BF16)
+            EF(norms_again)(u + j, size, at, n, norms + j, count, 0);
         /* While this group's part is still in the cache. */
         for (int64_t g = j; sums && g < j + size; g++)
             EF(words)((const unsigned char *)u[g].data + at * ef_size(u[g].dtype), n * ef_size(u[g].dtype) / 4,

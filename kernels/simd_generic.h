@@ -136,8 +136,11 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
     return (EF(N)){{n.l[0] + d0 * d0, n.l[1] + d1 * d1, n.l[2] + d2 * d2, n.l[3] + d3 * d3}};
 }
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
-EF_PRIM EF(N) EF(nadd_half)(const int dtype, EF(N) n, EF(V) v) { (void)dtype; return EF(nadd)(n, v); }
+EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }
+EF_PRIM int EF(nlanes_half)(double *lanes, EF(N) n) { EF(nlanes)(lanes, n); return 1; }
+EF_PRIM void EF(watch)(void) {}
+EF_PRIM int EF(rounded)(void) { return 0; }
 
 /* Squares of 32 int8 added up as integers. Two of them, 2 x 128^2, fit 16 bits without a sign. */
 EF_PRIM EF(I) EF(izero)(void) { return (EF(I)){0, 0, 0, 0}; }
