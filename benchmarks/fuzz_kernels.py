@@ -58,9 +58,12 @@ def _place(rng: np.random.Generator) -> int:
 
 
 def _floats(size: int, rng: np.random.Generator) -> np.ndarray:
-    kind = rng.integers(0, 4)
+    kind = rng.integers(0, 5)
     if kind == 0:
         return rng.standard_normal(size, dtype=np.float32)
+    if kind == 4:  # finite squares, of which some are denormal in float32
+        powers = np.float32(10) ** rng.integers(-24, 19, size).astype(np.float32)
+        return rng.standard_normal(size, dtype=np.float32) * powers
     if kind == 1:
         return rng.integers(0, 1 << 32, size, dtype=np.uint32).view(np.float32)
     if kind == 2:
