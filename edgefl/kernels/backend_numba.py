@@ -17,8 +17,6 @@ from edgefl.kernels.backend_reference import decoded, folded, remainder, rounded
 from edgefl.kernels.steps import Optimizer
 
 _CHUNK = 32 * TILE
-_STREAM_BYTES = 1 << 20
-"""Past this many bytes of out, writing around the caches saves reading what is overwritten."""
 _THREAD_CHUNKS = 16
 """Least chunks for a thread of its own, against some 100 μs to start one."""
 
@@ -45,7 +43,8 @@ def _sum_floats(
     """A sum of one float32 vector or more."""
     place, model = _address(out), 0 if base is None else _address(base)
     addresses = np.array([_address(vector) for vector in vectors], dtype=np.uintp)
-    stream = place % 64 == 0 and out.nbytes >= _STREAM_BYTES and place != model
+    # Writing around the caches saves reading what is overwritten.
+    stream = place % 64 == 0 and out.nbytes >= numba_loops.LONG_BYTES and place != model
     counter = np.zeros(1, dtype=np.int64)
     given = (place, model, out.size, addresses, weights, norms, stream, _address(counter))
     _together(lambda: numba_loops.sum_tiles(*given), threads)

@@ -17,6 +17,10 @@ from edgefl.kernels.numba_vectors import GROUP, WIDTH, fence, float_at, next_num
 
 GRAIN = 16
 """Tiles that a thread takes at once."""
+SPAN = 8
+"""Tiles in one pass over a group of updates where memory is the limit, which likes long stretches."""
+LONG_BYTES = 1 << 20
+"""An ``out`` of this many bytes or more is worth that."""
 
 
 def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -93,23 +97,23 @@ def sum_tiles(
 
     The int64 at ``counter`` is the next `GRAIN` tiles to do: threads that share it share the work.
     """
-    running, lanes = np.zeros(TILE + WIDTH, dtype=np.float32), np.zeros((GROUP, LANES))
+    span = SPAN if n * 4 >= LONG_BYTES else 1
+    running, lanes = np.zeros(span * TILE + WIDTH, dtype=np.float32), np.zeros((GROUP, LANES))
     group, factors = np.empty(GROUP, dtype=np.uintp), np.empty(GROUP, dtype=np.float32)
     scratch = np.uintp((running.ctypes.data + 63) // 64 * 64)
     places = (group.ctypes.data, factors.ctypes.data, lanes.ctypes.data)
-    count, tiles = vectors.size, (n + TILE - 1) // TILE
+    count, tiles, tile_bytes = vectors.size, (n + TILE - 1) // TILE, np.uintp(TILE * 4)
     while True:
         start = next_number(counter) * GRAIN
         if start >= tiles:
             fence()
             return
-        for tile in range(start, min(start + GRAIN, tiles)):
-            size = min(TILE, n - tile * TILE)
-            whole = size // WIDTH * WIDTH
-            at = np.uintp(tile * TILE * 4)
-            source = scratch if base == 0 else base + at
+        for first_tile in range(start, min(start + GRAIN, tiles), span):
+            last_tile = min(first_tile + span, tiles)
+            at = np.uintp(first_tile) * tile_bytes
             if base == 0:
                 running[:] = 0.0
+            whence = scratch if base == 0 else base + at
             first = 0
             while first < count:
                 # Equal groups: 8 updates are read as 4 and 4, not as 6 and 2.
@@ -117,25 +121,29 @@ def sum_tiles(
                 taken = (rest + GROUP - 1) // GROUP
                 taken = (rest + taken - 1) // taken
                 last = first + taken == count
-                target = out + at if last else scratch
+                source, target = whence, out + at if last else scratch
+                whence = target
                 for j in range(taken):
                     group[j], factors[j] = vectors[first + j] + at, weights[first + j]
-                    for lane in range(LANES):
-                        lanes[j, lane] = 0.0
-                if stream and last:
-                    _stream_group(taken, target, source, *places, whole)
-                else:
-                    _sum_group(taken, target, source, *places, whole)
-                for i in range(whole, size):
-                    total = float_at(source, i)
+                for tile in range(first_tile, last_tile):
+                    size = min(TILE, n - tile * TILE)
+                    whole = size // WIDTH * WIDTH
+                    lanes[:taken] = 0.0
+                    if stream and last:
+                        _stream_group(taken, target, source, *places, whole)
+                    else:
+                        _sum_group(taken, target, source, *places, whole)
+                    for i in range(whole, size):
+                        total = float_at(source, i)
+                        for j in range(taken):
+                            x = float_at(group[j], i)
+                            total = total + factors[j] * x
+                            lanes[j, (i - whole) % LANES] += np.float64(x) * np.float64(x)
+                        put_float(target, i, total)
                     for j in range(taken):
-                        x = float_at(group[j], i)
-                        total = total + factors[j] * x
-                        lanes[j, (i - whole) % LANES] += np.float64(x) * np.float64(x)
-                    put_float(target, i, total)
-                for j in range(taken):
-                    norms[first + j, tile] = _folded(lanes, j)
-                source = target
+                        norms[first + j, tile] = _folded(lanes, j)
+                        group[j] += tile_bytes
+                    source, target = source + tile_bytes, target + tile_bytes
                 first += taken
 
 
