@@ -72,7 +72,8 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = [0] * count
         self._trained_from = [-1] * count
-        self._connected = [False] * count
+        self.present = bytearray(count)
+        """By client: 1 if it is connected, else 0."""
 
     # ---- the strategy's view -------------------------------------------------------------------
 
@@ -98,9 +99,9 @@ class Ledger:
 
     def connect(self, client: int) -> bool:
         """The client is there and idle; false if it is unknown or was there."""
-        if not 0 <= client < len(self.devices) or self._connected[client]:
+        if not 0 <= client < len(self.devices) or self.present[client]:
             return False
-        self._connected[client] = True
+        self.present[client] = 1
         insort(self.idle, client)
         return True
 
@@ -108,7 +109,7 @@ class Ledger:
         """The client is gone; false if it was not there. A task of its own must be ended before."""
         if not self.connected(client):
             return False
-        self._connected[client] = False
+        self.present[client] = 0
         del self.idle[bisect_left(self.idle, client)]
         return True
 
@@ -117,7 +118,7 @@ class Ledger:
         self._leaving.add(client)
 
     def connected(self, client: int) -> bool:
-        return 0 <= client < len(self.devices) and self._connected[client]
+        return 0 <= client < len(self.devices) and self.present[client] == 1
 
     # ---- tasks ---------------------------------------------------------------------------------
 

@@ -23,8 +23,11 @@ class Gauge:
     """Counts what passes by; `progress` reads it out."""
 
     def __init__(self, plan: control.Serve) -> None:
-        self._profiles = [info.profile for info in plan.clients]
-        self._trips: Counter[str] = Counter()
+        numbers: dict[str, int] = {}
+        self._profile = [numbers.setdefault(info.profile, len(numbers)) for info in plan.clients]
+        self._names = list(numbers)
+        self._profiles = np.array(self._profile, dtype=np.intp)
+        self._trips = [0] * len(self._names)
         self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
         self._costs_ns = array("q")
         self._resolution_s = RESOLUTION_WALL_S / plan.time_scale
@@ -36,7 +39,7 @@ class Gauge:
 
     def trip(self, done: wire.Done) -> None:
         """A trip ended."""
-        self._trips[self._profiles[done.client]] += 1
+        self._trips[self._profile[done.client]] += 1
         for spent in (done.compute, done.trip):  # as the summary's headline does
             if spent.declared_s >= self._resolution_s:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
@@ -60,23 +63,25 @@ class Gauge:
 
     def progress(self, core: Core, clock: WallClock, peers: Peers, started: bool) -> control.Progress:
         """The figures of this instant."""
-        idle, running = set(core.idle), set(core.running)
-        by_profile: dict[str, list[int]] = {}
-        for client, profile in enumerate(self._profiles):
-            counts = by_profile.setdefault(profile, [0, 0, 0, 0])
-            counts[0 if client in idle else 1 if client in running else 2] += 1
-        for profile, counts in by_profile.items():
-            counts[3] = self._trips[profile]
-        connected = sum(peer.ready for peer in peers.of(*CLIENTS))
+        running = np.fromiter(core.running, np.intp, core.training)
+        rests = np.frombuffer(core.present, dtype=np.bool_).copy()
+        rests[running] = False
+        count = len(self._names)
+        total, training, idle = (
+            np.bincount(profiles, minlength=count)
+            for profiles in (self._profiles, self._profiles[running], self._profiles[rests])
+        )
+        rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
+        absent = int(rows[:, 2].sum()) if started else len(self._profiles) - self._connected(peers)
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
         return control.Progress(
             emulated_s=clock.now_s(),
             wall_s=clock.wall_s(),
             version=core.version,
             trips=core.trips,
-            idle=len(idle),
-            training=len(running),
-            absent=len(self._profiles) - (len(idle) + len(running) if started else connected),
+            idle=int(idle.sum()),
+            training=core.training,
+            absent=absent,
             staleness_mean=core.staleness_sum / core.applied if core.applied else 0.0,
             staleness_max=core.staleness_max,
             accuracy=self._accuracy,
@@ -85,9 +90,13 @@ class Gauge:
             fidelity_p95=None if p95 is None else float(p95),
             dropped=core.dropped,
             incidents=sum(self.incidents.values()),
-            by_profile=by_profile,
+            by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
             phase="running" if started else "starting",
         )
+
+    @staticmethod
+    def _connected(peers: Peers) -> int:
+        return sum(peer.ready for peer in peers.of(*CLIENTS))
 
     @staticmethod
     def aggregation(totals: Totals, backend: str | None) -> Aggregation:

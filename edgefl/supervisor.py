@@ -210,30 +210,7 @@ class _Supervisor:
 
     def _on_prepared(self, prepared: control.Prepared) -> None:
         self._prepared = prepared
-        demands = [
-            Demand(
-                steps * prepared.host_step_s + TRIP_OVERHEAD_S,
-                trip_s,
-                Burst(steps * prepared.host_step_s, down_s, compute_s),
-            )
-            for steps, trip_s, down_s, compute_s in zip(
-                prepared.steps,
-                prepared.emulated_trip_s,
-                prepared.emulated_down_s,
-                prepared.emulated_compute_s,
-                strict=True,
-            )
-        ]
-        self._scale = (
-            self._virtual_scale()
-            if self._virtual
-            else choose_time_scale(
-                demands,
-                scale=self._experiment.clock.time_scale,
-                active=self._strategy.max_training(len(self._clients)),
-                lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
-            )
-        )
+        self._scale = self._virtual_scale() if self._virtual else self._wall_scale(prepared)
         self._view.describe(self._clients, prepared, self._scale)
         ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
@@ -262,6 +239,25 @@ class _Supervisor:
         self._spawn(control.EVALUATOR, 0, 0)
         for number in range(self._workers):
             self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
+
+    def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
+        step_s = prepared.host_step_s
+        trips = zip(
+            prepared.steps,
+            prepared.emulated_trip_s,
+            prepared.emulated_down_s,
+            prepared.emulated_compute_s,
+            strict=True,
+        )
+        return choose_time_scale(
+            [
+                Demand(steps * step_s + TRIP_OVERHEAD_S, trip_s, Burst(steps * step_s, down_s, compute_s))
+                for steps, trip_s, down_s, compute_s in trips
+            ],
+            scale=self._experiment.clock.time_scale,
+            active=self._strategy.max_training(len(self._clients)),
+            lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
+        )
 
     def _virtual_scale(self) -> TimeScale:
         why = f"virtual clock: {self._workers} workers, nothing waits for a phone"

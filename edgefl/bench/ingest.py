@@ -186,13 +186,13 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
             zygote.send(control.Spawn(control.EVALUATOR, 0, 0, address, 1.0))
             for client in range(clients):
                 zygote.send(control.Spawn(control.CLIENT, client, 0, address, 1.0))
-            _attend(zygote, server)
+            attend(zygote, server)
         finally:
             buffer.close()
     return _read(folder)
 
 
-def _attend(zygote: Channel[control.FromZygote], server: Channel[control.FromServer]) -> None:
+def attend(zygote: Channel[control.FromZygote], server: Channel[control.FromServer]) -> None:
     """Until the server has finished. A process that ends before is the end of the measurement."""
     with selectors.DefaultSelector() as selector:
         for channel in (zygote, server):

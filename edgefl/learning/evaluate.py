@@ -28,7 +28,7 @@ def evaluate(
     x: Examples,
     y: NDArray[np.int64],
     classes: int,
-    batch: int = 1000,
+    batch: int = 64,
     loss: Loss = cross_entropy,
 ) -> EvalResult:
     """Test the model on the first ``len(y)`` of ``x``, in evaluation mode, ``batch`` examples at a time.

@@ -1,0 +1,150 @@
+"""How much of the machine's training speed a whole experiment under the virtual clock keeps.
+
+FedStaleWeight's setting (Ma 2024, section 6.2): 15 clients, of which 10 take U(1, 2) s a trip and hold the
+labels 4 to 9, and 5 take U(8, 12) s and hold 0 to 3; the 468,458-parameter CNN with GroupNorm, one SGD step
+on 32 MNIST images a trip, a version every 5 updates, 2,000 test images measured at version 0 and every 500.
+
+Beside it, alternately in the same run, the bare limit: a torch loop that makes the same step on batches of
+the same data, in one single-threaded process a core, with no server, no update and no evaluation.
+
+    EDGEFL_DATA=… python benchmarks/virtual_ratio.py [--alternations 5] [--seconds 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import edgefl
+from edgefl.emulation.capacity import usable_cores
+from edgefl.processes import single_threaded_environment
+from edgefl.record import Record
+
+
+def experiment(trips: int, workers: int) -> edgefl.Experiment:
+    return edgefl.Experiment(
+        name="virtual-ratio",
+        seed=1,
+        fleet=edgefl.Fleet(devices={"paper-fast-u1-2": 10, "paper-slow-u8-12": 5}, network="none"),
+        data=edgefl.Data(
+            name="mnist",
+            partition="by-device",
+            labels={"paper-fast-u1-2": [4, 5, 6, 7, 8, 9], "paper-slow-u8-12": [0, 1, 2, 3]},
+        ),
+        model=edgefl.Model(name="cnn-groupnorm"),
+        training=edgefl.Training(steps=1, batch_size=32, lr=0.01),
+        strategy={"name": "fedstaleweight", "buffer_size": 5},
+        clock=edgefl.Clock(kind="virtual", workers=workers),
+        evaluation=edgefl.Evaluation(every_versions=500, max_examples=2000),
+        stop=edgefl.Stop(trips=trips),
+    )
+
+
+def whole(trips: int, workers: int) -> float:
+    """Trips a second of an experiment, from its start to its last version."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        subprocess.run(
+            [sys.executable, "-c", _RUN, str(trips), str(workers), str(run)],
+            check=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        )
+        with Record(run) as record:
+            arrived = int((record.trips["fate"] == "applied").sum())
+            return arrived / float(record.versions["wall_s"][-1])
+
+
+_RUN = """
+import sys
+from pathlib import Path
+import edgefl
+from virtual_ratio import experiment
+edgefl.run(experiment(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]))
+"""
+
+
+def bare(seconds: float, processes: int) -> float:
+    """Steps a second of the torch loop, in all processes together."""
+    command = [sys.executable, __file__, "--bare", str(seconds), "--processes", str(processes)]
+    environment = single_threaded_environment(dict(os.environ))
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return float(done.stdout)
+
+
+def _bare(seconds: float, processes: int) -> None:
+    """The loops themselves: data and model are loaded once, then a process a core is forked."""
+    import torch
+
+    from edgefl.learning.data import load_data
+    from edgefl.learning.models import make_model
+
+    torch.set_num_threads(1)
+    wanted = experiment(1, processes)
+    data = load_data(wanted.data, wanted.seed)
+    inputs = torch.from_numpy(data.train_x[:])
+    labels = torch.from_numpy(data.train_y)
+    model = make_model(wanted.model, data.input_shape, data.classes, wanted.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=wanted.training.lr)
+    model.train()
+
+    def step() -> None:
+        rows = torch.randint(len(labels), (wanted.training.batch_size,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+        optimizer.step()
+
+    reading, writing = os.pipe()
+    for number in range(processes):
+        if os.fork() == 0:
+            torch.manual_seed(number)
+            for _ in range(5):
+                step()
+            steps, started = 0, time.perf_counter()
+            while time.perf_counter() < started + seconds:
+                step()
+                steps += 1
+            os.write(writing, f"{steps / (time.perf_counter() - started)!r}\n".encode())
+            os._exit(0)
+    os.close(writing)
+    for _ in range(processes):
+        os.wait()
+    with os.fdopen(reading) as rates:
+        print(sum(map(float, rates)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Trips a second under the virtual clock over a bare torch loop."
+    )
+    parser.add_argument("--alternations", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
+    parser.add_argument("--json", type=Path, help="write the figures into this file too")
+    parser.add_argument("--bare", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=usable_cores(), help="workers, and bare loops")
+    given = parser.parse_args()
+    if given.bare is not None:
+        _bare(given.bare, given.processes)
+        return
+    rows: list[tuple[float, float]] = []
+    for number in range(given.alternations):
+        limit = bare(given.seconds, given.processes)
+        rows.append((limit, whole(max(50, int(limit * given.seconds)), given.processes)))
+        print(
+            f"{number + 1}: bare {limit:.1f}/s, whole {rows[-1][1]:.1f}/s, {rows[-1][1] / limit:.3f}",
+            flush=True,
+        )
+    ratio = statistics.median(made / limit for limit, made in rows)
+    print(f"median of {len(rows)}: {ratio:.3f} of the bare loop's rate, {given.processes} processes")
+    if given.json is not None:
+        given.json.write_text(json.dumps({"ratio": ratio, "bare_and_whole_per_s": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What a trip costs under the virtual clock when its training takes no time: trips a second, and where they go.
+
+The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
+`edgefl.bench.idle` changes one number. Everything that remains is the system's own.
+
+    python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from edgefl import control
+from edgefl.bench import idle
+from edgefl.bench.ingest import attend
+from edgefl.bench.started import expect, started
+from edgefl.buffer import ParameterBuffer, Shape, ring_entries
+from edgefl.emulation.capacity import usable_cores
+from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+from edgefl.record import Record
+
+FLEETS = {
+    "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
+    "phones": (["pixel-4", "moto-g4"], "lte"),
+}
+"""Trips whose time a distribution gives, and trips of devices on a network with jitter."""
+NEVER = 10**9
+
+
+def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: int) -> Experiment:
+    profiles, network = FLEETS[fleet]
+    half = clients // 2
+    return Experiment(
+        seed=1,
+        fleet=Fleet(devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory_limit=False),
+        model=Model(name="idle", args={"parameters": parameters}),
+        strategy={"name": "fedstaleweight", "buffer_size": 10, "restart": "immediate"},
+        clock=Clock(kind="virtual", workers=workers),
+        server=Server(heartbeat_s=60.0),
+        evaluation=Evaluation(every_versions=500),
+        checkpoint=Checkpoint(every_s=float(NEVER)),
+        stop=Stop(trips=trips),
+    )
+
+
+def run(wanted: Experiment, folder: Path) -> None:
+    """The run as `edgefl run` makes it, with the idle workload in place of torch's."""
+    profiles = wanted.fleet.devices
+    assert isinstance(profiles, dict)
+    assert isinstance(wanted.fleet.network, str)
+    names = [name for name, count in profiles.items() for _ in range(count)]
+    infos = [control.ClientInfo(number, name, wanted.fleet.network) for number, name in enumerate(names)]
+    parameters, workers = int(wanted.model.args["parameters"]), wanted.clock.workers or 1
+    with (
+        started("edgefl.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.server_process", control.FromServer) as server,
+    ):
+        zygote.send(control.Prepare(wanted, str(folder), infos))
+        prepared = expect(zygote, control.Prepared)
+        buffer = ParameterBuffer.create(
+            Shape(parameters, ring_entries(parameters), len(infos) + wanted.strategy["buffer_size"])
+        )
+        try:
+            zygote.send(control.Adopt(initialise=True), fd=buffer.fd)
+            expect(zygote, control.Adopted)
+            server.send(
+                control.Serve(
+                    wanted, str(folder), str(folder), infos, prepared, 1.0, 0.0, workers, resume=False
+                ),
+                fd=buffer.fd,
+            )
+            address = expect(server, control.Listening).endpoint
+            zygote.send(control.Spawn(control.EVALUATOR, 0, 0, address, 1.0))
+            for number in range(workers):
+                zygote.send(control.Spawn(control.WORKER, number, 0, address, 1.0))
+            attend(zygote, server)
+        finally:
+            buffer.close()
+
+
+def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
+    """Trips a second, and µs a trip of the server's time in each stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(experiment(fleet, given.clients, given.parameters, given.trips, given.workers), Path(folder))
+        with Record(folder) as record:
+            trips, wall_s = int((record.trips["fate"] == "applied").sum()), record.meta.wall_s
+            stages = {row.stage: row.seconds / trips * 1e6 for row in record.costs if row.stage != "start"}
+    return {"trips_per_s": trips / wall_s, **stages}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a trip costs under the virtual clock.")
+    parser.add_argument("--trips", type=int, default=50_000)
+    parser.add_argument("--parameters", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=usable_cores())
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the figures into this file too")
+    given = parser.parse_args()
+    found = {}
+    for fleet in FLEETS:
+        rows = sorted((measured(fleet, given) for _ in range(given.repetitions)), key=lambda row: row["trips_per_s"])
+        row = found[fleet] = rows[len(rows) // 2]
+        stages = ", ".join(f"{name} {us:.0f}" for name, us in row.items() if name != "trips_per_s")
+        print(f"{fleet}: {row['trips_per_s']:,.0f} trips/s (median of {len(rows)}); µs a trip: {stages}", flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
