@@ -118,6 +118,11 @@ class Core(Ledger):
             self._settle(actions, stepped=type(event) is Summed)
         return actions
 
+    @property
+    def awaits(self) -> bool:
+        """Whether the strategy is asked again at some time before the end, whatever the clients do."""
+        return any(at_s < self._end_s for at_s in self._wakes)
+
     def pending(self) -> list[Action]:
         """What was asked for and not answered yet, except tasks: the ``Sum`` and every ``Wake``.
 
@@ -131,7 +136,11 @@ class Core(Ledger):
     # ---- events: each answers whether anything changed -----------------------------------------
 
     def _joined(self, event: Joined, actions: list[Action]) -> bool:
-        return self.stopped is None and self.connect(event.client)
+        if self.stopped is not None:
+            return False
+        if self._schedule is not None and not (self.idle or self.training):
+            self._schedule.due(self.now_s)  # these came while nobody was there
+        return self.connect(event.client)
 
     def _left(self, event: Left, actions: list[Action]) -> bool:
         client = event.client
@@ -241,7 +250,8 @@ class Core(Ledger):
             return
         if self._schedule is not None:
             self.openings = self._schedule.due(self.now_s)
-            self._wake(self._schedule.next_s, actions)
+            if self.idle or self.training:  # else nobody is there who could come
+                self._wake(self._schedule.next_s, actions)
         if self.idle and self.openings:
             assigned = self._call("assign", self.strategy.assign, self._state, self, read=tuple)
             if len(assigned) > self.openings:

@@ -302,7 +302,7 @@ class Server:
     @property
     def _expected(self) -> bool:
         """Whether something will happen although no client trains."""
-        return self._absent > 0
+        return self._absent > 0 or (self._core.awaits and bool(self._core.idle))
 
     def _left(self, client: int, reason: str) -> None:
         if self._started and self._stopped is None:

@@ -21,6 +21,8 @@ STRATEGIES = [
     {"name": "fedasync", "max_staleness": 2},
     {"name": "defedavg-niid"},
     {"name": "favano", "participants": 3, "interval_s": 0.1},
+    {"name": "fedbuff", "arrival_process": "poisson", "arrival_rate_per_s": 9.0, "buffer_size": 2},
+    {"name": "fedbuff", "buffer_size": 3, "clip_norm": 0.5, "noise_multiplier": 0.1, "momentum": 0.5},
 ]
 
 

@@ -13,7 +13,7 @@ from edgefl import experiment
 from edgefl.arrivals import Schedule
 from edgefl.core import Core
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Joined, Ticked, Train, Wake
+from edgefl.events import Joined, Left, Ticked, Train, Wake
 from edgefl.strategies import View
 from edgefl.strategies.base import Arrivals
 from edgefl.strategies.fedbuff import FedBuff
@@ -89,6 +89,17 @@ def test_the_core_wakes_for_each_arrival_and_nobody_starts_before() -> None:
     assert wake == Wake(4.0)
     assert isinstance(train, Train)
     assert core.openings == 1
+
+
+def test_nobody_comes_while_nobody_is_there() -> None:
+    strategy = FedBuff(buffer_size=1, arrival_process="constant", arrival_rate_per_s=0.5)
+    core = Core(strategy, fleet(1), 0, experiment.Stop(emulated_s=99.0))
+    assert Wake(2.0) in core.handle(Joined(0, 0.0))
+    assert core.awaits
+    core.handle(Left(0, 1.0, "died"))
+    assert core.handle(Ticked(2.0)) == []
+    assert not core.awaits  # but for the end of the run
+    assert core.handle(Joined(0, 5.0)) == [Wake(6.0)]  # what was to come at 4 s has passed
 
 
 @pytest.mark.parametrize(
