@@ -1,4 +1,4 @@
-"""What a trip costs under the virtual clock when its training takes no time: trips a second, and where they go.
+"""What a trip costs under the virtual clock when its training takes no time, and where the time goes.
 
 The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
 `edgefl.bench.idle` changes one number. Everything that remains is the system's own.
@@ -35,7 +35,9 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
     half = clients // 2
     return Experiment(
         seed=1,
-        fleet=Fleet(devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory_limit=False),
+        fleet=Fleet(
+            devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory_limit=False
+        ),
         model=Model(name="idle", args={"parameters": parameters}),
         strategy={"name": "fedstaleweight", "buffer_size": 10, "restart": "immediate"},
         clock=Clock(kind="virtual", workers=workers),
@@ -102,10 +104,15 @@ def main() -> None:
     given = parser.parse_args()
     found = {}
     for fleet in FLEETS:
-        rows = sorted((measured(fleet, given) for _ in range(given.repetitions)), key=lambda row: row["trips_per_s"])
+        rows = sorted(
+            (measured(fleet, given) for _ in range(given.repetitions)), key=lambda row: row["trips_per_s"]
+        )
         row = found[fleet] = rows[len(rows) // 2]
         stages = ", ".join(f"{name} {us:.0f}" for name, us in row.items() if name != "trips_per_s")
-        print(f"{fleet}: {row['trips_per_s']:,.0f} trips/s (median of {len(rows)}); µs a trip: {stages}", flush=True)
+        print(
+            f"{fleet}: {row['trips_per_s']:,.0f} trips/s (median of {len(rows)}); µs a trip: {stages}",
+            flush=True,
+        )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 
