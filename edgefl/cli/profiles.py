@@ -67,7 +67,7 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Profile files in TOML.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Profile files in TOML.")],
 ) -> None:
     """Say everything that is wrong with profile files."""
     from edgefl.emulation import check_file
@@ -94,15 +94,17 @@ def import_(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of what is made; by default the file's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="This entry of the file; may be repeated.")] = None,
-    clients: Annotated[int, typer.Option(help="fedscale: how many of its clients, evenly spaced.")] = 100,
+    clients: Annotated[
+        int | None, typer.Option(help="fedscale: how many of its clients, evenly spaced; 100 by default.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="power-profile: the device that it completes.")] = None,
     up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
 ) -> None:
     """Make profiles of another project's file."""
+    from edgefl.interchange import formats
     from edgefl.interchange.asked import Asked
-    from edgefl.interchange.formats import named
 
-    made = named(format_name).read(file, Asked(name, tuple(only or ()), clients, base, up))
+    made = formats.read(format_name, file, Asked(name, tuple(only or ()), clients, base, up))
     for note in made.notes:
         typer.echo(note, err=True)
     if out is not None:
@@ -120,7 +122,10 @@ def export(
         str, typer.Argument(metavar="FORMAT", help="One of devtools, fedscale, mahimahi, webpagetest.")
     ],
     out: Annotated[Path | None, typer.Option(help="File to write; by default it is printed.")] = None,
-    way: Annotated[Literal["down", "up"], typer.Option(help="mahimahi: which way of the network.")] = "down",
+    way: Annotated[
+        Literal["down", "up"] | None,
+        typer.Option(help="mahimahi: which way of the network; down by default."),
+    ] = None,
 ) -> None:
     """Write a profile in another project's format."""
     from edgefl.interchange.formats import write

@@ -18,7 +18,7 @@ def add(app: typer.Typer) -> None:
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write summary.json, report.html and trace.json here."),
@@ -72,5 +72,8 @@ def verify(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("versions", total=None)
         found = again(folder, lambda made, of: progress.update(bar, completed=made, total=of))
-    typer.echo(f"same: {found.updates:,} updates, {found.versions:,} versions")
+    if found.updates:
+        typer.echo(f"same: {found.updates:,} updates, {found.versions:,} versions")
+    else:
+        typer.echo("no update arrived in this run; its model is still the first one, and that is the same")
     typer.echo(f"model_sha256 {found.model_sha256}")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from edgefl.emulation import Device, FleetFile, Network, load_device, load_network
 from edgefl.errors import ProfileError
-from edgefl.interchange.asked import Asked
+from edgefl.interchange.asked import CLIENTS, Asked
 from edgefl.interchange.files import profile_name, profile_names, read_bytes
 from edgefl.interchange.made import Made, profile_file
 from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
@@ -46,7 +46,7 @@ def read(path: Path, asked: Asked) -> Made:
         raise ProfileError(f"{path}: {' '.join(str(wrong).split())}") from None
     if not isinstance(value, dict) or not value:
         raise ProfileError(f"{path}: got {_shown(value)}; allowed: a dictionary of clients")
-    if not 1 <= asked.clients <= MOST_CLIENTS:
+    if not 1 <= _most(asked) <= MOST_CLIENTS:
         raise ProfileError(f"--clients: got {asked.clients}; allowed: 1 to {MOST_CLIENTS}")
     first = next(iter(value.values()))
     if isinstance(first, dict) and "computation" in first:
@@ -57,6 +57,10 @@ def read(path: Path, asked: Asked) -> Made:
         f"{path}: client {next(iter(value))!r}: got {_shown(first)}; allowed: computation and communication, "
         "or active, inactive and finish_time"
     )
+
+
+def _most(asked: Asked) -> int:
+    return CLIENTS if asked.clients is None else asked.clients
 
 
 def write(fleet: FleetFile) -> bytes:
@@ -93,7 +97,7 @@ def _communication_kbps(network: Network) -> float:
 def _capacities(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
     speeds = {client: _capacity(path, client, entry) for client, entry in clients.items()}
     ordered = sorted(speeds, key=lambda client: (speeds[client], str(client)))
-    picked = _spread(ordered, asked.clients)
+    picked = _spread(ordered, _most(asked))
     name = profile_name(asked.name or path.stem)
     files: dict[str, str] = {}
     fleet, networks = {}, {}
@@ -161,7 +165,7 @@ def _behaviour(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
             usable[client] = availability
     if not usable:
         raise ProfileError(f"{path}: no client is ever active; allowed: at least one")
-    picked = _spread(sorted(usable, key=lambda client: (str(type(client)), client)), asked.clients)
+    picked = _spread(sorted(usable, key=lambda client: (str(type(client)), client)), _most(asked))
     name = profile_name(asked.name or path.stem)
     text = json.dumps([usable[client] for client in picked])
     never = len(clients) - len(usable)

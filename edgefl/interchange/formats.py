@@ -20,6 +20,8 @@ class Format(NamedTuple):
     """One format."""
 
     read: Callable[[Path, Asked], Made]
+    takes: tuple[str, ...]
+    """The fields of `Asked` that it has a use for."""
     gives: str
     """What a file of it is made into."""
     writes: str = ""
@@ -34,12 +36,18 @@ class Written(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
-    "bouquetfl": Format(bouquetfl.read, "devices or networks, from its TOML files"),
-    "devtools": Format(devtools.read, "networks, from DevTools' or Lighthouse's JSON", "a network"),
-    "fedscale": Format(fedscale.read, "a fleet, or an availability file", "a fleet"),
-    "mahimahi": Format(mahimahi.read, "a network that replays the trace", "one way of a network"),
-    "power-profile": Format(power_profile.read, "the device --base with battery and currents"),
-    "webpagetest": Format(webpagetest.read, "networks, from connectivity.ini", "a network"),
+    "bouquetfl": Format(bouquetfl.read, ("only",), "devices or networks, from its TOML files"),
+    "devtools": Format(
+        devtools.read, ("name", "only"), "networks, from DevTools' or Lighthouse's JSON", "a network"
+    ),
+    "fedscale": Format(fedscale.read, ("name", "clients"), "a fleet, or an availability file", "a fleet"),
+    "mahimahi": Format(
+        mahimahi.read, ("name", "up"), "a network that replays the trace", "one way of a network"
+    ),
+    "power-profile": Format(
+        power_profile.read, ("name", "base"), "the device --base with battery and currents"
+    ),
+    "webpagetest": Format(webpagetest.read, ("only",), "networks, from connectivity.ini", "a network"),
 }
 
 
@@ -50,10 +58,23 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def write(name: str, format_name: str, way: Way = "down") -> Written:
-    """The profile of that name, or at that path, in that format.
+def read(format_name: str, path: Path, asked: Asked) -> Made:
+    """The profiles that the file in that format makes.
 
-    ProfileError if the format is only read, or cannot say what the profile is.
+    ProfileError if there is no such format, it has no use for what is asked, or the file is not of it.
+    """
+    found = named(format_name)
+    for option, given in asked._asdict().items():
+        if given not in (None, ()) and option not in found.takes:
+            allowed = ", ".join(f"--{name}" for name in found.takes)
+            raise ProfileError(f"--{option}: {format_name} has no use for it; allowed: {allowed}")
+    return found.read(path, asked)
+
+
+def write(name: str, format_name: str, way: Way | None = None) -> Written:
+    """The profile of that name, or at that path, in that format; ``way``, of a trace alone, is down if None.
+
+    ProfileError if the format is only read, cannot say what the profile is, or knows no ways.
 
     >>> print(write("3g", "webpagetest").content.decode(), end="")
     [3g]
@@ -66,11 +87,13 @@ def write(name: str, format_name: str, way: Way = "down") -> Written:
     if not named(format_name).writes:
         able = ", ".join(other for other, found in FORMATS.items() if found.writes)
         raise ProfileError(f"format {format_name!r} is only read; written are: {able}")
+    if way is not None and format_name != "mahimahi":
+        raise ProfileError(f"--way: {format_name} has no use for it; only mahimahi's files say one way alone")
     if format_name == "fedscale":
         return Written(fedscale.write(load_fleet(name)))
     network = load_network(name)
     if format_name == "mahimahi":
-        content = mahimahi.write(network, network.down if way == "down" else network.up)
+        content = mahimahi.write(network, network.up if way == "up" else network.down)
         return Written(content.encode(), _unsayable(network, rate_only=True))
     if network.down.trace or network.up.trace:
         raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")

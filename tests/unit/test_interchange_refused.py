@@ -12,7 +12,7 @@ import pytest
 from edgefl.cli import main
 from edgefl.errors import ProfileError
 from edgefl.interchange.asked import Asked
-from edgefl.interchange.formats import FORMATS, named
+from edgefl.interchange.formats import FORMATS, named, read, write
 
 SAMPLES = Path(__file__).parent / "interchange_samples"
 SAMPLE = {
@@ -28,7 +28,8 @@ SAMPLE = {
 def refused(format_name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command line says of it, after all that must hold of a refusal."""
     before = sorted(path.parent.iterdir())
-    code = main(["profiles", "import", format_name, str(path), "--base", "pi-4", "--out", str(path.parent)])
+    base = ["--base", "pi-4"] if format_name == "power-profile" else []
+    code = main(["profiles", "import", format_name, str(path), *base, "--out", str(path.parent)])
     out, err = capsys.readouterr()
     assert code == 2
     assert out == ""
@@ -294,3 +295,29 @@ def test_a_power_profile_needs_a_base(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["profiles", "import", "power-profile", file, "--base", "pixel3"]) == 2
     assert "did you mean 'pixel-3'" in capsys.readouterr().err
     assert main(["profiles", "import", "power-profile", file, "--base", "paper-half-normal"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("format_name", "asked", "message"),
+    [
+        ("webpagetest", Asked(base="pixel-3"), "--base: webpagetest has no use for it; allowed: --only"),
+        ("mahimahi", Asked(clients=100), "--clients: mahimahi has no use for it; allowed: --name, --up"),
+        ("bouquetfl", Asked(name="mine"), "--name: bouquetfl has no use for it; allowed: --only"),
+        (
+            "power-profile",
+            Asked(only=("a",)),
+            "--only: power-profile has no use for it; allowed: --name, --base",
+        ),
+    ],
+)
+def test_options_of_another_format_are_refused(
+    format_name: str, asked: Asked, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ProfileError) as refused:
+        read(format_name, tmp_path / "unread", asked)
+    assert str(refused.value) == message
+
+
+def test_one_way_is_asked_of_traces_alone() -> None:
+    with pytest.raises(ProfileError, match="--way: devtools has no use for it"):
+        write("3g", "devtools", "up")
