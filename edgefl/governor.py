@@ -15,11 +15,10 @@ from pathlib import Path
 from edgefl.emulation.held import MESSAGE_BYTES, Word
 from edgefl.emulation.mechanisms.account import Account
 from edgefl.emulation.mechanisms.duty import SLICE_NS, Duty
-from edgefl.emulation.mechanisms.governor import Governed, Rota
+from edgefl.emulation.mechanisms.governor import Governed, Rota, be_prompt
 from edgefl.emulation.mechanisms.hierarchy import find
 from edgefl.emulation.mechanisms.quota import Quota
 from edgefl.emulation.mechanisms.target import Target
-from edgefl.emulation.pacing import set_time_slice, set_timer_slack
 from edgefl.errors import RunError
 
 SLICE_SHARE = 0.02
@@ -50,8 +49,8 @@ class Warden:
             return
         account = Account(word.share, word.at_ns, word.used_ns)
         if held is not None:
-            held.account = account
-            self.rota.add(held, word.at_ns)
+            if held.renew(account):
+                self.rota.add(held, word.at_ns)
             return
         try:
             made = self._make(word, account)
@@ -76,7 +75,7 @@ def duty(word: Word, account: Account) -> Duty:
 
 def quota(word: Word, account: Account) -> Quota:
     """Hold a phone by the quota of the control group that it is in."""
-    return Quota(_sibling(word.pid), account, find("cpu", word.pid))
+    return Quota(_sibling(word.pid), account, find("cpu", word.pid), word.work_ns)
 
 
 MAKERS: dict[str, Callable[[Word, Account], Governed]] = {"sigstop": duty, "cgroup": quota}
@@ -84,8 +83,7 @@ MAKERS: dict[str, Callable[[Word, Account], Governed]] = {"sigstop": duty, "cgro
 
 def govern(warden: Warden, words: int, lifeline: int) -> None:
     """Look after phones until the zygote is gone; ``words`` is the pipe's end that reads."""
-    set_timer_slack()
-    set_time_slice()
+    be_prompt()
     rest = b""
     while True:
         due_ns = warden.look(time.monotonic_ns())

@@ -36,15 +36,15 @@ class Account:
     def __init__(self, share: float, now_ns: int, used_ns: int, most_saved_ns: float = math.inf) -> None:
         self.share = checked_share(share)
         self.most_saved_ns = most_saved_ns
-        self._began_ns = self._at_ns = now_ns
-        self._used_before_ns = self._used_ns = used_ns
+        self._began_ns = self.at_ns = now_ns
+        self._used_before_ns = self.used_ns = used_ns
         self._declared_ns = 0.0
         self._allowed_ns = 0.0
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
         """By how much the process is ahead of its share (below 0: behind), given what it has used by now."""
-        granted = self.share * (now_ns - self._at_ns)
-        self._at_ns, self._used_ns = now_ns, used_ns
+        granted = self.share * (now_ns - self.at_ns)
+        self.at_ns, self.used_ns = now_ns, used_ns
         self._declared_ns += granted
         used = used_ns - self._used_before_ns
         self._allowed_ns = min(self._allowed_ns + granted, used + self.most_saved_ns)
@@ -53,8 +53,8 @@ class Account:
     def achieved(self) -> Achieved:
         """What was used and declared when the account was last looked at."""
         return Achieved(
-            wall_s=(self._at_ns - self._began_ns) / 1e9,
-            cpu_s=(self._used_ns - self._used_before_ns) / 1e9,
+            wall_s=(self.at_ns - self._began_ns) / 1e9,
+            cpu_s=(self.used_ns - self._used_before_ns) / 1e9,
             declared_cpu_s=self._declared_ns / 1e9,
         )
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from edgefl.errors import ConfigError
 
@@ -52,6 +53,14 @@ class Target:
     def cpu_ns(self) -> int:
         """CPU time it has used so far, ns. ProcessLookupError once it is gone."""
         return cpu_ns(self.pid)
+
+    def sleeps(self) -> bool:
+        """Whether its first thread waits for something else than a core."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("S", "D")
 
     def stop(self) -> None:
         """Let it run no further."""
