@@ -163,6 +163,7 @@ class Client:
             lateness_s=up.lateness_s,
             cpu_s=time.thread_time() - cpu_started,
             peak_mib=self._peak_mib(),
+            delay=wire.Spent(pacer.delay_declared_s, pacer.delay_s),
         )
 
     def _phase(self, plan: TripPlan) -> Phase | HeldPhase:

@@ -20,11 +20,13 @@ from edgefl.emulation.memory import MemoryLimit, limit_memory
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 
+MemoryBy = Literal["cgroup", "rlimit", "off"]
+
 
 class Means(msgspec.Struct, frozen=True):
     """With what a run's phones are held."""
 
-    memory: Literal["cgroup", "rlimit", "off"] = "off"
+    memory: MemoryBy = "off"
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     groups: dict[str, tuple[str, int]] = {}
     """Controller to the start of its leaves' paths and the version: `Groups.folders`."""
@@ -41,7 +43,7 @@ def secured(experiment: Experiment) -> Iterator[Means]:
         yield Means()
         return
     fleet = experiment.fleet
-    memory = "off" if not fleet.memory_limit else "rlimit" if fleet.memory == "auto" else fleet.memory
+    memory = memory_by(experiment)
     linux = sys.platform.startswith("linux")
     for key, kind, needs_linux in (
         ("memory", fleet.memory, "rlimit"),
@@ -56,6 +58,14 @@ def secured(experiment: Experiment) -> Iterator[Means]:
         if memory == "cgroup":
             folders |= stack.enter_context(_groups("memory", "memory", "'rlimit' needs")).folders()
         yield Means(memory, fleet.throttle, folders)
+
+
+def memory_by(experiment: Experiment) -> MemoryBy:
+    """What enforces the phones' memory limits."""
+    fleet = experiment.fleet
+    if experiment.clock.kind == "virtual" or not fleet.memory_limit:
+        return "off"
+    return "rlimit" if fleet.memory == "auto" else fleet.memory
 
 
 def _groups(controller: str, key: str, others: str) -> Groups:

@@ -196,6 +196,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     loss: float | None
     fidelity_median: float | None
     fidelity_p95: float | None
+    invalid: str
+    """The first bound that the emulation does not hold so far, in words; empty while it holds all."""
     dropped: int
     incidents: int
     """Clients that died, hung or sent rubbish."""

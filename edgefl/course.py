@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from edgefl import control
 from edgefl.emulation.capacity import TimeScale
-from edgefl.emulation.fidelity import MEDIAN_MAX, P95_MAX
 from edgefl.experiment import Experiment
 
 RATE_WINDOW = 40
@@ -153,8 +152,7 @@ class Course:
             return False
         if self.progress is None or self.progress.fidelity_median is None:
             return None
-        p95 = self.progress.fidelity_p95
-        return self.progress.fidelity_median <= MEDIAN_MAX and (p95 is None or p95 <= P95_MAX)
+        return not self.progress.invalid
 
     def outcome(self, error: BaseException | None) -> str:
         """How the run ended, in a word or two."""

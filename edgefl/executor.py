@@ -81,6 +81,8 @@ class _Trip:
             down_declared_s=done.down.declared_s,
             compute_declared_s=done.compute.declared_s,
             up_declared_s=done.up.declared_s,
+            delay_declared_s=done.delay.declared_s,
+            delay_s=done.delay.achieved_s,
             trip_declared_s=done.trip.declared_s,
             trip_achieved_s=done.trip.achieved_s,
             flops=done.flops,

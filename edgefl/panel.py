@@ -166,6 +166,8 @@ class Panel:
         error = f"error {median} median, {p95} p95" if roomy else f"{median}, p95 {p95}"
         if valid is None:
             return [Segment("–")]
+        if progress.invalid:
+            return [Segment("INVALID", BAD), Segment(f"  {progress.invalid}")]
         return [Segment("VALID" if valid else "INVALID", GOOD if valid else BAD), Segment(f"  {error}")]
 
     def _census(self, inner: int) -> Line:

@@ -11,7 +11,9 @@ from edgefl import control, kernels, wire
 from edgefl.aggregator import Totals
 from edgefl.clock import WallClock
 from edgefl.core import Core
-from edgefl.emulation.fidelity import RESOLUTION_WALL_S
+from edgefl.emulation.capacity import StealMeter
+from edgefl.emulation.fidelity import RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.emulation.mechanisms.enclosure import ThrottleMeter
 from edgefl.peers import CLIENTS, Peers
 from edgefl.rows import Aggregation
 
@@ -31,6 +33,11 @@ class Gauge:
         self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
         self._costs_ns = array("q")
         self._resolution_s = RESOLUTION_WALL_S / plan.time_scale
+        self._wall = plan.experiment.clock.kind == "wall"
+        self._load = plan.load
+        self._steal, self._throttle = StealMeter(), ThrottleMeter()
+        self._declared_s = self._achieved_s = 0.0
+        """Of all trips."""
         self._accuracy: float | None = None
         self._loss: float | None = None
         self.strangers = 0
@@ -39,6 +46,8 @@ class Gauge:
 
     def trip(self, done: wire.Done) -> None:
         """A trip ended."""
+        self._declared_s += done.trip.declared_s
+        self._achieved_s += done.trip.achieved_s
         self._trips[self._profile[done.client]] += 1
         for spent in (done.compute, done.trip):  # as the summary's headline does
             if spent.declared_s >= self._resolution_s:
@@ -88,11 +97,21 @@ class Gauge:
             loss=self._loss,
             fidelity_median=None if median is None else float(median),
             fidelity_p95=None if p95 is None else float(p95),
+            invalid=self._invalid(median, p95),
             dropped=core.dropped,
             incidents=sum(self.incidents.values()),
             by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
             phase="running" if started else "starting",
         )
+
+    def _invalid(self, median: float | None, p95: float | None) -> str:
+        """The first bound that is not held, by what is known while the run goes on."""
+        if not self._wall:
+            return ""
+        conditions = Conditions(load=self._load, steal=self._steal.share(), throttled=self._throttle.share())
+        found = bounds(median, p95, conditions)
+        error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
+        return next(filter(None, [*found, drift("trips", error)]), "")
 
     @staticmethod
     def _connected(peers: Peers) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header: tells a run record from any other database."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
 """What became of a trip: used in a version, valid but not used, bad, or its client was gone."""
@@ -75,11 +75,14 @@ class TripRow(NamedTuple):
     down_declared_s: float | None = None
     compute_declared_s: float | None = None
     up_declared_s: float | None = None
+    delay_declared_s: float | None = None
+    """One-way delays of the download and the upload, in all."""
+    delay_s: float | None = None
     trip_declared_s: float | None = None
     trip_achieved_s: float | None = None
     flops: float | None = None
     lateness_s: float | None = None
-    """Wall seconds by which the client's pacing overran its target."""
+    """Emulated seconds by which the trip ended after its scheduled moment."""
     cpu_s: float | None = None
     """CPU seconds that the training really took on this machine."""
     peak_mib: float | None = None
@@ -200,12 +203,22 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     server_trip_us: float | None = None
     """Median wall time that one trip costs the server, in µs, without the sum."""
     memory: Memory = Memory()
-    capacity_gflops: float | None = None
-    """Calibrated capacity of this host for the fleet's training."""
+    throttle: str = ""
+    """What made training as slow as the device: paced, sigstop or cgroup."""
+    memory_by: str = ""
+    """What enforced memory limits: rlimit, cgroup or off."""
+    host_step_s: float | None = None
+    """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None
-    """Share of that capacity that the fleet asks for, after ``time_scale``."""
+    """Share of the host's cores that the fleet was expected to ask for, after ``time_scale``."""
+    used: float | None = None
+    """Share of the host's cores that the run's processes really used."""
+    others: float | None = None
+    """Share of the host's cores that others used meanwhile."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to others during the run."""
+    throttled: float | None = None
+    """Share of the run in which a core stood still because of a CPU quota around it."""
     invalid: tuple[str, ...] = ()
     """Reasons, beyond the trips' own figures, why the emulation is not valid (uncalibrated, steal …)."""
     host: dict[str, Any] = {}

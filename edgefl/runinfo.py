@@ -11,8 +11,10 @@ from pathlib import Path
 
 from edgefl import config, control
 from edgefl.buffer import ParameterBuffer
+from edgefl.confinement import memory_by
 from edgefl.emulation.capacity import host
 from edgefl.emulation.link import mean_mbps
+from edgefl.emulation.usage import Usage
 from edgefl.errors import ConfigError
 from edgefl.record import Record
 from edgefl.rows import ClientRow, Memory
@@ -45,6 +47,9 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
         model=experiment.model.name,
         parameters=prepared.size,
         load=plan.load,
+        throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
+        memory_by=memory_by(experiment),
+        host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
         toml=config.dump(experiment),
@@ -70,12 +75,12 @@ def _client_row(seed: int, info: control.ClientInfo, examples: int, labels: list
     )
 
 
-def conclude(folder: Path, memory: Memory, steal: float | None) -> None:
+def conclude(folder: Path, memory: Memory, usage: Usage) -> None:
     """Complete the record with what the supervisor saw, and write summary, report and trace."""
     from edgefl.report import html, summary, trace
 
     with Store(folder) as store:
-        store.set_meta(memory=memory, steal=steal)
+        store.set_meta(memory=memory, **usage._asdict())
     summary.write_summary(folder)
     trace.write_trace(folder)
     html.write_report(folder)

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from edgefl import checkpoint, config, control, kernels, run_folder, runinfo
 from edgefl.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.channel import Channel, Closed, pair
 from edgefl.confinement import Means, secured
-from edgefl.emulation.capacity import Burst, Demand, StealMeter, TimeScale, choose_time_scale, usable_cores
+from edgefl.emulation.capacity import (
+    TRIP_OVERHEAD_S,
+    Burst,
+    Demand,
+    TimeScale,
+    choose_time_scale,
+    usable_cores,
+)
+from edgefl.emulation.usage import UsageMeter
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.live import View, make_view
@@ -36,14 +44,21 @@ from edgefl.rows import Memory
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
-TRIP_OVERHEAD_S = 0.002
-"""CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
 GRACE_S = 10.0
 """How long a process may take to leave before it is killed."""
 
 
-def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | None = None) -> Result:
+def run(
+    experiment: Experiment,
+    out: Path,
+    quiet: bool = False,
+    base: Path | None = None,
+    *,
+    workload: str | None = None,
+) -> Result:
     """Run an experiment into the folder ``out``; returns its result.
+
+    ``workload`` names another class for what the clients compute than `zygote.WORKLOAD`, for measurements.
 
     Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
@@ -61,7 +76,9 @@ def run(experiment: Experiment, out: Path, quiet: bool = False, base: Path | Non
     kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
     with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):
-        return _Supervisor(experiment, out, quiet, base, clients, means, resuming=False).run()
+        return _Supervisor(
+            experiment, out, quiet, base, clients, means, resuming=False, workload=workload
+        ).run()
 
 
 def resume(folder: Path, quiet: bool = False) -> Result:
@@ -113,11 +130,13 @@ class _Supervisor:
         means: Means,
         *,
         resuming: bool,
+        workload: str | None = None,
     ) -> None:
         self._virtual = experiment.clock.kind == "virtual"
         self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
         self._experiment, self._folder, self._base = experiment, folder, base
         self._clients, self._means, self._resuming = clients, means, resuming
+        self._workload = [workload] if workload else []
         self._strategy = resolve(experiment.strategy, [base])
         self._view: View = make_view(experiment, quiet)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -125,6 +144,7 @@ class _Supervisor:
         self._server: Channel[control.FromServer]
         self._pids: dict[tuple[str, int], int] = {}
         self._memory = Memory()
+        self._usage = UsageMeter()
         self._measured_at_trips = 2 * len(clients)
         self._interrupts = 0
         self._wakeup = os.pipe()
@@ -148,19 +168,18 @@ class _Supervisor:
         }
 
     def run(self) -> Result:
-        steal = StealMeter()
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             stack.enter_context(self._signals())
             environment = single_threaded_environment(dict(os.environ))
-            self._zygote = self._start("edgefl.zygote", control.FromZygote, environment)
+            self._zygote = self._start("edgefl.zygote", control.FromZygote, environment, self._workload)
             self._server = self._start("edgefl.server_process", control.FromServer, environment)
             self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients, self._means))
             self._view.say("loading data and model")
             stack.enter_context(self._view)
             self._loop()
         assert self._end is not None
-        runinfo.conclude(self._folder, self._memory, steal.share())
+        runinfo.conclude(self._folder, self._memory, self._usage.usage())
         if self._end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
@@ -236,6 +255,7 @@ class _Supervisor:
 
     def _on_listening(self, message: control.Listening) -> None:
         self._address = message.endpoint
+        self._usage.begin()
         self._spawn(control.EVALUATOR, 0, 0)
         for number in range(self._workers):
             self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
@@ -282,18 +302,21 @@ class _Supervisor:
 
     def _on_finished(self, message: control.Finished) -> None:
         self._end = message
+        self._usage.end()
 
     def _on_trouble(self, message: control.Refused | control.Broken) -> None:
         raise ConfigError(message.message) if message.config else RunError(message.message)
 
     # ---- processes -----------------------------------------------------------------------------
 
-    def _start(self, module: str, incoming: Any, environment: dict[str, str]) -> Channel[Any]:
+    def _start(
+        self, module: str, incoming: Any, environment: dict[str, str], more: Sequence[str] = ()
+    ) -> Channel[Any]:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
             self._children[module.rpartition(".")[2].partition("_")[0]] = subprocess.Popen(
-                [sys.executable, "-m", module, str(fd), str(os.getpid())],
+                [sys.executable, "-m", module, str(fd), str(os.getpid()), *more],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 env=environment,

@@ -89,6 +89,8 @@ class Done(_Message, frozen=True, tag=4):
     lateness_s: float
     cpu_s: float
     peak_mib: float
+    delay: Spent
+    """One-way delays of the download and the upload, in all; part of both."""
 
 
 class Gone(_Message, frozen=True, tag=5):
@@ -229,6 +231,7 @@ def _check_done(done: Done) -> None:
         and 0.0 <= down.declared_s < _INF and 0.0 <= down.achieved_s < _INF
         and 0.0 <= compute.declared_s < _INF and 0.0 <= compute.achieved_s < _INF
         and 0.0 <= up.declared_s < _INF and 0.0 <= up.achieved_s < _INF
+        and 0.0 <= done.delay.declared_s < _INF and 0.0 <= done.delay.achieved_s < _INF
         and 0.0 <= done.flops < _INF and 0.0 <= done.lateness_s < _INF
         and 0.0 <= done.cpu_s < _INF and 0.0 <= done.peak_mib < _INF
         and not math.isinf(done.loss)

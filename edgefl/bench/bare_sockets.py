@@ -26,7 +26,8 @@ TASK = wire.encode(
 CHUNK = wire.encode(wire.Chunk(task=12345, slot=7, offset=0))
 DONE = wire.encode(
     wire.Done(
-        3, 0, 12345, 7, 2400, 600, 5, 2.3, 2**63 + 1, 1.5e9, _SPENT, _SPENT, _SPENT, _SPENT, 1e-4, 2e-3, 40.5
+        3, 0, 12345, 7, 2400, 600, 5, 2.3, 2**63 + 1, 1.5e9, _SPENT, _SPENT, _SPENT, _SPENT, 1e-4, 2e-3, 40.5,
+        _SPENT,
     )
 )  # fmt: skip
 LEAVE = b""

@@ -103,7 +103,8 @@ def _finish(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
     """Say how it went. A figure of an overloaded emulation is not given without saying so, even if quiet."""
     fidelity = summary.get("fidelity") or {}
     if fidelity.get("valid") is False:
-        typer.echo("edgefl: INVALID: the emulation missed its bounds; see fidelity in summary.json", err=True)
+        why = (fidelity.get("reasons") or ["the emulation missed its bounds"])[0]
+        typer.echo(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
     if not quiet:
         from edgefl.cli.tables import show, summary_table
 

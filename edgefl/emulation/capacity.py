@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 from edgefl.emulation.mechanisms.enclosure import cpu_quota
 from edgefl.errors import ConfigError
 
+TRIP_OVERHEAD_S = 0.002
+"""CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
 TARGET_LOAD = 0.5
 """Share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%."""
 INVALID_LOAD = 0.9

@@ -5,27 +5,39 @@ says the client took a tenth longer than its device. (Of a rate e the error in s
 same to first order, and for a client that is too slow the larger of the two.) Declared seconds are the
 plan's; achieved seconds are differences of clock readings.
 
+``compute``, ``down``, ``up``, ``delay`` (the links' one-way delays in a trip) and ``trip`` are read off the
+client's clock. ``round`` is the trip as the server saw it, from sending the task to the update's arrival:
+what messages and the server take is in it, and no phone would have waited for that.
+
 The headline pools the computing error and the whole-trip error of every trip, each quantity only where
 its declared time is at least 5 ms on the wall: below that the clock and the scheduler are measured, not
-the emulation. Transfers are reported by quantity beside it; they are in the headline through the trip.
+the emulation. Beside it stands the sum of all trips' times: emulated time as a whole may not be off by more
+than 3%, in all and for each device, however the errors are spread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-QUANTITIES = ("compute", "down", "up", "trip")
+QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
+MAY_LACK = ("delay", "round")
+"""Quantities that a trip need not have: NaN."""
 HEADLINE = ("compute", "trip")
+SUMMED = ("trip", "round")
 RESOLUTION_WALL_S = 0.005
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20
+MEAN_MAX = 0.03
 LOAD_MAX = 0.9
 STEAL_MAX = 0.02
+THROTTLED_MAX = 0.02
+STALE_FACTOR = 2.0
+OTHERS_NOTED = 0.25
+"""Share of the host that others use from which on they are named among the reasons."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -35,10 +47,32 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
     measured: int
     """Trips on which it was long enough to measure."""
+    declared_s: float
+    """Emulated seconds on these trips, in all."""
+    achieved_s: float
+    mean_error: float | None
+    """Of the sums: ``achieved_s / declared_s - 1``."""
     median_error: float | None
     """Signed: above 0 is slower than declared."""
     median_abs_error: float | None
     p95_abs_error: float | None
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Under which a run took place; None where unknown. All are shares."""
+
+    load: float | None = None
+    """Of the host's cores that the fleet was expected to ask for."""
+    used: float | None = None
+    """Of the host's cores that the run really used."""
+    others: float | None = None
+    """Of the host's cores that other processes used."""
+    steal: float | None = None
+    """Of the time that the hypervisor gave to others."""
+    throttled: float | None = None
+    """Of the wall time in which a core stood still because of a CPU quota around the run."""
+    step_cost: float | None = None
+    """CPU time of training over what it was measured to cost before the run."""
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +84,12 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     trips: int
     by_quantity: dict[str, Quantity]
-    by_profile: dict[str, Quantity]
-    """The headline's errors of each device profile."""
+    by_device: dict[str, dict[str, Quantity]]
+    """Device profile to quantity."""
     p95_lateness_s: float | None
-    """Emulated seconds by which phases ended after their scheduled moment."""
-    load: float | None
-    steal: float | None
+    """Emulated seconds by which trips ended after their scheduled moment."""
+    max_lateness_s: float | None
+    conditions: Conditions
 
     def __str__(self) -> str:
         """One line for people.
@@ -80,105 +114,121 @@ def assess(
     *,
     time_scale: float = 1.0,
     lateness_s: npt.ArrayLike | None = None,
-    load: float | None = None,
-    steal: float | None = None,
+    conditions: Conditions | None = None,
 ) -> Fidelity:
     """Judge a run from its finished trips.
 
     ``profiles`` names each trip's device profile; ``declared_s`` and ``achieved_s`` hold, for each of
-    ``compute``, ``down``, ``up`` and ``trip``, float64 arrays of the same length in emulated seconds.
-    ``lateness_s`` are the phases' latenesses, of any length. ``load`` is the share of the host's cores the
-    fleet asked for, ``steal`` the share of time the hypervisor took; None where unknown. ValueError if a
-    quantity is missing or lengths differ.
+    `QUANTITIES`, float64 arrays of the same length in emulated seconds (NaN where a trip lacks one of
+    `MAY_LACK`). ``lateness_s`` are the trips' latenesses, of any length. ValueError if a quantity is missing
+    or lengths differ.
 
-    >>> one = {"compute": [1.0], "down": [0.1], "up": [0.1], "trip": [1.2]}
+    >>> one = dict.fromkeys(QUANTITIES, [1.0])
     >>> assess(["pixel-4"], one, one).valid
     True
     """
-    trips = len(profiles)
-    errors: dict[str, Seconds] = {}
+    trips, names = len(profiles), np.asarray(list(profiles), dtype=np.str_)
     reasons: list[str] = []
+    columns: dict[str, tuple[Seconds, Seconds]] = {}
     for quantity in QUANTITIES if trips else ():
         declared, achieved = _column(declared_s, quantity, trips), _column(achieved_s, quantity, trips)
-        if not (np.isfinite(declared).all() and np.isfinite(achieved).all()):
+        finite = np.isfinite(declared) & np.isfinite(achieved)
+        absent = np.isnan(declared) | np.isnan(achieved)
+        if not (finite | absent).all() or (quantity not in MAY_LACK and absent.any()):
             reasons.append(f"a {quantity} time is not finite")
-            declared = np.where(np.isfinite(declared) & np.isfinite(achieved), declared, 0.0)
-        long_enough = declared * time_scale >= RESOLUTION_WALL_S
-        errors[quantity] = np.full(trips, np.nan)
-        np.divide(achieved, declared, out=errors[quantity], where=long_enough)
-        errors[quantity] -= 1.0
+        measured = finite & (np.where(finite, declared, 0.0) * time_scale >= RESOLUTION_WALL_S)
+        columns[quantity] = np.where(measured, declared, np.nan), np.where(measured, achieved, np.nan)
 
-    headline = np.concatenate([errors[q] for q in HEADLINE]) if trips else np.empty(0)
-    names = np.asarray(list(profiles) * len(HEADLINE), dtype=np.str_)
-    whole = _summary(headline)
+    pooled = [achieved / declared - 1.0 for declared, achieved in (columns[q] for q in HEADLINE if trips)]
+    headline = np.concatenate(pooled) if pooled else np.empty(0)
+    errors = np.abs(headline[~np.isnan(headline)])
+    median = float(np.median(errors)) if errors.size else None
+    p95 = float(np.percentile(errors, 95)) if errors.size else None
+    by_quantity = {quantity: _summary(*pair) for quantity, pair in columns.items()}
+    by_device = {
+        str(name): {
+            quantity: _summary(declared[names == name], achieved[names == name])
+            for quantity, (declared, achieved) in columns.items()
+        }
+        for name in sorted(set(profiles))
+    }
+    conditions = conditions or Conditions()
     if not trips:
         reasons.append("no trip was measured")
-    elif not whole.measured:
+    elif not errors.size:
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms on the wall, too short to measure")
-    _limit(reasons, "median error", whole.median_abs_error, MEDIAN_MAX)
-    _limit(reasons, "95th percentile of errors", whole.p95_abs_error, P95_MAX)
-    _limit(reasons, "host load", load, LOAD_MAX)
-    _limit(reasons, "time stolen by the hypervisor", steal, STEAL_MAX)
+    reasons += bounds(median, p95, conditions)
+    reasons += _drift("", by_quantity)
+    reasons += _worst_device(by_device)
+    if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
+        reasons.append(f"other processes used {conditions.others:.0%} of the host")
     late = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
-        median_abs_error=whole.median_abs_error,
-        p95_abs_error=whole.p95_abs_error,
+        median_abs_error=median,
+        p95_abs_error=p95,
         reasons=tuple(reasons),
         trips=trips,
-        by_quantity={quantity: _summary(found) for quantity, found in errors.items()},
-        by_profile={str(name): _summary(headline[names == name]) for name in sorted(set(profiles))},
+        by_quantity=by_quantity,
+        by_device=by_device,
         p95_lateness_s=float(np.percentile(late, 95)) if late.size else None,
-        load=load,
-        steal=steal,
+        max_lateness_s=float(late.max()) if late.size else None,
+        conditions=conditions,
     )
 
 
-@dataclass
-class Record:
-    """Collects a run's finished trips for `assess`.
+def bounds(median: float | None, p95: float | None, conditions: Conditions) -> list[str]:
+    """Which bounds on the headline's errors and on the conditions are not held, one line each.
 
-    >>> record = Record()
-    >>> record.add("pi-4", declared_s=(0.1, 1.0, 0.1), achieved_s=(0.1, 1.02, 0.08))
-    >>> fidelity = record.assess()
-    >>> fidelity.valid, round(fidelity.by_quantity["compute"].median_error, 3)
-    (True, 0.02)
+    >>> bounds(0.01, 0.3, Conditions(load=0.5))
+    ['95th percentile of errors 30.0%, at most 20% is allowed']
     """
-
-    profiles: list[str] = field(default_factory=list)
-    declared_s: dict[str, list[float]] = field(default_factory=lambda: {q: [] for q in QUANTITIES})
-    achieved_s: dict[str, list[float]] = field(default_factory=lambda: {q: [] for q in QUANTITIES})
-    lateness_s: list[float] = field(default_factory=list)
-
-    def add(
-        self,
-        profile: str,
-        *,
-        declared_s: tuple[float, float, float],
-        achieved_s: tuple[float, float, float],
-        lateness_s: float | None = None,
-    ) -> None:
-        """One trip: (down, compute, up) in emulated seconds; the whole trip is their sum."""
-        self.profiles.append(profile)
-        for column, (down, compute, up) in ((self.declared_s, declared_s), (self.achieved_s, achieved_s)):
-            for quantity, seconds in zip(QUANTITIES, (compute, down, up, down + compute + up), strict=True):
-                column[quantity].append(seconds)
-        if lateness_s is not None:
-            self.lateness_s.append(lateness_s)
-
-    def assess(
-        self, *, time_scale: float = 1.0, load: float | None = None, steal: float | None = None
-    ) -> Fidelity:
-        """What `assess` says of the trips so far."""
-        return assess(
-            self.profiles,
-            self.declared_s,
-            self.achieved_s,
-            time_scale=time_scale,
-            lateness_s=self.lateness_s,
-            load=load,
-            steal=steal,
+    reasons: list[str] = []
+    _limit(reasons, "median error", median, MEDIAN_MAX)
+    _limit(reasons, "95th percentile of errors", p95, P95_MAX)
+    _limit(reasons, "host load", conditions.load, LOAD_MAX)
+    _limit(reasons, "time stolen by the hypervisor", conditions.steal, STEAL_MAX)
+    _limit(reasons, "time taken by a CPU quota around the run", conditions.throttled, THROTTLED_MAX)
+    cost = conditions.step_cost
+    if cost is not None and not 1 / STALE_FACTOR <= cost <= STALE_FACTOR:
+        reasons.append(
+            f"calibration is stale: training took {cost:.2g} times the CPU time that was measured before it, "
+            f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
         )
+    return reasons
+
+
+def drift(what: str, error: float | None) -> str:
+    """Why a sum of emulated times is too far off, or empty."""
+    if error is None or abs(error) <= MEAN_MAX:
+        return ""
+    longer = "longer" if error > 0 else "less"
+    return f"{what} took {abs(error):.1%} {longer} than declared, at most {MEAN_MAX:.0%} is allowed"
+
+
+def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
+    names = {"trip": "trips", "round": "trips as the server saw them"}
+    lines = [
+        drift(names[quantity] + device, found[quantity].mean_error)
+        for quantity in SUMMED
+        if quantity in found
+    ]
+    return [line for line in lines if line]
+
+
+def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
+    """The device that is furthest off, if it is too far; how many more there are."""
+    bad = {
+        name: worst
+        for name, found in by_device.items()
+        if (worst := max((abs(found[q].mean_error or 0.0) for q in SUMMED if q in found), default=0.0))
+        > MEAN_MAX
+    }
+    if not bad:
+        return []
+    name = max(bad, key=lambda device: bad[device])
+    more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
+    return [_drift(f" of {name}", by_device[name])[0] + more]
 
 
 def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> Seconds:
@@ -190,16 +240,29 @@ def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> 
     return column
 
 
-def _summary(errors: Seconds) -> Quantity:
-    """Medians over the errors that could be measured (not NaN)."""
-    known = errors[~np.isnan(errors)]
-    if not known.size:
-        return Quantity(measured=0, median_error=None, median_abs_error=None, p95_abs_error=None)
+def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
+    """Of the trips that could be measured (not NaN)."""
+    known = ~np.isnan(declared)
+    if not known.any():
+        return Quantity(
+            measured=0,
+            declared_s=0.0,
+            achieved_s=0.0,
+            mean_error=None,
+            median_error=None,
+            median_abs_error=None,
+            p95_abs_error=None,
+        )
+    errors = achieved[known] / declared[known] - 1.0
+    declared_s, achieved_s = float(declared[known].sum()), float(achieved[known].sum())
     return Quantity(
-        measured=int(known.size),
-        median_error=float(np.median(known)),
-        median_abs_error=float(np.median(np.abs(known))),
-        p95_abs_error=float(np.percentile(np.abs(known), 95)),
+        measured=int(known.sum()),
+        declared_s=declared_s,
+        achieved_s=achieved_s,
+        mean_error=achieved_s / declared_s - 1.0,
+        median_error=float(np.median(errors)),
+        median_abs_error=float(np.median(np.abs(errors))),
+        p95_abs_error=float(np.percentile(np.abs(errors), 95)),
     )
 
 

@@ -99,7 +99,7 @@ class HeldPhase:
         os.write(self._governor, Word(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
         self._cost.learn(phase.work, used_ns - self._began_ns)
         spent = self._pacer.close(phase.work, phase.declared_s, phase.due_ns(phase.work))
-        self._pacer.begin(time.monotonic_ns())  # what comes next starts now, late or early
+        self._pacer.go_on(time.monotonic_ns())  # what comes next starts now, late or early
         return spent
 
     def _tell(self, now_ns: int) -> None:

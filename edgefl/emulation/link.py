@@ -179,6 +179,7 @@ def move(
     else:
         takes = None if transfer.trace is None else transfer.takes_s
         phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
+        phase.lead()
         for start in range(0, end, transfer.chunk_bytes):
             stop = min(start + transfer.chunk_bytes, end)
             copy(start, stop)
@@ -192,7 +193,9 @@ def move(
 def _move_shared(
     pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None], share: Share, end: int
 ) -> Spent:
-    lead = pacer.phase(math.inf, transfer.lead_s).end()
+    leading = pacer.phase(math.inf, transfer.lead_s)
+    leading.lead()
+    lead = leading.end()
     taken_s, start = 0.0, 0
     phase = pacer.phase(math.inf, 0.0, lambda _: taken_s)
     share.open()

@@ -132,6 +132,11 @@ class Phase:
     def _due_ns(self) -> float:
         return self.due_ns(self.work)
 
+    def lead(self) -> None:
+        """Wait until the lead is over, and have the pacer note how long it took: a link's delay."""
+        if self._lead_s > 0.0:
+            self._pacer.lead(self._start_ns, self._lead_s)
+
     def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
         """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.
 
@@ -186,9 +191,16 @@ class Pacer:
         """Where the next phase is scheduled to start."""
         self._last_ns = 0
         """When the phase before really ended."""
+        self.delay_declared_s = self.delay_s = 0.0
+        """Leads of the trip's phases that were waited for by `Phase.lead`: declared, and by the clock."""
 
     def begin(self, at_ns: int) -> None:
         """A trip starts: ``at_ns`` is when its message was received, on the monotonic clock."""
+        self.delay_declared_s = self.delay_s = 0.0
+        self.go_on(at_ns)
+
+    def go_on(self, at_ns: int) -> None:
+        """The next phase starts at ``at_ns``, wherever the one before was scheduled to end."""
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns
 
@@ -205,6 +217,12 @@ class Pacer:
         if self._cursor_ns is None:
             raise ValueError("phase() before begin()")
         return Phase(self, self._cursor_ns, rate_per_s, lead_s, takes)
+
+    def lead(self, start_ns: float, lead_s: float) -> None:
+        """Wait out what nothing moves in, from the phase's scheduled start."""
+        self.hold(start_ns + lead_s * self.ns_per_emulated_s)
+        self.delay_declared_s += lead_s
+        self.delay_s += (self._clock() - self._last_ns) / self.ns_per_emulated_s
 
     def hold(self, due_ns: float, ahead_ns: int = 0) -> None:
         """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come."""

@@ -7,14 +7,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.emulation.fidelity import QUANTITIES, assess
+from edgefl.emulation.capacity import TRIP_OVERHEAD_S
+from edgefl.emulation.fidelity import QUANTITIES, Conditions, Seconds, assess
 from edgefl.record import Record
 from edgefl.report.measures import profile_of_trips, rounded
+from edgefl.rows import Meta
 
 _COLUMNS = {
     "compute": ("compute_declared_s", "compute_s"),
     "down": ("down_declared_s", "down_s"),
     "up": ("up_declared_s", "up_s"),
+    "delay": ("delay_declared_s", "delay_s"),
     "trip": ("trip_declared_s", "trip_achieved_s"),
 }
 # computed time has no clock to blur it: any length can be judged
@@ -26,25 +29,59 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
     The fields of `edgefl.emulation.fidelity.Fidelity`; reasons of ``Meta.invalid`` count too. Judged are the
     trips that reported their times; ``unmeasured`` counts the others that ended. Under the virtual clock
-    times are computed, so the host's load and steal do not matter.
+    times are computed, so what else the host did does not matter.
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
     ended = ~np.isnan(trips["arrived_s"])
     reported = ended & ~np.isnan(trips["trip_achieved_s"]) & ~np.isnan(trips["trip_declared_s"])
+    declared = {quantity: trips[columns[0]][reported] for quantity, columns in _COLUMNS.items()}
+    achieved = {quantity: trips[columns[1]][reported] for quantity, columns in _COLUMNS.items()}
+    declared["round"] = declared["trip"]
+    round_s = (trips["arrived_s"] - trips["sent_s"])[reported]
+    achieved["round"] = np.full(len(round_s), np.nan) if virtual else round_s
+    assert set(declared) == set(QUANTITIES)
     late = trips["lateness_s"][reported]
     found = assess(
         profile_of_trips(record)[reported].tolist(),
-        {quantity: trips[_COLUMNS[quantity][0]][reported] for quantity in QUANTITIES},
-        {quantity: trips[_COLUMNS[quantity][1]][reported] for quantity in QUANTITIES},
+        declared,
+        achieved,
         time_scale=_EXACT_SCALE if virtual else meta.time_scale,
         lateness_s=late[~np.isnan(late)],
-        load=None if virtual else meta.load,
-        steal=None if virtual else meta.steal,
+        conditions=Conditions() if virtual else _conditions(meta, _step_cost(record, reported)),
     )
     reasons = [*found.reasons, *meta.invalid]
     fields = _plain(msgspec.to_builtins(found))
-    return {**fields, "valid": not reasons, "reasons": reasons, "unmeasured": int((ended & ~reported).sum())}
+    return {
+        **{key: value for key, value in fields.items() if key != "conditions"},
+        **fields["conditions"],
+        "throttle": meta.throttle,
+        "valid": not reasons,
+        "reasons": reasons,
+        "unmeasured": int((ended & ~reported).sum()),
+    }
+
+
+def _conditions(meta: Meta, step_cost: float | None) -> Conditions:
+    return Conditions(
+        load=meta.load,
+        used=meta.used,
+        others=meta.others,
+        steal=meta.steal,
+        throttled=meta.throttled,
+        step_cost=step_cost,
+    )
+
+
+def _step_cost(record: Record, reported: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
+    """CPU time of the trips over what their steps were measured to cost before the run."""
+    trips, step_s = record.trips, record.meta.host_step_s
+    steps = trips["steps"][reported]
+    if not step_s or not (steps > 0).any():
+        return None
+    took: Seconds = trips["cpu_s"][reported][steps > 0]
+    cost = took / (steps[steps > 0] * step_s + TRIP_OVERHEAD_S)
+    return None if np.isnan(cost).all() else float(np.nanmedian(cost))
 
 
 def _plain(value: Any) -> Any:

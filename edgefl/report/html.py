@@ -20,6 +20,14 @@ from edgefl.report.summary import summarize
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
+PARTS = {
+    "compute": "Training",
+    "down": "Download",
+    "up": "Upload",
+    "delay": "Link delay",
+    "trip": "Whole trip",
+    "round": "Seen by the server",
+}
 
 
 def write_report(folder: str | Path) -> Path:
@@ -222,14 +230,30 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _fidelity(summary: dict[str, Any]) -> str:
-    names = {"compute": "Training", "down": "Download", "up": "Upload", "trip": "Whole trip"}
     rows = []
-    for part, figures_of in summary["fidelity"]["by_quantity"].items():
-        median, p95 = figures_of["median_abs_error"], figures_of["p95_abs_error"]
-        signed = figures_of["median_error"]
-        bias = "–" if signed is None else f"{signed * 100:+.2f}%"
-        rows.append([names[part], bias, percent(median, 2), percent(p95, 2), f"{figures_of['measured']:,}"])
-    return table(["Part", "Median, signed", "Median", "95th percentile", "Trips"], rows)
+    for part, name in PARTS.items():
+        found = summary["fidelity"]["by_quantity"].get(part)
+        if found is not None and found["measured"]:
+            rows.append(
+                [
+                    name,
+                    _signed(found["mean_error"]),
+                    _signed(found["median_error"]),
+                    percent(found["median_abs_error"], 2),
+                    percent(found["p95_abs_error"], 2),
+                    f"{found['measured']:,}",
+                ]
+            )
+    head = ["Part", "In all", "Median, signed", "Median", "95th percentile", "Trips"]
+    devices = [
+        [device, *(_signed(found.get(part, {}).get("mean_error")) for part in PARTS)]
+        for device, found in summary["fidelity"]["by_device"].items()
+    ]
+    return table(head, rows) + table(["In all, by device", *PARTS.values()], devices)
+
+
+def _signed(error: float | None) -> str:
+    return "–" if error is None else f"{error * 100:+.2f}%"
 
 
 def _incidents(record: Record, summary: dict[str, Any]) -> str:
@@ -265,8 +289,9 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
 def _provenance(record: Record, summary: dict[str, Any]) -> str:
     meta, done, moved = record.meta, summary["aggregation"], summary["bytes"]
     load = percent(meta.load, 0) if meta.load is not None else ""
-    if load and meta.capacity_gflops is not None:
-        load += f" of {number(meta.capacity_gflops)} GFLOPS"
+    if load and meta.used is not None:
+        load += f" expected, {percent(meta.used, 0)} used by the run"
+        load += f", {percent(meta.others, 0)} by others" if meta.others is not None else ""
     return facts(
         [
             ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),

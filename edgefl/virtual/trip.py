@@ -39,4 +39,5 @@ class Trip(NamedTuple):
             lateness_s=0.0,
             cpu_s=result.cpu_s,
             peak_mib=result.peak_mib,
+            delay=wire.Spent(plan.down.lead_s + plan.up.lead_s, plan.down.lead_s + plan.up.lead_s),
         )

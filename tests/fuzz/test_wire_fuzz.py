@@ -30,7 +30,7 @@ SEEDS = [
         wire.Ready(0, 0, 1, "evaluator"),
         wire.Beat(3, 1),
         wire.Chunk(40, 2, 1024),
-        wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, SPENT, SPENT, SPENT, SPENT, 0.5, 0.5, 20.0),
+        wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, *[SPENT] * 4, 0.5, 0.5, 20.0, SPENT),
         wire.Gone(3, 1, 40, "cancelled"),
         wire.Trained(
             [wire.Result(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0), wire.Result(41, 7, 5, 0.5, 0, 0.5, 2.0)]

@@ -156,6 +156,7 @@ class World:
             client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
             examples=60 + task.client, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent,
             down=spent, compute=spent, up=spent, lateness_s=0.0, cpu_s=0.1, peak_mib=20.0,
+            delay=spent,
         )  # fmt: skip
 
     # ---- the run -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rich.console import Console
 from edgefl import control
 from edgefl.course import Course
 from edgefl.emulation.capacity import Demand, TimeScale, choose_time_scale
+from edgefl.emulation.fidelity import Conditions, bounds
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
 from edgefl.panel import Panel
 
@@ -100,6 +101,7 @@ def progress(
         loss=loss,
         fidelity_median=fidelity[0] if fidelity else None,
         fidelity_p95=fidelity[1] if fidelity else None,
+        invalid=next(iter(bounds(*(fidelity or (None, None)), Conditions())), ""),
         dropped=dropped,
         incidents=0,
         by_profile=by_profile,

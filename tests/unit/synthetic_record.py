@@ -159,7 +159,7 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
         processes=made.clients if made.clock == "wall" else 2, transport="shm", time_scale=0.2,
         wall_s=at_s * 0.2, emulated_s=at_s, data="digits", partition="by-device", test_examples=360,
         class_names=tuple(str(c) for c in range(made.classes)), model="mlp", parameters=58_500,
-        model_sha256="6f" * 32, capacity_gflops=61.0, load=0.31, steal=0.002,
+        model_sha256="6f" * 32, throttle="paced", host_step_s=0.004, load=0.31, steal=0.002,
         aggregation=Aggregation(backend="c", threads=2, updates=version * made.buffer_size,
                                 seconds=version * 8e-5, bytes=version * (made.buffer_size + 2) * size),
         memory=Memory(server_mib=61.0, supervisor_mib=48.0, zygote_mib=118.0, evaluator_mib=92.0,

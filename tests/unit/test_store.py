@@ -306,7 +306,7 @@ def spoil(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("newer", r"was written by a newer edgefl \(schema 99; this one reads 1\)"),
+        ("newer", r"was written by a newer edgefl \(schema 99; this one reads 2\)"),
         ("older", "was written by an older edgefl"),
         ("foreign", "is a database of something else"),
         ("text", "damaged or not a record"),

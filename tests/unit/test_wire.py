@@ -21,6 +21,7 @@ DONE = wire.Done(
     client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
     checksum=2**64 - 1, flops=1e9, trip=wire.Spent(3.0, 3.5), down=wire.Spent(1.0, 1.25),
     compute=wire.Spent(1.5, 1.5), up=wire.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125, peak_mib=20.0,
+    delay=wire.Spent(0.25, 0.375),
 )  # fmt: skip
 FROM_CLIENT: list[wire.FromClient] = [
     wire.Ready(3, 1, 4711, "client"),
@@ -69,7 +70,7 @@ clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
         wire.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
         examples=few, steps=few, loss=losses, checksum=st.integers(0, 2**64 - 1),
         flops=times, trip=spent, down=spent, compute=spent, up=spent, lateness_s=times, cpu_s=times,
-        peak_mib=times,
+        peak_mib=times, delay=spent,
     ),
 )  # fmt: skip
 
@@ -213,7 +214,7 @@ def test_a_header_has_a_largest_size() -> None:
     assert isinstance(decode_from_client(fits), wire.Gone)
 
 
-FIGURES = ["flops", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute", "up"]
+FIGURES = ["flops", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute", "up", "delay"]
 
 
 @pytest.mark.parametrize("figure", FIGURES)

@@ -1,0 +1,202 @@
+"""Phases that do not wait and the governor that holds them: what they say to each other."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from edgefl.emulation import held
+from edgefl.emulation.held import LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
+from edgefl.emulation.mechanisms.account import Account
+from edgefl.emulation.pacing import Pacer
+from edgefl.errors import RunError
+from edgefl.governor import Warden
+
+S = 1_000_000_000
+
+
+class World:
+    """A process whose wall and CPU clocks are moved by hand, and the pipe that it writes to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_ns = 10 * S
+        self.cpu_ns = 5 * S
+        self.reads, self.writes = os.pipe()
+        monkeypatch.setattr(held, "cpu_ns", lambda pid: self.cpu_ns)
+        monkeypatch.setattr(held.time, "monotonic_ns", lambda: self.wall_ns)
+        self.pacer = Pacer(time_scale=2.0, wait=self.waited, clock=lambda: self.wall_ns)
+
+    def waited(self, deadline_ns: int) -> None:
+        raise AssertionError("a held phase does not wait")
+
+    def compute(self, cpu_s: float, wall_s: float) -> None:
+        self.cpu_ns += int(cpu_s * S)
+        self.wall_ns += int(wall_s * S)
+
+    def words(self) -> list[Word]:
+        os.set_blocking(self.reads, False)
+        try:
+            return Word.decode(os.read(self.reads, 1 << 16))
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        os.close(self.reads)
+        os.close(self.writes)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> object:
+    made = World(monkeypatch)
+    yield made
+    made.close()
+
+
+def start(world: World, cost_ns: float = 1e8) -> HeldPhase:
+    """Ten pieces of work in five emulated seconds, ten on the wall."""
+    world.pacer.begin(world.wall_ns)
+    phase = world.pacer.phase(rate_per_s=2.0)
+    return HeldPhase(phase, world.pacer, 10.0, Cost(cost_ns), world.writes, "sigstop")
+
+
+def test_the_first_share_is_what_the_work_is_known_to_cost(world: World) -> None:
+    start(world)
+    (word,) = world.words()
+    assert word.share == pytest.approx(0.1)  # a second of work in ten
+    assert (word.pid, word.at_ns, word.used_ns, word.work_ns) == (os.getpid(), 10 * S, 5 * S, S)
+
+
+def test_what_it_really_costs_corrects_the_share(world: World) -> None:
+    phase = start(world)
+    for _ in range(5):
+        world.compute(0.2, 1.0)  # twice what was known
+        phase.done(1.0)
+    *_, last = world.words()
+    # Half of the work and of the time are left; 2 of 7 parts say 0.1 a piece, as was known, and 5 say 0.2.
+    assert last.share == pytest.approx((2 * 0.1 + 5 * 0.2) / 7)
+
+
+def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: World) -> None:
+    phase = start(world)
+    world.compute(0.1, 9.5)
+    phase.done(1.0)
+    assert world.words()[-1].share == MOST_SHARE
+    world.compute(0.1, 9.5)
+    phase.done(1.0)
+    assert world.words()[-1].share == MOST_SHARE
+
+
+def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
+    phase = start(world)
+    for _ in range(9):
+        world.compute(0.0001, 0.001)
+        phase.done(1.0)
+    assert len(world.words()) == 1
+
+
+def test_the_end_is_told_and_nothing_is_waited_out(world: World) -> None:
+    phase = start(world)
+    world.compute(1.0, 8.0)
+    phase.done(10.0)
+    spent = phase.end()
+    assert (spent.declared_s, spent.achieved_s, spent.lateness_s) == (5.0, 4.0, 0.0)
+    assert world.words()[-1].share == 0.0
+    after = world.pacer.phase(rate_per_s=1.0)  # what comes next starts now
+    assert after.due_ns(0.0) == world.wall_ns
+
+
+def test_a_late_end_is_reported_late(world: World) -> None:
+    phase = start(world)
+    world.compute(1.0, 12.0)
+    phase.done(10.0)
+    spent = phase.end()
+    assert (spent.achieved_s, spent.lateness_s) == (6.0, 1.0)
+
+
+def test_a_word_survives_the_pipe() -> None:
+    words = [Word(1, 2, 3, 0.25, 4), Word(2**31, 2**62, 0, LEAST_SHARE, 0)]
+    data = b"".join(word.encode() for word in words)
+    assert len(data) == 2 * MESSAGE_BYTES
+    assert Word.decode(data) == words
+
+
+@pytest.mark.parametrize("cost", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_cost_must_be_a_number_above_0(cost: float) -> None:
+    with pytest.raises(ValueError, match="ns_per_work must be finite and above 0"):
+        Cost(cost)
+
+
+# ---- the governor --------------------------------------------------------------------------------
+
+
+class Made:
+    """A throttle that does nothing but note what it is told."""
+
+    def __init__(self, word: Word, account: Account) -> None:
+        self.word, self.account = word, account
+        self.closed = self.renewed = 0
+        self.fails: Exception | None = None
+
+    def turn(self, now_ns: int) -> int:
+        if self.fails is not None:
+            raise self.fails
+        return now_ns + S
+
+    def renew(self, account: Account) -> bool:
+        self.account = account
+        self.renewed += 1
+        return True
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def made() -> list[Made]:
+    return []
+
+
+@pytest.fixture
+def warden(made: list[Made]) -> Warden:
+    def make(word: Word, account: Account) -> Made:
+        made.append(Made(word, account))
+        return made[-1]
+
+    return Warden(make)
+
+
+def test_a_phone_is_held_from_its_first_word_to_its_last(warden: Warden, made: list[Made]) -> None:
+    warden.hear(Word(7, S, 0, 0.1, S))
+    assert warden.look(S) == 2 * S
+    warden.hear(Word(7, 2 * S, 0, 0.2, S))
+    assert (len(made), made[0].renewed, made[0].account.share) == (1, 1, 0.2)
+    warden.hear(Word(7, 3 * S, 0, 0.0, 0))
+    assert made[0].closed == 1
+    assert warden.look(4 * S) is None
+    warden.hear(Word(7, 5 * S, 0, 0.0, 0))  # said twice
+    assert made[0].closed == 1
+
+
+def test_a_phone_that_died_is_let_go_and_its_number_can_be_anothers(warden: Warden, made: list[Made]) -> None:
+    warden.hear(Word(7, S, 0, 0.1, S))
+    made[0].fails = ProcessLookupError()
+    assert warden.look(S) is None
+    warden.hear(Word(7, 2 * S, 0, 0.3, S))
+    assert (len(made), made[0].closed, made[1].account.share) == (2, 1, 0.3)
+
+
+def test_one_that_cannot_be_held_any_more_ends_the_run(warden: Warden, made: list[Made]) -> None:
+    warden.hear(Word(7, S, 0, 0.1, S))
+    made[0].fails = OSError("no such group")
+    with pytest.raises(RunError, match="cannot be held to its share any more: no such group"):
+        warden.look(S)
+
+
+def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
+    def make(word: Word, account: Account) -> Made:
+        raise ProcessLookupError
+
+    warden = Warden(make)
+    warden.hear(Word(7, S, 0, 0.1, S))
+    assert warden.look(S) is None
