@@ -5,7 +5,10 @@
     │   └── ProfileError     a device or network profile is missing or wrong
     ├── WireError        a peer sent bytes that are not a message; the peer is dropped and counted
     ├── SlotError        the parameter buffer was used against its rules
-    └── RunError         a run that started could not go on; the command line exits with 1
+    ├── RunError         a run that started could not go on; the command line exits with 1
+    ├── NotMet           a device test's budget or baseline is not met
+    │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
+    └── Invalid          a device test's figures cannot be believed, so they pass nothing
 
 A message says what is wrong, what was got and what is allowed, in one line.
 """
@@ -38,6 +41,18 @@ class SlotError(EdgeflError):
 
 class RunError(EdgeflError):
     """A run that had started could not go on."""
+
+
+class NotMet(EdgeflError, AssertionError):
+    """What a device test asks of a function does not hold."""
+
+
+class OutOfDeviceMemory(NotMet):
+    """The function needs more memory than the device gives an app; its process was ended."""
+
+
+class Invalid(EdgeflError):
+    """A measurement on an emulated device cannot be believed."""
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:

@@ -60,22 +60,23 @@ def flops_per_example(module: nn.Module, input_shape: tuple[int, ...], dtype: An
     return count.total / BATCH + _uncounted(own, count.forward)
 
 
-class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that reach it, and which layer's forward they are part of.
+class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the floating-point operations that reach torch while it is entered.
 
     `torch.utils.flop_counter.FlopCounterMode` counts the same, but takes 60 MiB and a second of imports into
     the process that every client is forked from.
+
+    >>> with FlopCount() as count:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
+    >>> count.total
+    48
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self.forward: Counter[str] = Counter()
-        """Operations of the forward pass by layer, with its children; a layer that is not used is absent."""
-        self._inside: list[str] = []
-        for name, part in module.named_modules():
-            part.register_forward_pre_hook(lambda *_, name=name: self._enter(name))
-            part.register_forward_hook(lambda *_: self._leave(), always_call=True)
+        self.operations = 0
+        """Calls into torch, whether they count or not."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,13 +86,33 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        self.operations += 1
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            cost = formula(*args, **(kwargs or {}), out_val=out)
-            self.total += cost
-            for name in self._inside:
-                self.forward[name] += cost
+            self.add(formula(*args, **(kwargs or {}), out_val=out))
         return out
+
+    def add(self, flop: int) -> None:
+        """One operation took so many."""
+        self.total += flop
+
+
+class _Count(FlopCount):  # type: ignore[no-untyped-call]
+    """Counts, and says which layer's forward the operations are part of."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.forward: Counter[str] = Counter()
+        """Operations of the forward pass by layer, with its children; a layer that is not used is absent."""
+        self._inside: list[str] = []
+        for name, part in module.named_modules():
+            part.register_forward_pre_hook(lambda *_, name=name: self._enter(name))
+            part.register_forward_hook(lambda *_: self._leave(), always_call=True)
+
+    def add(self, flop: int) -> None:
+        super().add(flop)
+        for name in self._inside:
+            self.forward[name] += flop
 
     def _enter(self, name: str) -> None:
         self._inside.append(name)

@@ -1,0 +1,278 @@
+"""pytest: run a function in a process held to a phone's pace and memory, and fail if it takes too much.
+
+    @pytest.mark.edge_device("pixel-3a", "moto-g4")
+    def test_training_step(edge_device):
+        edge_device.run(training_step, batch=32).assert_budget(seconds=2.0, peak_mib=120)
+
+`docs/regression.md` is the tutorial. This module is loaded in every pytest session where edgefl is installed:
+it imports nothing that measures until a test has the mark or the fixture.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from edgefl.regression.device import EdgeDevice, Wishes
+    from edgefl.regression.session import Session
+    from edgefl.regression.table import Row
+
+FIXTURE = "edge_device"
+_MARK = (
+    "edge_device(*profiles, repetitions=15, network=None, time_scale=1, seconds=, peak_mib=, sent_mib=, "
+    "joules=): run on these emulated devices, one test each, within these budgets; without the edge_device "
+    "fixture the test itself is what runs there"
+)
+_SESSION: pytest.StashKey[Session] = pytest.StashKey()
+_DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
+_ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("edgefl", "edgefl: tests on emulated devices")
+    group.addoption(
+        "--edgefl-save",
+        action="store_true",
+        help="Keep what passes as the baseline: edgefl-baselines/MODULE.json beside each test module.",
+    )
+    group.addoption(
+        "--edgefl-compare",
+        action="store_true",
+        help="Fail where a function takes more than its baseline.",
+    )
+    group.addoption(
+        "--edgefl-tolerance",
+        metavar="PCT",
+        default="5",
+        help="By how many percent a median may grow (default: 5).",
+    )
+    group.addoption(
+        "--edgefl-invalid",
+        choices=("fail", "skip"),
+        default="fail",
+        help="What becomes of a test whose figures cannot be believed (default: fail). It never passes.",
+    )
+    group.addoption(
+        "--edgefl-time-scale",
+        metavar="X",
+        help="Wall seconds for one second of a device (default: 1); 0 does not wait for it.",
+    )
+    group.addoption(
+        "--edgefl-repetitions",
+        metavar="N",
+        help="Repetitions at least, whatever the marks say; 9 or more.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARK)
+    config.pluginmanager.register(_Rows(config), "edgefl-rows")
+    for option in ("tolerance", "time_scale", "repetitions"):
+        _number(config, option)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("edge_device")
+    if mark is None:
+        return
+    from edgefl.errors import ConfigError
+    from edgefl.regression.marks import wishes
+
+    try:
+        wanted = wishes(mark.args, mark.kwargs)
+    except ConfigError as error:
+        raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
+    itself = FIXTURE not in metafunc.fixturenames
+    if itself:
+        metafunc.fixturenames.append(FIXTURE)
+    metafunc.parametrize(
+        FIXTURE,
+        [_Asked(one, itself, len(wanted)) for one in wanted],
+        ids=[Path(one.profile).stem if "/" in one.profile else one.profile for one in wanted],
+        indirect=True,
+    )
+
+
+@pytest.fixture
+def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
+    """The device of the test's mark: ``edge_device.run(function, …)`` runs a function on it."""
+    from edgefl.errors import ConfigError
+    from edgefl.regression.device import EdgeDevice, Where
+
+    if not hasattr(request, "param"):
+        pytest.fail(
+            'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")', pytrace=False
+        )
+    asked: _Asked = request.param
+    node = request.node
+    group = f"{node.nodeid.partition('[')[0]} {_other_parameters(node)}"
+    where = Where(node.nodeid.partition("::")[2], node.path, group, asked.devices)
+    try:
+        made = EdgeDevice(asked.wishes, where, _session(request.config))
+    except ConfigError as error:
+        pytest.fail(str(error), pytrace=False)
+    node.stash[_DEVICE] = made
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    device = pyfuncitem.stash.get(_DEVICE, None)
+    if device is None:
+        return (yield)
+    from edgefl.errors import ConfigError, Invalid
+
+    failed = invalid = ""
+    try:
+        result = yield
+        device.judge()
+        return result
+    except Invalid as error:
+        invalid = str(error)
+    except ConfigError as error:
+        failed = str(error)
+    except pytest.skip.Exception:
+        raise
+    except BaseException as error:
+        failed = " ".join(str(error).split()) or type(error).__name__
+        raise
+    finally:
+        _keep(pyfuncitem, device, failed, invalid)
+    if failed:
+        pytest.fail(failed, pytrace=False)
+    if pyfuncitem.config.getoption("edgefl_invalid") == "skip":
+        pytest.skip(f"INVALID: {invalid}")
+    pytest.fail(f"INVALID: {invalid}", pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
+def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
+    device = pyfuncitem.stash.get(_DEVICE, None)
+    if device is None or not _asked(pyfuncitem).itself:
+        return None
+    given: dict[str, Any] = pyfuncitem.funcargs
+    names = inspect.signature(pyfuncitem.function).parameters
+    device.run(pyfuncitem.function, **{name: given[name] for name in names})
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
+        import msgspec
+
+        # A report's attributes travel from a worker of pytest-xdist as they are.
+        report.edgefl = msgspec.to_builtins(rows)  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    measuring = session.config.stash.get(_SESSION, None)
+    if measuring is not None:
+        measuring.close()
+
+
+class _Asked(NamedTuple):
+    """The fixture's parameter."""
+
+    wishes: Wishes
+    itself: bool
+    """The test does not use the fixture: it is what runs on the device."""
+    devices: int
+
+
+class _Rows:
+    """What the tests reported, wherever they ran; shown and saved at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._worker = hasattr(config, "workerinput")
+        self._rows: list[dict[str, Any]] = []
+        self._notes: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._rows += getattr(report, "edgefl", ())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        if self._worker or not any(row["entry"] for row in self._rows):
+            return
+        from edgefl.regression.saving import save_all
+
+        self._notes = save_all(self._rows)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._rows:
+            return
+        import msgspec
+
+        from edgefl.regression.table import Row, lines
+
+        terminalreporter.section("edgefl", sep="=")
+        rows = msgspec.convert(self._rows, list[Row])
+        for line in (*lines(rows), *self._notes):
+            terminalreporter.write_line(line)
+
+
+def _keep(item: pytest.Function, device: EdgeDevice, failed: str, invalid: str) -> None:
+    from edgefl.regression.baseline import path_of
+    from edgefl.regression.table import properties, rows
+
+    file = str(path_of(item.path)) if _session(item.config).options.save else None
+    item.stash[_ROWS] = rows(device, item.nodeid, failed, invalid, file)
+    for row in item.stash[_ROWS]:
+        item.user_properties.extend(properties(row))
+
+
+def _session(config: pytest.Config) -> Session:
+    """Made when the first device is."""
+    if _SESSION not in config.stash:
+        from edgefl.regression.session import Options, Session
+
+        repetitions = _number(config, "repetitions")
+        config.stash[_SESSION] = Session(
+            Options(
+                save=config.getoption("edgefl_save"),
+                compare=config.getoption("edgefl_compare"),
+                tolerance=(_number(config, "tolerance") or 0.0) / 100,
+                invalid=config.getoption("edgefl_invalid"),
+                time_scale=_number(config, "time_scale"),
+                repetitions=None if repetitions is None else int(repetitions),
+            )
+        )
+    return config.stash[_SESSION]
+
+
+def _number(config: pytest.Config, option: str) -> float | None:
+    """A numeric option, checked; a usage error in one line otherwise."""
+    text = config.getoption(f"edgefl_{option}")
+    if text is None:
+        return None
+    least = 9 if option == "repetitions" else 0
+    name = f"--edgefl-{option.replace('_', '-')}"
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not least <= value < 1e6 or (option == "repetitions" and value != int(value)):
+        kind = "a whole number" if option == "repetitions" else "a number"
+        raise pytest.UsageError(f"{name}: {kind} of at least {least} (got {text!r})")
+    return value
+
+
+def _asked(item: pytest.Function) -> _Asked:
+    params: dict[str, Any] = dict(item.callspec.params)
+    asked: _Asked = params[FIXTURE]
+    return asked
+
+
+def _other_parameters(node: pytest.Function) -> str:
+    """What tells apart the cases of a test that is parametrised by more than its device."""
+    return ",".join(f"{name}={value!r}" for name, value in node.callspec.params.items() if name != FIXTURE)

@@ -1,0 +1,208 @@
+"""Baselines: what was measured before, as a JSON file beside the tests, to be kept in git.
+
+One file a test module, entries in a fixed order, each metric's samples on one line. An entry belongs to a
+test, a function and a host: another host's figures do not compare, so a file may hold those of several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.emulation.calibration import fingerprint, library
+from edgefl.emulation.capacity import host
+from edgefl.errors import ConfigError
+from edgefl.regression import reference
+from edgefl.regression.inference import LEAST_REPETITIONS
+from edgefl.regression.measurement import Measurement, profile_sha256
+from edgefl.regression.orders import ReferenceName
+
+FORMAT = 1
+FOLDER = "edgefl-baselines"
+LOAD_MAX = 1.35
+"""Factor between the reference's CPU times then and now, up to which figures of both compare."""
+_DIGITS = 5
+
+Row = tuple[float, ...]
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where it was measured."""
+
+    fingerprint: str
+    """Of CPU, cores, libraries and Python: another one does not compare."""
+    cpu: str
+    cores: int
+    software: str
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the host's CPU time was held against: its calibration at that moment."""
+
+    name: ReferenceName
+    version: int
+    flop: float
+    host_cpu_s: Row
+    """Of a unit, one a repetition."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One function of one test on one device, with its raw samples, one a repetition."""
+
+    test: str
+    function: str
+    device: str
+    network: str | None
+    profile_sha256: str
+    seed: int
+    mechanism: str
+    edgefl: str
+    host: Host
+    steal: float | None
+    reference: Reference
+    flop: float
+    host_cpu_s: Row
+    cpu_s: Row
+    """Emulated seconds by the CPU clock."""
+    peak_mib: Row
+    sent_mib: Row
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is the only one of in a file."""
+        return self.test, self.function, self.host.fingerprint
+
+    def unfit(self, now: Entry) -> str | None:
+        """Why ``now`` cannot be compared with this; None if it can."""
+        if self.profile_sha256 != now.profile_sha256:
+            return f"the profile of {now.device} or its network has changed since the baseline was saved"
+        if (self.reference.name, self.reference.version) != (now.reference.name, now.reference.version):
+            return (
+                f"stale calibration: the baseline was measured against {self.reference.name} of version "
+                f"{self.reference.version}, now it is {now.reference.name} of version {now.reference.version}"
+            )
+        if len(self.cpu_s) < LEAST_REPETITIONS:
+            return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
+        before, after = _middle(self.reference.host_cpu_s), _middle(now.reference.host_cpu_s)
+        if not before / LOAD_MAX <= after <= before * LOAD_MAX:
+            return (
+                f"this host is not what it was: {now.reference.name} takes {after / before:.2f} times the CPU "
+                f"time of the baseline, at most {LOAD_MAX:g} compares"
+            )
+        return None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    edgefl_baselines: int
+    entries: tuple[Entry, ...]
+
+
+def entry(test: str, function: str, measured: Measurement) -> Entry:
+    """What is kept of a measurement."""
+    this = host()
+    plan, ready = measured.plan, measured.ready
+    return Entry(
+        test=test,
+        function=function,
+        device=measured.device.id,
+        network=None if plan.network is None else plan.network.id,
+        profile_sha256=profile_sha256(plan.device, plan.network),
+        seed=plan.order.seed,
+        mechanism="work-paced" if plan.time_scale else "not paced",
+        edgefl=_version(),
+        host=Host(
+            fingerprint=f"{fingerprint()}-py{platform.python_version()}",
+            cpu=this.cpu,
+            cores=this.cores,
+            software=f"{library()}, Python {platform.python_version()}, {this.system}",
+        ),
+        steal=_short(measured.steal) if measured.steal is not None else None,
+        reference=Reference(
+            name=ready.reference,
+            version=reference.VERSION,
+            flop=ready.reference_flop,
+            host_cpu_s=_row(measured.reference_cpu_s),
+        ),
+        flop=ready.flop,
+        host_cpu_s=_row(measured.host_cpu_s),
+        cpu_s=_row(measured.cpu_s),
+        peak_mib=_row(measured.peak_mib),
+        sent_mib=_row(measured.sent_mib),
+    )
+
+
+def path_of(test_file: Path) -> Path:
+    """Where the baselines of a test module are.
+
+    >>> path_of(Path("tests/test_step.py")).as_posix()
+    'tests/edgefl-baselines/test_step.json'
+    """
+    return test_file.parent / FOLDER / f"{test_file.stem}.json"
+
+
+def load(path: Path) -> dict[tuple[str, str, str], Entry]:
+    """The file's entries by key; none if there is no file. ConfigError for a broken one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        file = msgspec.json.decode(content, type=_File)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: not a file of baselines: {error}") from None
+    if file.edgefl_baselines != FORMAT:
+        raise ConfigError(f"{path}: edgefl_baselines: got {file.edgefl_baselines}; allowed: {FORMAT}")
+    return {one.key: one for one in file.entries}
+
+
+def save(path: Path, entries: Iterable[Entry]) -> None:
+    """Put the entries in the file, in place of those with the same key; whole or not at all."""
+    merged = load(path) | {one.key: one for one in entries}
+    ordered = [msgspec.to_builtins(merged[key]) for key in sorted(merged)]
+    text = _text({"edgefl_baselines": FORMAT, "entries": ordered}) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)
+
+
+def _text(value: Any, indent: str = "") -> str:
+    """JSON whose rows of numbers are one line each, so that a changed figure is one changed line."""
+    inner = indent + "  "
+    if isinstance(value, Mapping):
+        lines = [f"{inner}{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        return "[\n" + ",\n".join(inner + _text(item, inner) for item in value) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+def _row(samples: Sequence[float]) -> Row:
+    return tuple(_short(sample) for sample in samples)
+
+
+def _short(figure: float) -> float:
+    return float(f"{figure:.{_DIGITS}g}")
+
+
+def _middle(samples: Sequence[float]) -> float:
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 2]
+
+
+def _version() -> str:
+    try:
+        return version("edgefl")
+    except PackageNotFoundError:
+        return "not installed"

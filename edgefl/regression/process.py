@@ -1,0 +1,101 @@
+"""The measuring process, seen from the test's: started when it is first needed, ended with the session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgefl.channel import Channel, Closed, pair
+from edgefl.errors import ConfigError, RunError
+from edgefl.processes import single_threaded_environment
+from edgefl.regression.orders import Ended, FromWorker, Order, Ready, Refused, Repeat, Repetition
+
+
+class MeasuringProcess:
+    """Runs one module's functions; a context manager, or `close` it.
+
+    Its state does not depend on what was measured before: it forks, and what it measures is in the forks.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = pair()
+        root = str(Path(__file__).resolve().parents[2])
+        environment = single_threaded_environment(dict(os.environ))
+        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment.pop("PYTHONHASHSEED", None)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "edgefl.regression.worker", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def prepare(self, order: Order) -> Ready | Ended:
+        """Import the function and learn what a call costs. ConfigError if that cannot be done."""
+        answer = self._ask(order)
+        assert isinstance(answer, Ready | Ended)
+        return answer
+
+    def repeat(self, repeat: Repeat) -> Repetition | Ended:
+        """Measure the function of the last order once, in a process of its own."""
+        answer = self._ask(repeat)
+        assert isinstance(answer, Repetition | Ended)
+        return answer
+
+    def close(self) -> None:
+        """End it and what it runs now."""
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> MeasuringProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, message: Order | Repeat) -> FromWorker:
+        try:
+            self._channel.send(message)
+            answer = self._channel.receive()
+        except Closed:
+            code = self._process.wait()
+            raise RunError(
+                f"the measuring process ended with exit code {code}; its message is above"
+            ) from None
+        except BaseException:
+            self.close()  # its answer is still to come, and would be taken for the next one's
+            raise
+        if isinstance(answer, Refused):
+            raise ConfigError(answer.why)
+        return answer
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other edgefl test measures on this host: two at once spoil each other.
+
+    What is locked is the folder of temporary files itself, so that no file is left behind.
+    """
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

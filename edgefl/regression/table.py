@@ -1,0 +1,136 @@
+"""Rows of results: plain data that may cross processes, and the table at a session's end, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from edgefl.regression.device import EdgeDevice
+
+WIDTH = 80
+_COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
+_VERDICT = 9
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One function on one device."""
+
+    test: str
+    function: str
+    device: str
+    outcome: str
+    why: str
+    seconds: float | None = None
+    host_cpu_s: float | None = None
+    peak_mib: float | None = None
+    sent_mib: float | None = None
+    joules: float | None = None
+    repetitions: int = 0
+    entry: dict[str, Any] | None = None
+    """For the baseline, where one is to be saved."""
+    file: str = ""
+    """That baseline's."""
+
+
+def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[Row]:
+    """The rows of a test that has ended; ``failed`` and ``invalid`` say why it did, if it did not pass.
+
+    With ``baseline``, the file's name, rows that passed carry what is saved there.
+    """
+    found = [
+        Row(
+            test=test,
+            function=result.function,
+            device=result.device,
+            outcome=result.outcome,
+            why="; ".join(result.failures) or result.invalid or "",
+            seconds=result.seconds,
+            host_cpu_s=result.host_cpu_s,
+            peak_mib=result.peak_mib,
+            sent_mib=result.sent_mib,
+            joules=result.joules,
+            repetitions=result.repetitions,
+            entry=_entry(device, result) if baseline and result.outcome == "PASS" and not failed else None,
+            file=baseline or "",
+        )
+        for result in device.results
+    ]
+    if (failed or invalid) and all(row.outcome == "PASS" for row in found):
+        outcome, why = ("FAIL", failed) if failed else ("INVALID", invalid)
+        found.append(Row(test=test, function="", device=device.name, outcome=outcome, why=why))
+    return found
+
+
+def _entry(device: EdgeDevice, result: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(device.entry(result))
+    return entry
+
+
+def properties(row: Row) -> Iterator[tuple[str, object]]:
+    """What a JUnit file says of a row."""
+    name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
+    yield f"{name}.outcome", row.outcome
+    for metric in ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules"):
+        value = getattr(row, metric)
+        if value is not None:
+            yield f"{name}.{metric}", float(f"{value:.5g}")
+    if row.repetitions:
+        yield f"{name}.repetitions", row.repetitions
+    if row.why:
+        yield f"{name}.why", row.why
+
+
+def lines(found: Sequence[Row]) -> Iterator[str]:
+    """The table: for each test and function a line for each device, and below it why it did not pass."""
+    room = WIDTH - sum(width for _, width in _COLUMNS) - _VERDICT
+    yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
+    before = None
+    for row in found:
+        test = row.test.partition("[")[0]
+        if (test, row.function) != before:
+            before = (test, row.function)
+            known = row.function in ("", test.rpartition("::")[2])
+            yield _short(test if known else f"{test}: {row.function}", WIDTH)
+        cells = (
+            _time(row.seconds),
+            _time(row.host_cpu_s),
+            _amount(row.peak_mib),
+            _amount(row.sent_mib),
+            _amount(row.joules),
+            str(row.repetitions or "–"),
+        )
+        figures = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.outcome}"
+        if row.outcome != "PASS":
+            yield from textwrap.wrap(
+                " ".join(row.why.split()), WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
+
+
+def _time(seconds: float | None) -> str:
+    """Three digits and a unit.
+
+    >>> _time(0.000739), _time(2.01), _time(None)
+    ('0.739 ms', '2.01 s', '–')
+    """
+    if seconds is None:
+        return "–"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _short(name: str, width: int) -> str:
+    """The end of a long name says more than its beginning.
+
+    >>> _short("tests/test_step.py::test_training_step", 20)
+    '…:test_training_step'
+    """
+    return name if len(name) <= width else f"…{name[-(width - 1) :]}"
