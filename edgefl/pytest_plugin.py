@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgefl.regression.table import Row
 
 FIXTURE = "edge_device"
+ITSELF = "_edge_device_itself"
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, seconds=, peak_mib=, sent_mib=, "
     "joules=): run on these emulated devices, one test each, within these budgets; without the edge_device "
@@ -76,6 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
         _number(config, option)
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
+    marks = getattr(obj, "pytestmark", [])
+    marked = any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device")
+    if inspect.isfunction(obj) and marked:
+        pytest.mark.usefixtures(ITSELF)(obj)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("edge_device")
     if mark is None:
@@ -87,12 +95,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         wanted = wishes(mark.args, mark.kwargs)
     except ConfigError as error:
         raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
-    itself = FIXTURE not in metafunc.fixturenames
-    if itself:
-        metafunc.fixturenames.append(FIXTURE)
     metafunc.parametrize(
-        FIXTURE,
-        [_Asked(one, itself, len(wanted)) for one in wanted],
+        FIXTURE if FIXTURE in metafunc.fixturenames else ITSELF,
+        [_Asked(one, len(wanted)) for one in wanted],
         ids=[Path(one.profile).stem if "/" in one.profile else one.profile for one in wanted],
         indirect=True,
     )
@@ -101,14 +106,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
     """The device of the test's mark: ``edge_device.run(function, …)`` runs a function on it."""
-    from edgefl.errors import ConfigError
-    from edgefl.regression.device import EdgeDevice, Where
-
     if not hasattr(request, "param"):
         pytest.fail(
             'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")', pytrace=False
         )
-    asked: _Asked = request.param
+    return _make(request, request.param)
+
+
+@pytest.fixture
+def _edge_device_itself(request: pytest.FixtureRequest) -> EdgeDevice | None:
+    """The device on which a test runs that does not use the other fixture."""
+    return _make(request, request.param) if hasattr(request, "param") else None
+
+
+def _make(request: pytest.FixtureRequest, asked: _Asked) -> EdgeDevice:
+    from edgefl.errors import ConfigError
+    from edgefl.regression.device import EdgeDevice, Where
+
     node = request.node
     group = f"{node.nodeid.partition('[')[0]} {_other_parameters(node)}"
     where = Where(node.nodeid.partition("::")[2], node.path, group, asked.devices)
@@ -152,10 +166,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
 def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
-    device = pyfuncitem.stash.get(_DEVICE, None)
-    if device is None or not _asked(pyfuncitem).itself:
-        return None
     given: dict[str, Any] = pyfuncitem.funcargs
+    device: EdgeDevice | None = given.get(ITSELF)
+    if device is None:
+        return None
     names = inspect.signature(pyfuncitem.function).parameters
     device.run(pyfuncitem.function, **{name: given[name] for name in names})
     return True
@@ -184,9 +198,8 @@ class _Asked(NamedTuple):
     """The fixture's parameter."""
 
     wishes: Wishes
-    itself: bool
-    """The test does not use the fixture: it is what runs on the device."""
     devices: int
+    """Of the mark."""
 
 
 class _Rows:
@@ -267,12 +280,8 @@ def _number(config: pytest.Config, option: str) -> float | None:
     return value
 
 
-def _asked(item: pytest.Function) -> _Asked:
-    params: dict[str, Any] = dict(item.callspec.params)
-    asked: _Asked = params[FIXTURE]
-    return asked
-
-
 def _other_parameters(node: pytest.Function) -> str:
     """What tells apart the cases of a test that is parametrised by more than its device."""
-    return ",".join(f"{name}={value!r}" for name, value in node.callspec.params.items() if name != FIXTURE)
+    return ",".join(
+        f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)
+    )

@@ -94,8 +94,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         before, after = _middle(self.reference.host_cpu_s), _middle(now.reference.host_cpu_s)
         if not before / LOAD_MAX <= after <= before * LOAD_MAX:
             return (
-                f"this host is not what it was: {now.reference.name} takes {after / before:.2f} times the CPU "
-                f"time of the baseline, at most {LOAD_MAX:g} compares"
+                f"this host is not what it was: {now.reference.name} takes {after / before:.2f} times the "
+                f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
             )
         return None
 

@@ -2,9 +2,9 @@
 
     device time = max(t_model, t_cpu) + blocked + transfers
 
-t_model is counted FLOP over the device's rate, t_cpu the process's CPU time times the device's slowdown. Pacing
-by the first alone would hide code that became slow, since it fits into the wait. Computing is waited out where
-the function sends something, and where it ends.
+t_model is counted FLOP over the device's rate, t_cpu the process's CPU time times the device's slowdown.
+Pacing by the first alone would hide code that became slow, since it fits into the wait. Computing is waited
+out where the function sends something, and where it ends.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ finds it (got a lambda)
         raise _lost(name, f"{qualname}, a method, which would need its object")
     if found is not function or file is None:
         raise _lost(name, f"{module}.{qualname}, whose name there is another object's")
-    return Function(module, str(Path(file).resolve()), qualname)
+    # A script's own functions are in a module that has another name in another process.
+    return Function(
+        f"_script_{Path(file).stem}" if module == "__main__" else module, str(Path(file).resolve()), qualname
+    )
 
 
 def _static(module: ModuleType, qualname: str) -> bool:

@@ -1,8 +1,8 @@
 """Short, fixed pieces of work that a function's CPU time is measured against.
 
 The CPU time that the same work takes rises when a neighbour shares a cache or the clock falls: up to three
-times was seen on a busy virtual machine. A reference that runs in turn with the function, and is like it, rises
-with it: the ratio of the two is what can be compared between loads.
+times was seen on a busy virtual machine. A reference that runs in turn with the function, and is like it,
+rises with it: the ratio of the two is what can be compared between loads.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from edgefl.emulation.memory import limit_memory
+from edgefl.emulation.memory import MemoryLimit, limit_memory
 from edgefl.emulation.schema import Device, Network
 from edgefl.regression import reference as references
 from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
@@ -50,6 +50,10 @@ class Subject(NamedTuple):
         function = self.function
         return lambda: function(*args, **kwargs)
 
+    def limit(self) -> MemoryLimit | None:
+        """Hold this process to what the device gives an app, from now on."""
+        return limit_memory(self.device.app_limit_mib) if self.device.app_limit_mib else None
+
     def phone(self, index: int) -> Phone:
         return Phone(self.device, self.network, stream(self.seed, "edge-device", index))
 
@@ -58,6 +62,7 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
     """Learn what a call costs and what it is like, in a process that is thrown away."""
     from edgefl.learning.flops import FlopCount
 
+    subject.limit()
     run = subject.call(subject.phone(0))
     run()
     with FlopCount() as count:
@@ -83,11 +88,10 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
 
 def repeat(subject: Subject, ready: Ready, reference: Reference, time_scale: float, index: int) -> Repetition:
     """Measure once. MemoryError where the function needs more than the device has."""
+    limit = subject.limit()
     phone = subject.phone(index)
     run = subject.call(phone)
     reference.run(ready.units)
-    limit_mib = subject.device.app_limit_mib
-    limit = limit_memory(limit_mib) if limit_mib else None
     rate = subject.device.train_flop_per_s
     peak = Peak()
     clock = DeviceClock(reference.flop / rate / ready.unit_cpu_s, time_scale)

@@ -1,0 +1,78 @@
+"""Functions that the process tests run on emulated devices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+
+WEIGHTS = torch.zeros(64, 64)
+CALLS: list[int] = []
+
+
+def step(batch: int = 8, mib: int = 0) -> None:
+    held = b"x" * (mib << 20)
+    for _ in range(3):
+        torch.mm(torch.ones(batch, 64), WEIGHTS)
+    del held
+
+
+def prepared(batch: int) -> torch.Tensor:
+    return torch.ones(batch, 64)
+
+
+def with_setup(inputs: torch.Tensor, batch: int) -> None:
+    assert inputs.shape == (batch, 64)
+    torch.mm(inputs, WEIGHTS)
+
+
+def upload(edge_device: Any, count: int) -> None:
+    assert edge_device.name == "pixel-3a"
+    edge_device.send(torch.zeros(count, dtype=torch.uint8))
+
+
+def torch_hungry() -> None:
+    torch.ones(1 << 30)
+
+
+def python_hungry() -> None:
+    b"x" * (1 << 30)
+
+
+def broken() -> None:
+    raise ValueError("the loss is\nnot finite")
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leaves() -> None:
+    os._exit(3)
+
+
+def sleeps() -> None:
+    time.sleep(0.05)
+
+
+def works_in_a_child() -> None:
+    subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
+
+
+def remembers() -> None:
+    """Runs once in each process: whatever ran before it was in another."""
+    assert threading.active_count() == 1
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    CALLS.append(os.getpid())
+    assert len(set(CALLS)) == 1
+
+
+def hangs() -> None:
+    print("hanging", flush=True)
+    threading.Event().wait()

@@ -1,0 +1,69 @@
+"""Measurements made up from known samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from edgefl.emulation import Device, load_device, load_network
+from edgefl.regression.measurement import Measurement, Plan
+from edgefl.regression.orders import Function, Order, Ready, Repetition
+
+ORDER = Order(
+    function=Function("steps", "/a/steps.py", "step"),
+    setup=None,
+    args=[],
+    kwargs={},
+    path=[],
+    device="pixel-3a",
+    network="lte",
+    seed=0,
+    reference=None,
+)
+READY = Ready(
+    reference="train-small",
+    reference_flop=1e6,
+    unit_cpu_s=0.0002,
+    flop=4e6,
+    calls=1,
+    units=5,
+    pairs=4,
+)
+"""At the pixel-3a's 1.75 GFLOPS a unit of the reference takes 1/1750 s, the function's FLOP 4/1750 s."""
+
+
+def repetition(cpu_s: float = 0.001, reference_cpu_s: float = 0.001, **changes: object) -> Repetition:
+    one = Repetition(
+        cpu_s=[cpu_s] * 4,
+        reference_cpu_s=[reference_cpu_s] * 5,
+        blocked_s=0.0,
+        peak_mib=10.0,
+        sent_bytes=0,
+        radio_s=0.0,
+        declared_s=0.01,
+        achieved_s=0.01,
+        waited=0.0,
+    )
+    return msgspec.structs.replace(one, **changes)
+
+
+def measured(
+    repetitions: Sequence[Repetition] | None = None,
+    *,
+    device: str | Device = "pixel-3a",
+    network: str | None = "lte",
+    ready: Ready = READY,
+    steal: float | None = 0.0,
+    time_scale: float = 1.0,
+) -> Measurement:
+    link = None if network is None else load_network(network)
+    plan = Plan(load_device(device) if isinstance(device, str) else device, link, ORDER, 9, time_scale)
+    return Measurement(plan, ready, list(repetitions or [repetition()] * 9), steal)
+
+
+def noisy(factor: float = 1.0, spread: float = 0.02, count: int = 15, seed: int = 0) -> list[Repetition]:
+    """Repetitions whose CPU time is ``factor`` ms, log-normal with that spread."""
+    draws = np.random.default_rng(seed).lognormal(0.0, spread, count)
+    return [repetition(factor * 0.001 * float(draw)) for draw in draws]

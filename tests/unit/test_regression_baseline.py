@@ -1,0 +1,136 @@
+"""Baseline files: what is kept, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from regression_samples import measured, noisy, repetition
+
+from edgefl.errors import ConfigError
+from edgefl.regression import baseline
+from edgefl.regression.baseline import Entry
+
+
+def entry(test: str = "test_step[pixel-3a]", function: str = "step", **options: object) -> Entry:
+    return baseline.entry(test, function, measured(noisy(), **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "edgefl-baselines" / "test_a.json"
+
+
+def test_what_is_saved_is_what_is_loaded(path: Path) -> None:
+    one = entry()
+    baseline.save(path, [one])
+    assert baseline.load(path) == {one.key: one}
+
+
+def test_an_entry_holds_all_that_a_figure_depends_on() -> None:
+    one = entry()
+    assert (one.device, one.network, one.mechanism, one.seed) == ("pixel-3a", "lte", "work-paced", 0)
+    assert one.reference.name == "train-small"
+    assert "torch" in one.host.software
+    assert "Python" in one.host.software
+    rows = (one.cpu_s, one.host_cpu_s, one.peak_mib, one.sent_mib, one.reference.host_cpu_s)
+    assert {len(row) for row in rows} == {15}
+    assert entry(time_scale=0.0).mechanism == "not paced"
+
+
+def test_saving_replaces_what_is_the_same_and_keeps_the_rest(path: Path) -> None:
+    elsewhere = msgspec.structs.replace(
+        entry(), host=msgspec.structs.replace(entry().host, fingerprint="other")
+    )
+    baseline.save(path, [entry(), entry("test_b[pi-4]"), elsewhere])
+    newer = baseline.entry("test_step[pixel-3a]", "step", measured(noisy(1.5)))
+    baseline.save(path, [newer])
+    found = baseline.load(path)
+    assert len(found) == 3
+    assert found[newer.key] == newer
+    assert found[elsewhere.key] == elsewhere
+
+
+def test_the_order_of_saving_does_not_show(path: Path, tmp_path: Path) -> None:
+    entries = [entry("test_b[pi-4]"), entry("test_a[pi-4]"), entry("test_a[pi-4]", "other")]
+    baseline.save(path, entries)
+    other = tmp_path / "other.json"
+    for one in reversed(entries):
+        baseline.save(other, [one])
+    assert path.read_bytes() == other.read_bytes()
+
+
+def test_a_changed_metric_is_one_changed_line(path: Path) -> None:
+    baseline.save(path, [entry()])
+    before = path.read_text().splitlines()
+    baseline.save(path, [msgspec.structs.replace(entry(), peak_mib=(1.0,) * 15)])
+    after = path.read_text().splitlines()
+    assert len(before) == len(after)
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+    assert max(map(len, after)) < 250
+    json.loads(path.read_text())
+
+
+def test_a_file_of_others_to_read_and_whole(path: Path) -> None:
+    baseline.save(path, [entry()])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [file.name for file in path.parent.iterdir()] == ["test_a.json"]
+
+
+def test_no_file_is_no_baseline(path: Path) -> None:
+    assert baseline.load(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "not a file of baselines: Input data was truncated"),
+        ("{", "not a file of baselines: Input data was truncated"),
+        ("[]", "not a file of baselines: Expected `object`, got `array`"),
+        ("{}", "not a file of baselines: Object missing required field `edgefl_baselines`"),
+        ('{"edgefl_baselines": 1, "entries": [{}]}', "missing required field `test` - at `$.entries[0]`"),
+        ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "contains unknown field `x`"),
+        ('{"edgefl_baselines": 2, "entries": []}', "edgefl_baselines: got 2; allowed: 1"),
+        ("\udcff", "not a file of baselines: "),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_it(path: Path, content: str, says: str) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError) as caught:
+        baseline.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError):
+        baseline.save(path, [entry()])
+    assert path.read_bytes() == before
+
+
+def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        baseline.load(tmp_path)
+
+
+def test_what_was_measured_otherwise_does_not_compare() -> None:
+    before = entry()
+    assert before.unfit(entry()) is None
+    assert "profile of pixel-3a or its network has changed" in (before.unfit(entry(network="3g")) or "")
+    older = msgspec.structs.replace(before, reference=msgspec.structs.replace(before.reference, version=0))
+    assert (older.unfit(entry()) or "").startswith("stale calibration: the baseline was measured against")
+    few = msgspec.structs.replace(before, cpu_s=before.cpu_s[:8])
+    assert few.unfit(entry()) == "the baseline has 8 repetitions, 9 are needed"
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(1.3, True), (0.8, True), (1.4, False), (0.7, False)])
+def test_loads_too_far_apart_do_not_compare(factor: float, fits: bool) -> None:
+    before = baseline.entry("t", "f", measured([repetition()] * 9))
+    now = baseline.entry("t", "f", measured([repetition(0.001 * factor, 0.001 * factor)] * 9))
+    assert before.cpu_s == now.cpu_s
+    why = before.unfit(now)
+    assert (why is None) == fits
+    assert fits or f"takes {factor:.2f} times the CPU time" in (why or "")

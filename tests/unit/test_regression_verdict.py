@@ -1,0 +1,146 @@
+"""Budgets, baselines and what they say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from regression_samples import measured, noisy, repetition
+
+from edgefl.errors import ConfigError, NotMet
+from edgefl.regression import baseline, verdict
+from edgefl.regression.device import Result
+from edgefl.regression.session import Options, Session
+
+
+def entry(repetitions: list[baseline.Measurement] | None = None, **options: object) -> baseline.Entry:
+    return baseline.entry("test_step[pixel-3a]", "step", measured(repetitions or noisy(), **options))  # type: ignore[arg-type]
+
+
+def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
+    one = measured(noisy(spread=0.1))
+    middle = Result("step", one).seconds
+    assert list(verdict.over_budget(one, {"seconds": 1.2 * middle})) == []
+    (line,) = verdict.over_budget(one, {"seconds": 1.001 * middle})
+    assert line.startswith("seconds 0.002")
+    assert "(95% sure: at most" in line
+    assert line.endswith("s are allowed")
+
+
+def test_each_budget_is_of_its_own_figure() -> None:
+    one = measured([repetition(peak_mib=30.0, sent_bytes=3 << 20, radio_s=1.0)] * 9, device="pixel-4")
+    wide = {"seconds": 10.0, "peak_mib": 30.0, "sent_mib": 3.0, "joules": 100.0}
+    assert list(verdict.over_budget(one, wide)) == []
+    for name in wide:
+        (line,) = verdict.over_budget(one, wide | {name: 1e-6})
+        assert line.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ({"second": 1.0}, "budget 'second' not found; did you mean 'seconds'? have: "),
+        ({"seconds": -1.0}, "budget seconds must be a finite number of at least 0 (got -1.0)"),
+        ({"seconds": float("nan")}, "budget seconds must be a finite number of at least 0 (got nan)"),
+        ({"joules": 1.0}, "budget joules: device 'pixel-3a' does not say what computing draws"),
+    ],
+)
+def test_a_budget_that_cannot_be_held_is_one_line(budget: dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(verdict.over_budget(measured(), budget))
+    assert str(caught.value).startswith(says)
+
+
+def test_a_result_fails_with_all_that_does_not_hold() -> None:
+    result = Result("step", measured())
+    result.assert_budget(seconds=1.0, peak_mib=10.0)
+    assert result.outcome == "PASS"
+    with pytest.raises(NotMet, match=r"step on pixel-3a: seconds .*; peak_mib 10 MiB") as caught:
+        result.assert_budget(seconds=1e-6, peak_mib=1.0)
+    assert isinstance(caught.value, AssertionError)
+    assert result.outcome == "FAIL"
+    assert result.joules is None
+
+
+def test_the_pace_is_shown_or_fails() -> None:
+    Result("step", measured()).assert_pace(0.01)
+    with pytest.raises(NotMet, match=r"achieved over declared time is 1\.100"):
+        Result("step", measured([repetition(achieved_s=0.011)] * 9)).assert_pace()
+    with pytest.raises(ConfigError, match="the pace was not kept: time_scale is 0"):
+        Result("step", measured(time_scale=0.0)).assert_pace()
+
+
+def grown(before: baseline.Entry, now: baseline.Entry, devices: int = 1) -> list[str]:
+    return Session(Options()).changed("group", devices, verdict.compare(before, now))
+
+
+def test_nothing_changed_is_no_change() -> None:
+    assert grown(entry(noisy(seed=1)), entry(noisy(seed=2))) == []
+
+
+def test_a_tenth_more_cpu_time_is_found_and_named() -> None:
+    (line,) = grown(entry(noisy(seed=1)), entry(noisy(1.1, seed=2)), devices=3)
+    assert line.startswith("CPU time +")
+    assert "on pixel-3a" in line
+    assert "(more than 5.0% fails)" in line
+
+
+def test_a_sleep_is_found_too() -> None:
+    slept = [msgspec.structs.replace(one, blocked_s=0.001) for one in noisy(seed=2)]
+    assert len(grown(entry(noisy(seed=1)), entry(slept))) == 1
+
+
+def test_growth_below_the_tolerance_is_none_however_sure() -> None:
+    before, now = entry(noisy(spread=0.001, seed=1)), entry(noisy(1.04, spread=0.001, seed=2))
+    assert verdict.compare(before, now)[0].change.p < 1e-4
+    assert grown(before, now) == []
+
+
+def test_getting_faster_is_no_failure() -> None:
+    assert grown(entry(noisy(seed=1)), entry(noisy(0.5, seed=2))) == []
+
+
+def test_memory_may_grow_by_4_mib_and_no_more() -> None:
+    def using(mib: float) -> baseline.Entry:
+        return entry([msgspec.structs.replace(one, peak_mib=mib + 0.01 * i) for i, one in enumerate(noisy())])
+
+    assert grown(using(10), using(13.9)) == []
+    (line,) = grown(using(10), using(30))
+    assert line.startswith("peak memory +")
+    assert grown(using(1000), using(1020)) == []  # 5% of it
+    assert len(grown(using(0), using(20))) == 1
+
+
+def test_sending_more_is_found() -> None:
+    def sending(count: int) -> baseline.Entry:
+        return entry([msgspec.structs.replace(one, sent_bytes=count) for one in noisy()])
+
+    assert grown(sending(1000), sending(1040)) == []
+    assert len(grown(sending(1000), sending(1100))) == 1
+    assert len(grown(sending(0), sending(1000))) == 1
+
+
+def test_counted_flop_need_no_statistics() -> None:
+    before = entry()
+    more = msgspec.structs.replace(before, flop=1.06 * before.flop)
+    assert verdict.more_flop(before, before) is None
+    assert verdict.more_flop(before, more) == "counted FLOP +6.0% on pixel-3a: 4e+06 → 4.24e+06"
+    assert verdict.more_flop(before, more, tolerance=0.1) is None
+    none = msgspec.structs.replace(before, flop=0.0)
+    assert "from none" in (verdict.more_flop(none, before) or "")
+
+
+def test_holm_makes_more_devices_ask_for_more_evidence() -> None:
+    before = entry(noisy(spread=0.06, seed=4, count=9))
+    now = entry(noisy(1.08, spread=0.06, seed=54, count=9))
+    p = verdict.compare(before, now)[0].change.p
+    assert 0.05 / 24 < p < 0.05 / 3, "the example sits between both thresholds"
+    assert len(grown(before, now, devices=1)) == 1
+    assert grown(before, now, devices=8) == []
+
+
+def test_only_the_devices_own_lines_are_its_own() -> None:
+    session = Session(Options())
+    slow = verdict.compare(entry(noisy(seed=1)), entry(noisy(1.2, seed=2)))
+    assert len(session.changed("group", 2, slow)) == 1
+    other = verdict.compare(entry(noisy(seed=3)), entry(noisy(seed=4)))
+    assert session.changed("group", 2, other) == []
