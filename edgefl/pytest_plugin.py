@@ -171,7 +171,7 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
     if device is None:
         return None
     names = inspect.signature(pyfuncitem.function).parameters
-    device.run(pyfuncitem.function, **{name: given[name] for name in names})
+    device.run(pyfuncitem.function, **{name: given[name] for name in names if name in given})
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ REFERENCE_SHOT_S = 0.02
 TIMED_S = 0.06
 """CPU seconds in which the function is timed in each repetition; one call where that takes longer."""
 MOST_PAIRS = 60
+WAITING_S = 0.3
+"""Wall seconds in which it is timed at most, beyond one call: one that waits takes little CPU time."""
 
 PHONE = "edge_device"
 """A parameter of this name is given the device."""
@@ -67,13 +70,14 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
     run()
     with FlopCount() as count:
         run()
-    cpu_s = min(_cpu_s(run) for _ in range(2))
+    cpu_s, wall_s = (min(both) for both in zip(*(_cpu_and_wall_s(run) for _ in range(2)), strict=True))
+    most_calls = max(1, round(WAITING_S / wall_s))
     small = references.make("train-small")
     small_s = min(_cpu_s(lambda: small.run(1)) for _ in range(20))
     name = wanted or references.most_like(count.total, count.operations, cpu_s, small.flop / small_s)
     reference = references.make(name)
     unit_s = min(_cpu_s(lambda: reference.run(1)) for _ in range(5))
-    calls = max(1, round(SHOT_S / cpu_s))
+    calls = min(most_calls, max(1, round(SHOT_S / cpu_s)))
     shot_s = calls * cpu_s
     return Ready(
         reference=name,
@@ -82,7 +86,7 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
         flop=float(count.total),
         calls=calls,
         units=max(1, round(min(shot_s, REFERENCE_SHOT_S) / unit_s)),
-        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s))),
+        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // calls)),
     )
 
 
@@ -134,6 +138,11 @@ def _in_turn(run: Callable[[], Any], ready: Ready, reference: Reference) -> tupl
         cpu_s.append(_cpu_s(shot))
         reference_cpu_s.append(_cpu_s(reference_shot))
     return cpu_s, reference_cpu_s
+
+
+def _cpu_and_wall_s(run: Callable[[], Any]) -> tuple[float, float]:
+    start_ns = time.monotonic_ns()
+    return _cpu_s(run), (time.monotonic_ns() - start_ns) / 1e9
 
 
 def _cpu_s(run: Callable[[], Any]) -> float:

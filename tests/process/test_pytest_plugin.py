@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import scipy.stats  # noqa: F401
 
-from edgefl.regression import measurement
+# pytester forgets what a session inside this process imported; compiled modules do not load twice.
+from edgefl.regression import device, marks, measurement, saving, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
 
@@ -99,8 +101,8 @@ def test_within_its_budgets_a_test_passes_on_each_device(run: Run, pytester: pyt
             "  moto-g4 * 9  PASS",
         ]
     )
-    table = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:6]
-    assert max(map(len, table)) <= 80
+    shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:6]
+    assert max(map(len, shown)) <= 80
     properties = {
         item.get("name"): item.get("value") for item in ET.parse(pytester.path / "out.xml").iter("property")
     }
@@ -217,10 +219,10 @@ def test_a_baseline_is_saved_compared_and_found_broken(
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["INVALID: * the profile of pixel-4 or its network has changed since*"])
 
-    monkeypatch.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
-    found = run(UNCHANGED, *wide)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
+        found = run(UNCHANGED, *wide)
     found.stdout.fnmatch_lines(["INVALID: *is of another host or software (torch*"])
-    monkeypatch.undo()
 
     file.write_text("{")
     for option in ("--edgefl-compare", "--edgefl-save"):
