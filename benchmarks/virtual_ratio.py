@@ -5,7 +5,8 @@ labels 4 to 9, and 5 take U(8, 12) s and hold 0 to 3; the 468,458-parameter CNN 
 on 32 MNIST images a trip, a version every 5 updates, 2,000 test images measured at version 0 and every 500.
 
 Beside it, alternately in the same run, the bare limit: a torch loop that makes the same step on batches of
-the same data, in one single-threaded process a core, with no server, no update and no evaluation.
+the same data, in one single-threaded process a core, with no server, no update and no evaluation: as it is,
+and with the C library told to keep freed memory, as it is told in workers (`processes.keep_freed_memory`).
 
     EDGEFL_DATA=… python benchmarks/virtual_ratio.py [--alternations 5] [--seconds 30]
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import edgefl
 from edgefl.emulation.capacity import usable_cores
-from edgefl.processes import single_threaded_environment
+from edgefl.processes import keep_freed_memory, single_threaded_environment
 from edgefl.record import Record
 
 
@@ -70,15 +71,17 @@ edgefl.run(experiment(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]))
 """
 
 
-def bare(seconds: float, processes: int) -> float:
-    """Steps a second of the torch loop, in all processes together."""
+def bare(seconds: float, processes: int, *, keeping: bool) -> float:
+    """Steps a second of the torch loop, in all processes together; ``keeping`` what they free."""
     command = [sys.executable, __file__, "--bare", str(seconds), "--processes", str(processes)]
+    if keeping:
+        command.append("--keeping")
     environment = single_threaded_environment(dict(os.environ))
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return float(done.stdout)
 
 
-def _bare(seconds: float, processes: int) -> None:
+def _bare(seconds: float, processes: int, keeping: bool) -> None:
     """The loops themselves: data and model are loaded once, then a process a core is forked."""
     import torch
 
@@ -103,6 +106,8 @@ def _bare(seconds: float, processes: int) -> None:
     reading, writing = os.pipe()
     for number in range(processes):
         if os.fork() == 0:
+            if keeping:
+                keep_freed_memory()
             torch.manual_seed(number)
             for _ in range(5):
                 step()
@@ -127,23 +132,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
     parser.add_argument("--json", type=Path, help="write the figures into this file too")
     parser.add_argument("--bare", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--keeping", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=usable_cores(), help="workers, and bare loops")
     given = parser.parse_args()
     if given.bare is not None:
-        _bare(given.bare, given.processes)
+        _bare(given.bare, given.processes, given.keeping)
         return
-    rows: list[tuple[float, float]] = []
+    rows: list[tuple[float, float, float]] = []
     for number in range(given.alternations):
-        limit = bare(given.seconds, given.processes)
-        rows.append((limit, whole(max(50, int(limit * given.seconds)), given.processes)))
-        print(
-            f"{number + 1}: bare {limit:.1f}/s, whole {rows[-1][1]:.1f}/s, {rows[-1][1] / limit:.3f}",
-            flush=True,
-        )
-    ratio = statistics.median(made / limit for limit, made in rows)
-    print(f"median of {len(rows)}: {ratio:.3f} of the bare loop's rate, {given.processes} processes")
+        limit = bare(given.seconds, given.processes, keeping=False)
+        made = whole(max(50, int(limit * given.seconds)), given.processes)
+        rows.append((limit, bare(given.seconds, given.processes, keeping=True), made))
+        print(f"{number + 1}: {_line(*rows[-1])}", flush=True)
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    print(f"medians of {len(rows)}, {given.processes} processes: {_line(*medians)}")
     if given.json is not None:
-        given.json.write_text(json.dumps({"ratio": ratio, "bare_and_whole_per_s": rows}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"bare_keeping_whole_per_s": rows}, indent=1) + "\n")
+
+
+def _line(limit: float, keeping: float, made: float) -> str:
+    return (
+        f"bare {limit:.1f}/s, keeping memory {keeping:.1f}/s, whole {made:.1f}/s: "
+        f"{made / limit:.3f} and {made / keeping:.3f}"
+    )
 
 
 if __name__ == "__main__":

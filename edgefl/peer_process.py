@@ -10,6 +10,7 @@ from edgefl.client import Client
 from edgefl.confinement import Cell
 from edgefl.emulation.pacing import set_time_slice, set_timer_slack
 from edgefl.evaluator import Evaluator
+from edgefl.processes import keep_freed_memory
 from edgefl.virtual.worker import Worker
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def run_peer(
     set_time_slice(SLICE_NS)
     if spec.role == control.CLIENT:
         Client(spec, workload, buffer, lifeline, cell).run()
-    elif spec.role == control.WORKER:
+        return
+    keep_freed_memory()  # what a phone frees goes back: there may be a thousand of them
+    if spec.role == control.WORKER:
         Worker(spec, workload, buffer, lifeline).run()
     else:
         Evaluator(spec, workload, buffer, lifeline).run()

@@ -11,6 +11,9 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SA_NOCLDSTOP = 1
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_LARGEST_ON_HEAP_BYTES = 32 * 2**20
+"""What glibc allows."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -30,6 +33,19 @@ def become_child(parent_pid: int, name: str) -> None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
     if os.getppid() != parent_pid:  # it died before the signal was armed
         os._exit(0)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees, for its next allocation, instead of giving it back to the system.
+
+    A training step frees its activations, and glibc would give them back and fetch them again, zeroed page by
+    page, at each step: an eighth of the time of a small CNN's. Other allocators are left as they are.
+    """
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2**30)
+        mallopt(_M_TOP_PAD, 2**20)
 
 
 def allow_open_files() -> None:
