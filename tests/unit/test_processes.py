@@ -1,0 +1,38 @@
+"""What a process of a run asks of the system."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+_FAULTS = """
+import resource
+from edgefl.processes import keep_freed_memory
+
+if {keep}:
+    keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [bytearray(6 * 2**20) for _ in range(4)]
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(), faults()
+print(sum(faults() for _ in range(20)))
+"""
+
+
+def faults(*, keep: bool) -> int:
+    """Page faults of twenty times 24 MiB that are allocated, written and freed."""
+    command = [sys.executable, "-c", _FAULTS.format(keep=keep)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(
+    not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt")), reason="not the GNU C library"
+)
+def test_what_is_freed_is_used_again_without_asking_the_system() -> None:
+    assert faults(keep=True) < 100
+    assert faults(keep=False) > 1000
