@@ -46,6 +46,7 @@ class Client:
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
         self._transport = client_end(experiment.server.transport, buffer, self._line.send)
+        self._says_whole = experiment.server.transport == "shm"
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
         # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
@@ -110,12 +111,11 @@ class Client:
         if plan.dies_s < math.inf:
             _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(received_ns)
-        down = move(
-            pacer,
-            plan.down,
-            lambda a, b: np.copyto(vector[a // 4 : b // 4], base[a // 4 : b // 4]),
-            workload.share(task.client, "down"),
-        )
+
+        def load(start: int, stop: int) -> None:
+            vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
+
+        down = move(pacer, plan.down, load, workload.share(task.client, "down"))
         phase = self._phase(plan)
 
         def done(flops: float) -> None:
@@ -140,7 +140,7 @@ class Client:
             version -= failpoints.hit("stale", task.client, task.trip)
             if failpoints.hit("alter", task.client, task.trip):
                 self._transport.put(task, 0, ~self._raw[:1])
-        if self._workload.experiment.server.transport == "shm":
+        if self._says_whole:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         return wire.Done(
             client=task.client,

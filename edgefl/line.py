@@ -47,6 +47,7 @@ class Line:
         self._socket = connect(spec.endpoint, control.routing_id(spec.role, spec.peer, spec.epoch))
         self._socket.watch(lifeline)
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
+        self._beat_ms = self._beat_ns // 1_000_000
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
         self._later: deque[Message] = deque()
@@ -66,14 +67,14 @@ class Line:
                 return
 
     def say(self, message: wire.FromClient) -> None:
-        self.send([wire.encode(message)])
+        self.send((wire.encode(message),))
 
     def receive(self) -> Message:
         """The next message and its payload frames."""
         if self._later:
             return self._later.popleft()
         while True:
-            self._listen(self._beat_ns // 1_000_000)
+            self._listen(self._beat_ms)
             if (message := self._take()) is not None:
                 return message
 
@@ -122,7 +123,7 @@ class Line:
         return None if frames is None else (wire.decode_from_server(frames[0]), frames[1:])
 
     def _listen(self, timeout_ms: int) -> None:
-        if self._socket.wait(max(0, timeout_ms)):
+        if self._socket.wait(timeout_ms):
             raise Leave
         if time.monotonic_ns() >= self._next_beat_ns:
             self.say(wire.Beat(self._spec.peer, self._spec.epoch))

@@ -180,11 +180,14 @@ def move(
         takes = None if transfer.trace is None else transfer.takes_s
         phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
         phase.lead()
-        for start in range(0, end, transfer.chunk_bytes):
-            stop = min(start + transfer.chunk_bytes, end)
-            copy(start, stop)
-            phase.done(stop - start)
-        spent = phase.end()
+        start, step = 0, transfer.chunk_bytes
+        while end - start > step:
+            copy(start, start + step)
+            phase.done(step)
+            start += step
+        if end:
+            copy(start, end)
+        spent = phase.end(end - start)
     if transfer.breaks_after is not None:
         raise Disconnected(transfer.broken)
     return spent

@@ -15,7 +15,8 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 Wait = Callable[[int], None]
 """Waits until ``time.monotonic_ns()`` is at least the given value; may raise to cancel the trip."""
@@ -78,7 +79,7 @@ def wait_until(deadline_ns: int) -> None:
         time.sleep(left_ns * 1e-9)
 
 
-class Spent(NamedTuple):
+class Spent(msgspec.Struct, frozen=True):
     """What one phase took, in emulated seconds, read from the clock."""
 
     work: float
@@ -128,10 +129,6 @@ class Phase:
         """When the device has done ``work``, on the monotonic clock."""
         return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
-    @property
-    def _due_ns(self) -> float:
-        return self.due_ns(self.work)
-
     def lead(self) -> None:
         """Wait until the lead is over, and have the pacer note how long it took: a link's delay."""
         if self._lead_s > 0.0:
@@ -144,21 +141,24 @@ class Phase:
         for each of them (measured: 20 sleeps of 3 ms doubled the CPU time of the work between them) and a
         busy host does not make the last one late. `end` waits for the rest.
         """
-        if self._ended:
-            raise ValueError("done() on a phase that has ended")
-        if not (work >= 0 and math.isfinite(work)):
-            raise ValueError(f"work must be finite and at least 0 (got {work})")
-        self.work += work
-        self._pacer.hold(self._due_ns, ahead_ns)
+        self._add(work)
+        self._pacer.hold(self.due_ns(self.work), ahead_ns)
 
-    def end(self) -> Spent:
-        """Close the phase, wait out what is left of it, and report it."""
-        if self._ended:
-            raise ValueError("end() on a phase that has ended")
-        declared_s, due_ns = self.declared_s, self._due_ns
+    def end(self, work: float = 0.0) -> Spent:
+        """Close the phase, after ``work`` more that has just been done: wait out what is left, and report."""
+        self._add(work)
+        declared_s = self._takes_s(self.work)
+        due_ns = self._start_ns + declared_s * self._pacer.ns_per_emulated_s
         self._pacer.hold(due_ns)
         self._ended = True
         return self._pacer.close(self.work, declared_s, due_ns)
+
+    def _add(self, work: float) -> None:
+        if self._ended:
+            raise ValueError("a phase that has ended is neither done() nor ended again")
+        if not 0.0 <= work < math.inf:
+            raise ValueError(f"work must be finite and at least 0 (got {work})")
+        self.work += work
 
 
 class Pacer:
@@ -212,7 +212,7 @@ class Pacer:
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
-        if not (lead_s >= 0 and math.isfinite(lead_s)):
+        if not 0.0 <= lead_s < math.inf:
             raise ValueError(f"lead_s must be finite and at least 0 (got {lead_s})")
         if self._cursor_ns is None:
             raise ValueError("phase() before begin()")

@@ -76,7 +76,11 @@ class LocalServer:
         connection = self._by_name.get(peer)
         if connection is None:
             raise Unreachable
-        _send(connection, frames)
+        (message,) = frames
+        try:
+            connection.send(message)
+        except OSError as error:
+            raise _not_sent(error) from None
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -127,26 +131,27 @@ class LocalPeer:
         try:
             self._socket.connect("\0" + address.removeprefix(SCHEME))
             self._socket.setblocking(False)
-            self.send([name])
+            self.send((name,))
         except (OSError, Unreachable) as error:
             self._socket.close()
             raise Unreachable from error
         self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._watched: list[int] = []
+        self._fd = self._socket.fileno()
+        self._poll.register(self._fd, select.POLLIN)
 
     def watch(self, fd: int) -> None:
         self._poll.register(fd, select.POLLIN)
-        self._watched.append(fd)
 
     def wait(self, timeout_ms: int, *, to_send: bool = False) -> bool:
         if not to_send:
             ready = self._poll.poll(timeout_ms)
         else:
-            self._poll.modify(self._socket, select.POLLOUT)
+            self._poll.modify(self._fd, select.POLLOUT)
             ready = self._poll.poll(timeout_ms)
-            self._poll.modify(self._socket, select.POLLIN)
-        return any(fd in self._watched for fd, _ in ready)
+            self._poll.modify(self._fd, select.POLLIN)
+        if len(ready) == 1:  # as all but always: what follows takes as long as the wait itself
+            return ready[0][0] != self._fd
+        return len(ready) > 1
 
     def receive(self) -> Sequence[Frame] | None:
         try:
@@ -160,20 +165,21 @@ class LocalPeer:
         return (message,)
 
     def send(self, frames: Sequence[Frame]) -> None:
-        _send(self._socket, frames)
+        (message,) = frames
+        try:
+            self._socket.send(message)
+        except OSError as error:
+            raise _not_sent(error) from None
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _send(connection: socket.socket, frames: Sequence[Frame]) -> None:
-    (message,) = frames
-    try:
-        connection.send(message)
-    except BlockingIOError:
-        raise Full from None
-    except (BrokenPipeError, ConnectionResetError):
-        raise Unreachable from None
+def _not_sent(error: OSError) -> Exception:
+    """Why a message was not sent."""
+    if isinstance(error, BlockingIOError):
+        return Full()
+    return Unreachable() if isinstance(error, BrokenPipeError | ConnectionResetError) else error
 
 
 def _user_of(connection: socket.socket) -> int:
