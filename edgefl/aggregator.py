@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edgefl import kernels
-from edgefl.buffer import ParameterBuffer
+from edgefl.buffer import Floats, ParameterBuffer
 from edgefl.errors import SlotError
 from edgefl.events import Sum
 from edgefl.privacy.tree import TreeNoise
@@ -45,7 +46,7 @@ class SumResult:
     """The bad ones whose checksum is not the one they were sent with."""
     checksums: tuple[int, ...] = ()
     seconds: float = 0.0
-    norms: tuple[float, ...] = ()
+    norms: Sequence[float] = ()
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Aggregator:
     leases: dict[int, Lease] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._backend = kernels.backend(self.backend)
         self._free = list(range(self.buffer.shape.slots))[::-1]
         self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
@@ -94,7 +96,8 @@ class Aggregator:
         slot = self._free.pop()
         lent = self.lends and self._lend(slot, entry)
         self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
-        self._unread[slot] = entry
+        if not lent:
+            self._unread[slot] = entry
         lease = self.leases[task] = Lease(slot, entry, client, version)
         return lease
 
@@ -165,29 +168,32 @@ class Aggregator:
 
     def free_entry(self) -> int | None:
         """A ring entry that nobody reads, or None while all of them are being read."""
-        fetched = self.buffer.fetched
-        for slot in [slot for slot in self._unread if fetched[slot]]:
-            del self._unread[slot]
+        if self._unread:
+            fetched = self.buffer.fetched
+            self._unread = {slot: entry for slot, entry in self._unread.items() if not fetched[slot]}
         taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned, *self._borrowers}
-        return next((entry for entry in range(self.buffer.shape.ring) if entry not in taken), None)
+        for entry in range(self.buffer.shape.ring):
+            if entry not in taken:
+                return entry
+        return None
 
     # ---- the sum -------------------------------------------------------------------------------
 
     def sum(self, action: Sum, entry: int) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
-        buffer = self.buffer
-        slots = [self.leases[task].slot for task in action.tasks]
+        buffer, leases = self.buffer, self.leases
+        slots = [leases[task].slot for task in action.tasks]
         started = time.perf_counter()
         norms, seen = self._make(action, slots, entry)
-        altered = tuple(
-            task
-            for task, slot, checksum in zip(action.tasks, slots, seen, strict=True)
-            if checksum != buffer.checksum[slot]
-        )
-        if altered:
+        sent = tuple([buffer.checksum[slot] for slot in slots])
+        if sent != seen:
+            each = zip(action.tasks, sent, seen, strict=True)
+            altered = tuple(task for task, was, now in each if was != now)
             return SumResult(bad=altered, altered=altered, checksums=seen)
-        bad = tuple(task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm))
-        if bad:
+        if not all(map(math.isfinite, norms)):
+            bad = tuple(
+                task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm)
+            )
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
         if bad := self._overflowing(action, norms, entry):
@@ -198,18 +204,19 @@ class Aggregator:
         self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
         return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
-    def _make(self, action: Sum, slots: list[int], entry: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    def _make(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors into ``entry``.
 
         Returns each update's squared norm and its checksum, from the same pass over memory.
         """
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         buffer.retire(entry)
-        scales = [buffer.scales(slot) for slot in slots]
+        scaled = buffer.shape.update_format.scaled
+        scales: list[Floats | None] = [buffer.scales(slot) for slot in slots]
         updates, weights = [buffer.slot(slot) for slot in slots], list(action.weights)
         if self.privacy is not None and self._noise is not None:
             squares = [
-                kernels.sq_norm(u, self.backend, scale=s) for u, s in zip(updates, scales, strict=True)
+                kernels.sq_norm(u, self._backend, scale=s) for u, s in zip(updates, scales, strict=True)
             ]
             # One that is not finite is found out by its norm after the sum, as without clipping.
             factors = np.nan_to_num(kernels.clip_factors(squares, self.privacy.clip_norm))
@@ -229,19 +236,22 @@ class Aggregator:
             self.optimizer,
             buffer.vectors(old_entry),
             buffer.vectors(entry),
-            self.backend,
+            self._backend,
             base_scale=action.base_scale,
-            scales=scales if buffer.shape.update_format.scaled else None,
+            scales=scales if scaled else None,
             checksums=sums,
         )
-        used = slice(len(slots))
-        return tuple(norms[used].tolist()), tuple(map(with_scales, sums[used].tolist(), scales[used]))
+        count = len(slots)
+        seen = sums[:count].tolist()
+        if scaled:
+            seen = list(map(with_scales, seen, scales[:count]))
+        return norms[:count].tolist(), tuple(seen)
 
-    def _overflowing(self, action: Sum, norms: tuple[float, ...], entry: int) -> tuple[int, ...]:
+    def _overflowing(self, action: Sum, norms: Sequence[float], entry: int) -> tuple[int, ...]:
         """The largest update's task, if the model is not finite although every update is."""
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
         # No element can move by more than this, so the look at all of them is all but never needed.
-        if self.optimizer.lr * sum(sizes) > SAFE_STEP or sum(sizes) > SAFE_STEP:
+        if max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (self.buffer.model(entry), *self.buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):
                 return (action.tasks[sizes.index(max(sizes))],)

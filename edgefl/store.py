@@ -1,8 +1,9 @@
 """The run record: one SQLite file in the run's folder, written by the server process only.
 
-    Store(dir)   appends: the journal of events, the trips, versions, evaluations, incidents and costs
-    Record(dir)  reads (edgefl/record.py), also while the run is going on
-    rows.py      the tables as typed rows
+    Store(dir)     appends: the journal of events, the trips, versions, evaluations, incidents and costs
+    Record(dir)    reads (edgefl/record.py), also while the run is going on
+    rows.py        the tables as typed rows
+    statements.py  the SQL that writes them
 
 Rows wait in memory until `Store.commit` writes them in one transaction. What was committed survives
 a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survives a power cut.
@@ -30,7 +31,6 @@ from edgefl.rows import (
     FATES,
     FILE_NAME,
     SCHEMA_VERSION,
-    TABLES,
     Aggregation,
     ClientRow,
     CostRow,
@@ -42,6 +42,17 @@ from edgefl.rows import (
     VersionRow,
     schema,
     to_signed,
+)
+from edgefl.statements import (
+    ADD_COST,
+    FINISH_TRIP,
+    INSERT_CLIENT,
+    INSERT_EVALUATION,
+    INSERT_INCIDENT,
+    INSERT_TRIP,
+    INSERT_VERSION,
+    REWIND,
+    trip_columns,
 )
 
 __all__ = [
@@ -62,44 +73,6 @@ WAIT_MS = 10_000
 """How long a commit waits for another writer."""
 FOLD_MS = 100
 """How long the log's folding waits for a reader; nothing depends on it."""
-
-
-def _insert(table: str, extra: str = "") -> str:
-    columns = list(TABLES[table]._fields) + extra.split()  # type: ignore[attr-defined]
-    marks = ", ".join("?" * len(columns))
-    return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})"
-
-
-_FINISHED = ("task", "applied_version", "weight", "fate", "reason")
-"""Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
-# A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
-_INSERT_TRIP = _insert("trips", "seq").replace("OR REPLACE ", "") + (
-    " ON CONFLICT (task) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in TripRow._fields if name not in _FINISHED)
-)
-_INSERT_VERSION = _insert("versions", "seq")
-_INSERT_EVALUATION = _insert("evaluations")
-_INSERT_INCIDENT = _insert("incidents")
-_INSERT_CLIENT = _insert("clients")
-_FINISH_TRIP = (
-    "UPDATE trips SET fate = COALESCE(?2, fate), reason = CASE WHEN ?3 = '' THEN reason ELSE ?3 END, "
-    "applied_version = COALESCE(applied_version, ?4), "
-    "weight = CASE WHEN ?5 = 0 THEN weight ELSE COALESCE(weight, 0) + ?6 END, "
-    "uses = uses + ?5, fate_seq = ?7 WHERE task = ?1"
-)
-_ADD_COST = (
-    "INSERT INTO costs VALUES (?, ?, ?) ON CONFLICT (stage) DO UPDATE SET "
-    "seconds = seconds + excluded.seconds, calls = calls + excluded.calls"
-)
-_REWIND = """
-DELETE FROM journal WHERE seq > :seq;
-DELETE FROM trips WHERE seq > :seq;
-DELETE FROM versions WHERE seq > :seq;
-DELETE FROM sums WHERE version > (SELECT COALESCE(MAX(version), -1) FROM versions);
-DELETE FROM evaluations WHERE version > (SELECT COALESCE(MAX(version), 0) FROM versions);
-UPDATE trips SET fate = NULL, reason = '', applied_version = NULL, weight = NULL, uses = 0
-  WHERE fate_seq > :seq;
-"""
 
 
 class Store:
@@ -153,7 +126,7 @@ class Store:
 
     def _forget(self) -> None:
         # Events and trips wait as they are: encoding many at once costs half as much as one now and then.
-        self._journal: list[tuple[int, Event]] = []
+        self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
         self._finished: dict[int, list[Any]] = {}
@@ -176,7 +149,7 @@ class Store:
     def journal(self, event: Event) -> int:
         """Append ``event``; returns its number, from 1."""
         self._seq += 1
-        self._journal.append((self._seq, event))
+        self._journal.append(event)
         return self._seq
 
     def trip(self, row: TripRow) -> None:
@@ -214,22 +187,22 @@ class Store:
     def _finish(self, task: int) -> list[Any]:
         finish = self._finished.get(task)
         if finish is None:
-            # as _FINISH_TRIP takes them: task, fate, reason, version, uses, weight, fate_seq
+            # as FINISH_TRIP takes them: task, fate, reason, version, uses, weight, fate_seq
             finish = self._finished[task] = [task, None, "", None, 0, 0.0, 0]
         finish[6] = self._seq
         return finish
 
     def version(self, row: VersionRow) -> None:
         """A version was published."""
-        self._rows[_INSERT_VERSION].append((*row, self._seq))
+        self._rows[INSERT_VERSION].append((*row, self._seq))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
-        self._rows[_INSERT_EVALUATION].append((*row[:-2], json.dumps(row.correct), json.dumps(row.total)))
+        self._rows[INSERT_EVALUATION].append((*row[:-2], json.dumps(row.correct), json.dumps(row.total)))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
-        self._rows[_INSERT_INCIDENT].append(IncidentRow(None, at_s, client, kind, detail))
+        self._rows[INSERT_INCIDENT].append(IncidentRow(None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
         """Add wall ``seconds`` to one stage of the server's work; written by `sync` and `close`."""
@@ -239,7 +212,7 @@ class Store:
 
     def clients(self, rows: Iterable[ClientRow]) -> None:
         """The fleet, written at the start of the run."""
-        self._rows[_INSERT_CLIENT].extend(
+        self._rows[INSERT_CLIENT].extend(
             tuple(json.dumps(value) if name == "labels" else value for name, value in row._asdict().items())
             for row in rows
         )
@@ -277,14 +250,16 @@ class Store:
 
         On `RunError` (disk full, locked) nothing was written and everything still waits.
         """
+        first = self._seq + 1 - len(self._journal)
+        finished = dict(self._finished)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
             (
                 "INSERT INTO journal VALUES (?, ?)",
-                [(seq, event_encoder.encode(event)) for seq, event in self._journal],
+                list(enumerate(map(event_encoder.encode, self._journal), first)),
             ),
-            (_INSERT_TRIP, [_columns(row, seq) for row, seq in self._trips]),
+            (INSERT_TRIP, [trip_columns(row, seq, finished.pop(row[0], None)) for row, seq in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
-            (_FINISH_TRIP, list(self._finished.values())),
+            (FINISH_TRIP, list(finished.values())),
             *self._rows.items(),
         ]
         if any(rows for _, rows in batches):
@@ -299,7 +274,7 @@ class Store:
         self.commit()
         if self._costs:
             with self._transaction():
-                self._db.executemany(_ADD_COST, [(stage, *entry) for stage, entry in self._costs.items()])
+                self._db.executemany(ADD_COST, [(stage, *entry) for stage, entry in self._costs.items()])
             self._costs.clear()
         with suppress(sqlite3.OperationalError):  # a reader may hold the tail of the log back: later then
             self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
@@ -323,7 +298,7 @@ class Store:
             raise ValueError(f"after_seq must be from 0 to {self._seq} (got {after_seq})")
         self.commit()  # incidents and meta that wait stay too
         with self._transaction():
-            for statement in _REWIND.strip().split(";"):
+            for statement in REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
             self._recount(after_seq)
         self._seq = after_seq
@@ -377,16 +352,6 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _columns(row: TripRow, seq: int) -> tuple[Any, ...]:
-    sent, seen = row[-2:]
-    return (
-        *row[:-2],
-        sent if sent is None else to_signed(sent),
-        seen if seen is None else to_signed(seen),
-        seq,
-    )
 
 
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
