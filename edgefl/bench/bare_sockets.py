@@ -61,6 +61,7 @@ def trips_through_zmq(parameters: int, clients: int, seconds: float) -> float:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.sndhwm = router.rcvhwm = 8
+    router.router_mandatory = True  # at its mark it waits; by default it would drop the message
     endpoint = Endpoint(router)
     for _ in pids:  # each client reads its share
         os.write(told, endpoint.address.ljust(256).encode())

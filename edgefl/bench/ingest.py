@@ -221,8 +221,9 @@ def _read(folder: Path) -> Turn:
         costs = {row.stage: row.seconds for row in record.costs}
         incidents = record.incidents
     if incidents or altered or int(applied.sum()) != summed or len(arrived) < 2:
+        first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
-            f"ingest: {len(incidents)} incidents, {altered} altered updates, "
+            f"ingest: {len(incidents)} incidents{first}, {altered} altered updates, "
             f"{int(applied.sum())} applied of {summed} summed, {len(arrived)} trips; every update must count"
         )
     span_s = float(arrived[-1] - arrived[0])
