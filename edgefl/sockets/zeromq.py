@@ -106,8 +106,8 @@ class ZeroMQServer:
             try:
                 send_now(self._socket, message)
             except zmq.Again:
-                # ZeroMQ looks a thousand times a second whether a peer has taken what was sent before. In that
-                # time a few peers take more small messages than the mark allows: have it look, then judge.
+                # ZeroMQ looks a thousand times a second whether a peer has taken what was sent before, and
+                # one that is fast takes more small messages in that time: have it look, then judge.
                 self._socket.getsockopt(zmq.EVENTS)
                 send_now(self._socket, message)
         except zmq.Again:
