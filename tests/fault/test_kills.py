@@ -61,7 +61,11 @@ def test_two_interrupts_end_at_once(tmp_path: Path) -> None:
 def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
     """As when a connection breaks: the whole foreground group hears of it."""
     folder = tmp_path / "run"
-    command = Command.run(experiment(stop=Stop(versions=100_000)), folder)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would pass their deafness on
+    try:
+        command = Command.run(experiment(stop=Stop(versions=100_000)), folder)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     wait_for_versions(folder, 3, command)
     os.killpg(command.process.pid, signal.SIGHUP)
     code, _, err = command.finish()

@@ -36,7 +36,8 @@ def test_training_ends_at_the_polls_after_the_steps_that_the_device_has_made(
         done = record.trips["fate"] == "applied"
         trips = {name: values[done] for name, values in record.trips.items()}
     polls = (trips["sent_s"] + trips["compute_declared_s"]) / INTERVAL_S
-    np.testing.assert_allclose(polls, np.round(polls), atol=1e-6 if kind == "virtual" else 0.02)
+    # On the wall a task starts when its message has been read, which a busy host does late.
+    np.testing.assert_allclose(polls, np.round(polls), atol=1e-6 if kind == "virtual" else 0.2)
     for client, steps, flops, declared_s in zip(
         *(trips[name].tolist() for name in ("client", "steps", "flops", "compute_declared_s")), strict=True
     ):
