@@ -10,6 +10,7 @@ from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_ON_HEAP_BYTES = 32 * 2**20
@@ -46,6 +47,18 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, 2**30)
         mallopt(_M_TOP_PAD, 2**20)
+
+
+def outlive_parent() -> None:
+    """No more die with the parent: who calls this sees its end by a channel, and has to tidy up first."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Whatever children of this process leave behind becomes its own child, where the system can do that."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def allow_open_files() -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 _MARK = (
-    "edge_device(*profiles, repetitions=15, network=None, time_scale=1, seconds=, peak_mib=, sent_mib=, "
-    "joules=): run on these emulated devices, one test each, within these budgets; without the edge_device "
-    "fixture the test itself is what runs there"
+    "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
+    "sent_mib=, joules=): run on these emulated devices, one test each, within these budgets; without the "
+    "edge_device fixture the test itself is what runs there"
 )
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()

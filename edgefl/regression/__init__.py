@@ -11,7 +11,7 @@ What a test sees is `edgefl.pytest_plugin`; this is what it is made of, from the
     table       the table at the end, JUnit's properties
     measurement a function's figures on a device, repeated until they are known
     process     the measuring process, from the test's side
-    worker      the same from its own side: it forks a process for each repetition
+    worker      the same from its own side; apart: it forks a process for each repetition
     repetition  what such a process does
     phone       what the function sees of its device; device_clock: its time
     reference   what CPU time is measured against; peak: memory

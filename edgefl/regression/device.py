@@ -21,6 +21,7 @@ from edgefl.regression.session import Session
 from edgefl.regression.verdict import Outcome
 
 DEFAULT_REPETITIONS = 15
+DEFAULT_LIMIT_S = 120.0
 
 
 class Where(NamedTuple):
@@ -42,6 +43,8 @@ class Wishes(NamedTuple):
     repetitions: int | None = None
     network: str | None = None
     time_scale: float | None = None
+    limit_s: float = DEFAULT_LIMIT_S
+    """Wall seconds for each of its processes."""
     budgets: Mapping[str, float] = {}
 
 
@@ -175,6 +178,7 @@ class EdgeDevice:
             network=self._network_name,
             seed=0,
             reference=self._baseline_reference(function),
+            limit_s=self._wishes.limit_s,
         )
         measured = self._measure(order)
         result = Result(self._label(function), measured)

@@ -8,10 +8,11 @@ from typing import Any
 
 from edgefl.emulation import load_device, load_network
 from edgefl.errors import ConfigError, unknown
-from edgefl.regression.device import Wishes, least_repetitions
+from edgefl.regression.device import DEFAULT_LIMIT_S, Wishes, least_repetitions
 from edgefl.regression.verdict import BUDGETS
 
-KEYS = ("repetitions", "network", "time_scale", *BUDGETS)
+KEYS = ("repetitions", "network", "time_scale", "limit_s", *BUDGETS)
+MOST_LIMIT_S = 86_400
 
 
 def wishes(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[Wishes]:
@@ -22,7 +23,7 @@ def wishes(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[Wishes]:
     >>> wishes(["pixel-3a"], {"second": 2.0})
     Traceback (most recent call last):
     edgefl.errors.ConfigError: edge_device key 'second' not found; did you mean 'seconds'? have: joules, \
-network, peak_mib, repetitions, seconds, sent_mib, time_scale
+limit_s, network, peak_mib, repetitions, seconds, sent_mib, time_scale
     """
     if not profiles:
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
@@ -41,6 +42,11 @@ network, peak_mib, repetitions, seconds, sent_mib, time_scale
         load_network(network)
     if time_scale is not None:
         _number("time_scale", time_scale)
+    limit_s = keys.get("limit_s", DEFAULT_LIMIT_S)
+    if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
+        raise ConfigError(
+            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {limit_s!r})"
+        )
     budgets = {name: _number(name, keys[name]) for name in BUDGETS if name in keys}
     return [
         Wishes(
@@ -48,6 +54,7 @@ network, peak_mib, repetitions, seconds, sent_mib, time_scale
             repetitions=None if repetitions is None else least_repetitions(repetitions),
             network=network,
             time_scale=time_scale,
+            limit_s=limit_s,
             budgets=budgets,
         )
         for profile in profiles

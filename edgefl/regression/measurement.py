@@ -188,6 +188,10 @@ def _failure(plan: Plan, ended: Ended) -> NotMet:
             return OutOfDeviceMemory(f"out of memory on {plan.device.id}: {limit_mib:g} MiB allowed")
         case "signal":
             return NotMet(f"{name} on {plan.device.id}: its process was ended by {ended.why}")
+        case "late":
+            return NotMet(
+                f"{name} on {plan.device.id}: not done after {ended.why} s; limit_s= in the mark allows more"
+            )
         case "raised":
             return NotMet(f"{name} failed on {plan.device.id}:\n{ended.why}")
 

@@ -36,6 +36,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     seed: int
     reference: ReferenceName | None
     """What its CPU time is measured against; None: what is most like it."""
+    limit_s: float
+    """Wall seconds that each of its processes may take."""
 
 
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
@@ -98,7 +100,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The process ended without a measurement."""
 
-    kind: Literal["memory", "raised", "signal"]
+    kind: Literal["memory", "raised", "signal", "late"]
     why: str
 
 

@@ -11,10 +11,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from edgefl.channel import Channel, Closed, pair
 from edgefl.errors import ConfigError, RunError
 from edgefl.processes import single_threaded_environment
 from edgefl.regression.orders import Ended, FromWorker, Order, Ready, Refused, Repeat, Repetition
+
+_ENDING_S = 1.0
+"""For the measuring process to end by itself once nobody asks it anything."""
 
 
 class MeasuringProcess:
@@ -59,10 +64,16 @@ class MeasuringProcess:
         return answer
 
     def close(self) -> None:
-        """End it and what it runs now."""
+        """End it and what it runs now, with all that this has started."""
         self._channel.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDING_S)
+        except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
+            for process in _with_children(self._process.pid):
+                process.kill()
+            self._process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
 
     def __enter__(self) -> MeasuringProcess:
         return self
@@ -85,6 +96,11 @@ class MeasuringProcess:
         if isinstance(answer, Refused):
             raise ConfigError(answer.why)
         return answer
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [*process.children(recursive=True), process]
 
 
 @contextlib.contextmanager

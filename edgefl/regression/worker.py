@@ -11,28 +11,20 @@ import contextlib
 import ctypes
 import gc
 import os
-import select
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
-
-import msgspec
 
 from edgefl.channel import Channel, Closed
 from edgefl.emulation import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.processes import become_child
+from edgefl.processes import adopt_orphans, become_child, outlive_parent
 from edgefl.regression import orders
+from edgefl.regression.apart import apart, end_children, has_children
 from edgefl.regression.imports import find
 from edgefl.regression.peak import return_free_memory
 
 _ADDR_NO_RANDOMIZE = 0x0040000
-_encode = msgspec.msgpack.Encoder().encode
-_decoder: msgspec.msgpack.Decoder[orders.FromWorker] = msgspec.msgpack.Decoder(orders.FromWorker)
 
 
 class Worker:
@@ -41,6 +33,7 @@ class Worker:
     def __init__(self, channel: Channel[orders.ToWorker]) -> None:
         self._channel = channel
         self._measure: Callable[[orders.Repeat], orders.Repetition] | None = None
+        self._limit_s = 0.0
 
     def run(self) -> None:
         with contextlib.suppress(Closed):
@@ -50,7 +43,8 @@ class Worker:
                     self._channel.send(self._prepare(message))
                 else:
                     assert self._measure is not None
-                    self._channel.send(self._apart(partial(self._measure, message), quiet=True))
+                    measure = partial(self._measure, message)
+                    self._channel.send(apart(measure, self._channel, self._limit_s, quiet=True))
 
     def _prepare(self, order: orders.Order) -> orders.FromWorker:
         try:
@@ -70,10 +64,17 @@ class Worker:
                 function, setup, order.args, order.kwargs, device, network, order.seed
             )
             references.make("train-small").run(1)  # what torch does on its first step is done
-            _one_thread(order.function.file)
+            _alone_and_single_threaded(order.function.file)
             return_free_memory()
             gc.freeze()
-            ready = self._apart(lambda: repetition.get_ready(subject, order.reference), quiet=False)
+            outlive_parent()
+            self._limit_s = order.limit_s
+            ready = apart(
+                lambda: repetition.get_ready(subject, order.reference),
+                self._channel,
+                self._limit_s,
+                quiet=False,
+            )
             if isinstance(ready, orders.Ready):
                 reference = references.make(ready.reference)
                 reference.run(1)
@@ -86,87 +87,13 @@ class Worker:
         except EdgeflError as error:
             return orders.Refused(str(error))
 
-    def _apart(self, measure: Callable[[], Any], *, quiet: bool) -> orders.FromWorker:
-        """Measure in a process of its own; `Closed` if the test's process ends meanwhile."""
-        read, write = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            os.close(read)
-            self._channel.close()
-            _become_device(parent, write, measure, quiet)
-        os.close(write)
-        try:
-            return _ending(_read_all(read, self._channel), pid)
-        except Closed:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        finally:
-            os.close(read)
 
-
-def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: bool) -> NoReturn:
-    """The whole life of a repetition's process."""
-    try:
-        become_child(parent, "edgefl-device")
-        if quiet:  # what the function prints is wanted once, not once a repetition
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-        result: Any = _result(measure)
-        data = memoryview(_encode(result))
-        while data:
-            data = data[os.write(write, data) :]
-        sys.stdout.flush()
-    finally:
-        os._exit(0)
-
-
-def _result(measure: Callable[[], Any]) -> Any:
-    try:
-        return measure()
-    except MemoryError:
-        return orders.Ended("memory", "")
-    except ConfigError as error:
-        return orders.Refused(str(error))
-    except BaseException as error:
-        if "can't allocate memory" in str(error):  # how torch says MemoryError
-            return orders.Ended("memory", "")
-        return orders.Ended("raised", _told(error))
-
-
-def _told(error: BaseException) -> str:
-    """The traceback, from the user's own code on."""
-    here = str(Path(__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    while frames and frames[0].filename.startswith(here):
-        frames.pop(0)
-    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
-
-
-def _read_all(read: int, channel: Channel[orders.ToWorker]) -> bytes:
-    data = bytearray()
-    while True:
-        ready, _, _ = select.select([read, channel.fileno()], [], [])
-        if channel.fileno() in ready:
-            raise Closed  # the test's process says nothing while it waits: it is gone
-        part = os.read(read, 1 << 16)
-        if not part:
-            return bytes(data)
-        data += part
-
-
-def _ending(data: bytes, pid: int) -> orders.FromWorker:
-    _, status = os.waitpid(pid, 0)
-    if data:
-        return _decoder.decode(data)
-    if os.WIFSIGNALED(status):
-        return orders.Ended("signal", signal.Signals(os.WTERMSIG(status)).name)
-    return orders.Ended("raised", f"the function ended its process with exit code {os.WEXITSTATUS(status)}")
-
-
-def _one_thread(file: str) -> None:
+def _alone_and_single_threaded(file: str) -> None:
+    if has_children():
+        raise ConfigError(
+            f"{file}: importing it starts processes, which every repetition would share; start them in the "
+            "function or its setup"
+        )
     try:
         count = len(os.listdir("/proc/self/task"))
     except OSError:
@@ -193,7 +120,11 @@ def _fixed_addresses() -> None:
 
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-regression")
-    Worker(Channel.inherit(channel_fd, orders.ToWorker)).run()
+    adopt_orphans()
+    try:
+        Worker(Channel.inherit(channel_fd, orders.ToWorker)).run()
+    finally:
+        end_children()
 
 
 if __name__ == "__main__":

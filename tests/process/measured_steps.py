@@ -76,3 +76,24 @@ def remembers() -> None:
 def hangs() -> None:
     print("hanging", flush=True)
     threading.Event().wait()
+
+
+def leaves_a_daemon() -> None:
+    """One a process: it holds all that its parents had open, and is of another session."""
+    if CALLS or os.fork():
+        CALLS.append(os.getpid())
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.pause()
+
+
+def leaves_a_daemon_and_hangs() -> None:
+    leaves_a_daemon()
+    hangs()
+
+
+def comes_back_twice() -> None:
+    if not CALLS:
+        CALLS.append(os.fork())

@@ -40,6 +40,7 @@ def order(function: Callable[..., Any], *args: Any, **options: Any) -> Order:
         "network": "lte",
         "seed": 0,
         "reference": None,
+        "limit_s": 60.0,
     }
     return Order(function=locate(function), **{**given, **options})
 
@@ -166,6 +167,33 @@ def test_a_module_that_starts_threads_is_refused(tmp_path: Path) -> None:
         own.prepare(msgspec.structs.replace(order(steps.step), function=function))
 
 
+def test_a_module_that_starts_processes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(
+        "import os, signal\nif not os.fork():\n    signal.pause()\ndef step(): pass\n"
+    )
+    function = Function("forking", str(tmp_path / "forking.py"), "step")
+    refused = pytest.raises(ConfigError, match=r"forking\.py: importing it starts processes")
+    with MeasuringProcess() as own, refused:
+        own.prepare(msgspec.structs.replace(order(steps.step), function=function))
+
+
+@pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
+def test_what_a_function_leaves_running_is_ended_and_keeps_nobody_waiting(
+    process: MeasuringProcess, function: Callable[..., Any]
+) -> None:
+    assert len(once(process, function).cpu_s) > 1
+    assert psutil.Process(process.pid).children() == []
+
+
+def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) -> None:
+    with pytest.raises(NotMet) as caught:
+        measure(process, plan(steps.leaves_a_daemon_and_hangs, limit_s=0.2))
+    assert str(caught.value).startswith(
+        "leaves_a_daemon_and_hangs on pixel-3a: not done after 0.2 s; limit_s="
+    )
+    assert psutil.Process(process.pid).children() == []
+
+
 def plan(function: Callable[..., Any], device: str = "pixel-3a", **options: Any) -> Plan:
     asked = order(function, device=device, **options)
     return Plan(load_device(device), load_network("lte"), asked, 9, 0.0)
@@ -241,6 +269,42 @@ def test_an_interrupted_question_ends_the_process_and_what_it_runs() -> None:
         signal.signal(signal.SIGALRM, previous)
     assert not process.alive
     assert not measuring.is_running()
+
+
+def test_an_interrupted_import_ends_too(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, threading\n"
+        "pathlib.Path(__file__).with_name('started').touch()\n"
+        "threading.Event().wait()\n"
+    )
+
+    def interrupt(*_: object) -> None:
+        if (tmp_path / "started").exists():
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    function = Function("slow", str(tmp_path / "slow.py"), "step")
+    process = MeasuringProcess()
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            process.prepare(msgspec.structs.replace(order(steps.step), function=function))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert not process.alive
+
+
+def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
+    script = (
+        "from tests.process.test_regression_worker import *\n"
+        "MeasuringProcess().prepare(order(steps.leaves_a_daemon_and_hangs))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as testing:
+        assert testing.stdout is not None
+        assert testing.stdout.readline() == "hanging\n"
+        testing.kill()  # what is left is for the fixture of every process test to find
 
 
 def _interrupt(*_: object) -> None:

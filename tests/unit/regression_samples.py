@@ -21,6 +21,7 @@ ORDER = Order(
     network="lte",
     seed=0,
     reference=None,
+    limit_s=60.0,
 )
 READY = Ready(
     reference="train-small",
