@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import inspect
 
 from edgefl.errors import ConfigError
-from edgefl.experiment import Experiment
+from edgefl.experiment import Clock, Experiment
 from edgefl.toml import literal
 
 MAX_CLIENTS = 100_000
@@ -45,6 +45,7 @@ def figures(tables: Any) -> None:
     _cells(tables["fleet"])
     _name(tables.get("name", "experiment"))
     _training(tables.get("training", {}))
+    _device(tables)
     if not tables.get("stop"):
         raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(_fields('stop'))}")
     _data(tables.get("data", {}), tables["fleet"]["devices"])
@@ -300,6 +301,16 @@ def _name(name: str) -> None:
     if not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith(".") or not name.isprintable():
         rule = "1 to 100 bytes that name a folder: printable, no '/', no '.' at the start"
         raise Fault("name", f"name: must be {rule}, got {shown(name)}")
+
+
+def _device(tables: Mapping[str, Any]) -> None:
+    clock = tables.get("clock", {}).get("kind", Clock().kind)
+    if tables.get("training", {}).get("device", "cpu") != "cpu" and clock == "wall":
+        raise Fault(
+            "training.device",
+            "training.device: must be 'cpu' where clock.kind = 'wall' (phones are held to their CPU's pace), "
+            "got 'cuda'",
+        )
 
 
 def _training(training: Mapping[str, Any]) -> None:

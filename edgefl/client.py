@@ -1,6 +1,6 @@
 """One emulated phone: a process that downloads, trains and uploads at its device's pace.
 
-    task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
+task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
 """
 
 from __future__ import annotations

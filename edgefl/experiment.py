@@ -107,6 +107,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_decay: float = 0.0
     lr_normalization: bool = False
     """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the virtual clock's workers compute; they share a GPU."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """``bfloat16``: mixed precision; the weights, their gradients and the updates stay float32."""
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    """How a batch of images lies in memory; ``channels_last`` is faster for some convolutions."""
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

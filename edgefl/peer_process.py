@@ -30,6 +30,7 @@ def run_peer(
         Client(spec, workload, buffer, lifeline, cell).run()
         return
     keep_freed_memory()  # what a phone frees goes back: there may be a thousand of them
+    workload.settle()
     if spec.role == control.WORKER:
         Worker(spec, workload, buffer, lifeline).run()
     else:

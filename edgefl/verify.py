@@ -73,6 +73,7 @@ class _Replay:
         self._workload = workload = Workload(experiment, clients, base)
         self._record = record
         given = known_devices(clients, workload.prepared())
+        workload.settle()
         self._core = Core(
             strategy, given, experiment.seed, experiment.stop, experiment.evaluation.every_versions
         )

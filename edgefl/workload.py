@@ -18,6 +18,7 @@ from edgefl.emulation.cell import CellMeter, CellShare, Way
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
+from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult, evaluate
 from edgefl.learning.flat import FlatModel
@@ -42,6 +43,8 @@ class Workload:
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)
+        self._arithmetic = Arithmetic.of(experiment.training)
+        self._arithmetic.check()
         seed = experiment.seed
         self.experiment = experiment
         self._clients = clients
@@ -63,7 +66,7 @@ class Workload:
             flops_per_example(module, self.data.input_shape, dtype) if declared is None else declared
         )
         self.flat = FlatModel(module)
-        self._trainer = Trainer(self.flat)
+        self._trainer = Trainer(self.flat, arithmetic=self._arithmetic)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
         examples = [len(rows) for rows in self._rows]
         up_bytes = FORMATS[experiment.server.update_format].nbytes(self.flat.size)
@@ -116,6 +119,10 @@ class Workload:
     def evaluate(self) -> EvalResult:
         """Test the model in `flat`."""
         return evaluate(self.flat, self.data.test_x, self._test_y, self.data.classes)
+
+    def settle(self) -> None:
+        """This process computes from now on: move the model to where that is done."""
+        self._arithmetic.move(self.flat)
 
     # ---- what the zygote tells -----------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class IdleWorkload:
     def evaluate(self) -> Idled:
         return Idled()
 
+    def settle(self) -> None:
+        """Nothing is computed anywhere."""
+
     def prepared(self) -> Prepared:
         count = len(self._clients)
         return Prepared(

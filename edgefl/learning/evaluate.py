@@ -31,9 +31,10 @@ def evaluate(
     batch: int = 64,
     loss: Loss = cross_entropy,
 ) -> EvalResult:
-    """Test the model on the first ``len(y)`` of ``x``, in evaluation mode, ``batch`` examples at a time.
+    """Test the model on the first ``len(y)`` of ``x``, ``batch`` examples at a time.
 
-    Raises ValueError if there are no examples or a label is not in [0, classes).
+    In evaluation mode and in float32, whatever it is trained in. Raises ValueError if there are no examples
+    or a label is not in [0, classes).
 
     >>> from torch import nn
     >>> flat = FlatModel(nn.Linear(2, 3)); flat.load(np.float32([0, 0, 0, 0, 0, 0, 1, 0, 0]))
@@ -45,7 +46,8 @@ def evaluate(
         raise ValueError("y must hold at least one example (got none)")
     if int(y.min()) < 0 or int(y.max()) >= classes:
         raise ValueError(f"labels must be in [0, {classes}) (got {int(y.min())} to {int(y.max())})")
-    module = flat.module
+    module, device = flat.module, flat.vector.device
+    flat.push()
     training = module.training
     module.eval()
     guesses = np.empty(len(y), np.int64)
@@ -54,9 +56,9 @@ def evaluate(
         with torch.no_grad():
             for first in range(0, len(y), batch):
                 labels = y[first : first + batch]
-                logits = module(torch.from_numpy(x[first : first + len(labels)]))
-                total += loss(logits, torch.from_numpy(labels)).item() * len(labels)
-                guesses[first : first + batch] = logits.argmax(1).numpy()
+                logits = module(torch.from_numpy(x[first : first + len(labels)]).to(device))
+                total += loss(logits, torch.from_numpy(labels).to(device)).item() * len(labels)
+                guesses[first : first + batch] = logits.argmax(1).cpu().numpy()
     finally:
         module.train(training)
     hits = y[guesses == y]

@@ -52,7 +52,7 @@ class FlatModel:
     vector: Tensor
     """The parameters, float32 of shape (size,)."""
     array: Floats
-    """The same memory as a numpy array."""
+    """The same memory as a numpy array; once the model was moved to another device, a copy of it."""
     grad: Tensor
     """The gradients of the trainable parameters, float32 of shape (trainable,)."""
     weights: Tensor
@@ -69,6 +69,7 @@ class FlatModel:
         self.weights = self.vector[: self.trainable]
         self.grad = torch.zeros(self.trainable, dtype=torch.float32)
         self.array = self.vector.numpy()
+        self._apart = False
         self._views: list[tuple[str, Tensor]] = []
         self._gradients: list[tuple[Tensor, Tensor]] = []
         layout = []
@@ -91,6 +92,36 @@ class FlatModel:
         """Copy ``source``, float32 of shape (size,), into the model."""
         self._check("source", source)
         np.copyto(self.array, source)
+
+    def move(self, device: torch.device) -> None:
+        """Compute there from now on; `push` and `pull` move the parameters between ``array`` and there."""
+        self._apart = True
+        self.vector = self.vector.to(device, copy=True)
+        self.weights = self.vector[: self.trainable]
+        self.grad = torch.zeros(self.trainable, dtype=torch.float32, device=device)
+        gradients = {id(tensor) for tensor, _ in self._gradients}
+        self._gradients = []
+        for place, (name, _) in enumerate(self._views):
+            entry, tensor = self.layout[place], _tensor(self.module, name)
+            part = slice(entry.offset, entry.offset + entry.size)
+            tensor.data = view = self.vector[part].view(entry.shape)
+            self._views[place] = (name, view)
+            if id(tensor) in gradients:
+                tensor.grad = None  # of the device that it was on
+                self._gradients.append((tensor, self.grad[part].view(entry.shape)))
+        self._fixed = [(name, first.to(device)) for name, first in self._fixed]
+        self.module.to(device)  # what is not in the vector
+        self.prepare()
+
+    def push(self) -> None:
+        """Bring what is in ``array`` to the device."""
+        if self._apart:
+            self.vector.copy_(torch.from_numpy(self.array))
+
+    def pull(self) -> None:
+        """Bring what the device computed into ``array``."""
+        if self._apart:
+            torch.from_numpy(self.array).copy_(self.vector)
 
     def delta_into(self, out: Floats, base: Floats) -> None:
         """Write ``vector − base`` into ``out`` in one pass; both are float32 of shape (size,).

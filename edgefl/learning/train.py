@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.randomness import torch_seed
 from edgefl.learning.rule import LocalRule
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -46,9 +46,12 @@ class Trainer:
     TrainResult(steps=3, examples=5, loss=...)
     """
 
-    def __init__(self, flat: FlatModel, loss: Loss = cross_entropy) -> None:
+    def __init__(
+        self, flat: FlatModel, loss: Loss = cross_entropy, arithmetic: Arithmetic | None = None
+    ) -> None:
         self._flat = flat
         self._loss = loss
+        self._arithmetic = arithmetic or Arithmetic()
         self._scratch: Tensor | None = None
         self._start: Tensor | None = None
         self._velocity: Tensor | None = None
@@ -76,21 +79,24 @@ class Trainer:
         flat = self._flat
         flat.prepare()
         flat.module.train()
+        flat.push()
         step = self._stepper(rule)
+        arithmetic, device = self._arithmetic, flat.vector.device
         module, loss_of, grad = flat.module, self._loss, flat.grad
         full_batch, normalize, rate = rule.batch_size, rule.lr_normalization, rule.lr
         made = examples = 0
         total = 0.0
-        with torch_seed(int(rng.integers(2**63))):
+        with arithmetic.seed(int(rng.integers(2**63)), device):
             order, position = rng.permutation(own), 0
             for size in islice(rule.batches(len(own)), steps):
                 if position == len(order):
                     order, position = rng.permutation(own), 0
                 batch = order[position : position + size]
                 position += size
-                inputs, labels = torch.from_numpy(x[batch]), torch.from_numpy(y[batch])
+                inputs, labels = arithmetic.batch(x[batch], device), torch.from_numpy(y[batch]).to(device)
                 grad.zero_()
-                loss = loss_of(module(inputs), labels)
+                with arithmetic.cast(device):
+                    loss = loss_of(module(inputs), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
                 step(rate * size / full_batch if normalize else rate)
                 total += loss.item() * size
@@ -99,6 +105,7 @@ class Trainer:
                 if done is not None:
                     done(size)
         flat.check_bound()
+        flat.pull()
         return TrainResult(made, examples, total / examples if made else math.nan)
 
     def _stepper(self, rule: LocalRule) -> Callable[[float], None]:
@@ -111,11 +118,11 @@ class Trainer:
 
             return plain
         if rule.prox_mu:
-            if self._start is None or self._scratch is None:
+            if self._start is None or self._scratch is None or self._start.device != weights.device:
                 self._start, self._scratch = torch.empty_like(weights), torch.empty_like(weights)
             self._start.copy_(weights)
         if rule.momentum:
-            if self._velocity is None:
+            if self._velocity is None or self._velocity.device != weights.device:
                 self._velocity = torch.empty_like(weights)
             self._velocity.zero_()
         start, scratch, velocity = self._start, self._scratch, self._velocity

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Clock, Fleet, Server, Stop
+from edgefl import Clock, Fleet, Model, Server, Stop, Training
 from edgefl.record import Record
+from edgefl.verify import verify
 
 from .runs import Command, experiment, summary, wait_for_versions
 
@@ -58,6 +59,19 @@ def test_same_bits_whatever_sums_them(tmp_path: Path) -> None:
         assert figures["aggregation"]["backend"] == backend
         found.add(figures["model_sha256"])
     assert len(found) == 1
+
+
+def test_other_arithmetic_gives_other_bits_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    found = {}
+    for precision, memory_format in (("float32", "contiguous"), ("bfloat16", "channels_last")):
+        chosen = Training(steps=2, precision=precision, memory_format=memory_format)
+        for workers in (1, 3):
+            folder = tmp_path / f"{precision}-{workers}"
+            wanted = virtual(workers, model=Model(name="cnn-fedbuff"), training=chosen, stop=Stop(versions=4))
+            found[precision, workers] = edgefl.run(wanted, folder).summary()["model_sha256"]
+        assert found[precision, 1] == found[precision, 3]
+        assert verify(folder).model_sha256 == found[precision, 1]
+    assert len(set(found.values())) == 2
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:

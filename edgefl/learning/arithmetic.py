@@ -1,0 +1,82 @@
+"""How training computes: on which device, in which precision, with images laid out how."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Training
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.randomness import torch_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """What a training step does beside its mathematics. Other choices give other bits, the same each time.
+
+    >>> import numpy as np
+    >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
+    (16, 1, 4, 1)
+    """
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+
+    @classmethod
+    def of(cls, training: Training) -> Arithmetic:
+        """What the experiment's ``[training]`` asks for."""
+        return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
+
+    def check(self) -> None:
+        """Raise `ConfigError` where this machine cannot. CUDA is not initialised by it: a fork may follow."""
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            built = "this torch is built for the CPU" if torch.version.cuda is None else "no device answers"
+            raise ConfigError(f"training.device: must be 'cpu' here ({built}), got 'cuda'")
+
+    def move(self, flat: FlatModel) -> None:
+        """Put a model where it is computed. Call it in the process that computes."""
+        if self.device == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.backends.cudnn.benchmark = False  # it would choose by the clock
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            flat.move(torch.device("cuda"))
+
+    def batch(self, inputs: NDArray[Any], device: torch.device | None = None) -> Tensor:
+        """A batch as the model takes it."""
+        batch = torch.from_numpy(inputs)
+        if self.memory_format == "channels_last" and batch.dim() == 4:
+            _, channels, height, width = batch.shape
+            strides = (height * width * channels, 1, width * channels, channels)
+            # one channel lies alike both ways; only the strides tell the convolutions which one is meant
+            batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
+        return batch if device is None else batch.to(device)
+
+    def cast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Around a step's forward pass: layers that gain by it compute in the lower precision."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    @contextmanager
+    def seed(self, seed: int, device: torch.device) -> Iterator[None]:
+        """Let torch's streams start from ``seed`` inside, and give them back as they were."""
+        with torch_seed(seed):
+            if device.type == "cpu":
+                yield
+                return
+            before = torch.cuda.get_rng_state(device)
+            torch.cuda.manual_seed(seed)
+            try:
+                yield
+            finally:
+                torch.cuda.set_rng_state(before, device)
