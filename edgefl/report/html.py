@@ -267,7 +267,7 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     if there["left"]:
         text += (
             f" Clients were online for {percent(there['online_share'], 0)} of the time: they left "
-            f"{there['left']:,} times and came back {there['returned']:,} times."
+            f"{_times(there['left'])} and came back {_times(there['returned'])}."
         )
     tone = "bad" if bad else "good"
     out = f'<p class="about"><b class="{tone}">{"Mismatch." if bad else "Intact."}</b> {escape(text)}</p>'
@@ -284,6 +284,10 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
         out + f'<p class="about">{escape(more + counts)}.</p>'
         + table(["At, s", "Client", "Kind", "What"], shown, text=(2, 3))
     )  # fmt: skip
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _provenance(record: Record, summary: dict[str, Any]) -> str:
