@@ -101,7 +101,6 @@ class Client:
 
     def _trip(self, task: wire.Task, frames: Sequence[Frame], received_ns: int) -> wire.Done:
         workload, pacer = self._workload, self._pacer
-        cpu_started = time.thread_time()
         base = self._base = self._fetch(task, frames)
         self._raw = self._room_for(task)
         self._buffer.fetched[task.slot] = 1
@@ -123,7 +122,9 @@ class Client:
             phase.done(flops)
             self._line.pulse()
 
+        cpu_started = time.thread_time()
         result = workload.train(task.client, task.trip, done, plan.steps)
+        cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
         if plan.tail_s:
             compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
@@ -161,7 +162,7 @@ class Client:
             compute=wire.Spent(compute.declared_s, compute.achieved_s),
             up=wire.Spent(up.declared_s, up.achieved_s),
             lateness_s=up.lateness_s,
-            cpu_s=time.thread_time() - cpu_started,
+            cpu_s=cpu_s,
             peak_mib=self._peak_mib(),
             delay=wire.Spent(pacer.delay_declared_s, pacer.delay_s),
         )
@@ -171,7 +172,7 @@ class Client:
         phase = plan.compute(self._pacer)
         if self._governor is None or self._cost is None or plan.flops == 0.0:
             return phase
-        return HeldPhase(phase, self._pacer, plan.flops, self._cost, self._governor, self._throttle)
+        return HeldPhase(phase, plan.flops, self._cost, self._governor, self._throttle)
 
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():

@@ -75,7 +75,7 @@ def duty(word: Word, account: Account) -> Duty:
 
 def quota(word: Word, account: Account) -> Quota:
     """Hold a phone by the quota of the control group that it is in."""
-    return Quota(_sibling(word.pid), account, find("cpu", word.pid), word.work_ns)
+    return Quota(_sibling(word.pid), account, find("cpu", word.pid))
 
 
 MAKERS: dict[str, Callable[[Word, Account], Governed]] = {"sigstop": duty, "cgroup": quota}

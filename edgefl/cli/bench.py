@@ -18,7 +18,7 @@ BENCHES = Path(__file__).parents[1] / "bench"
 def add(app: typer.Typer) -> None:
     """Each function here whose measurement is in ``edgefl/bench`` is a command."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    for command in (aggregate, ingest, spawn):
+    for command in (aggregate, fidelity, ingest, spawn):
         if (BENCHES / f"{command.__name__}.py").is_file():
             group.command()(command)
     if not group.registered_commands:
@@ -29,6 +29,20 @@ def add(app: typer.Typer) -> None:
 def aggregate(json: Json = None, quick: Quick = False) -> None:
     """The server's weighted sum, beside the memory's limit."""
     _measure("aggregate", json, quick)
+
+
+def fidelity(
+    json: Json = None,
+    quick: Quick = False,
+    slowed: Annotated[
+        bool, typer.Option("--slowed", help="The same runs on a host slowed to half, instead.")
+    ] = False,
+) -> int:
+    """How well phones are emulated, against what they declare; exit code 1 unless every bar is held."""
+    from edgefl.bench.fidelity import run
+
+    result = run(json, quick, slowed=slowed, say=lambda text: typer.echo(f"{text} …", err=True))
+    return 0 if result["verdict"] == "PASS" else 1
 
 
 def ingest(json: Json = None, quick: Quick = False) -> None:

@@ -11,8 +11,8 @@ what messages and the server take is in it, and no phone would have waited for t
 
 The headline pools the computing error and the whole-trip error of every trip, each quantity only where
 its declared time is at least 5 ms on the wall: below that the clock and the scheduler are measured, not
-the emulation. Beside it stands the sum of all trips' times: emulated time as a whole may not be off by more
-than 3%, in all and for each device, however the errors are spread.
+the emulation. Beside it stand sums of times: the trips' may not be off by more than 3%, in all and for each
+device, nor may the training of all, however the errors are spread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
 """Quantities that a trip need not have: NaN."""
 HEADLINE = ("compute", "trip")
-SUMMED = ("trip", "round")
+SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
+"""Whose sums may not be off, of the fleet and of each device; of the fleet, training's may not either."""
 RESOLUTION_WALL_S = 0.005
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20
@@ -159,6 +160,8 @@ def assess(
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms on the wall, too short to measure")
     reasons += bounds(median, p95, conditions)
     reasons += _drift("", by_quantity)
+    if training := drift("training", by_quantity["compute"].mean_error if trips else None):
+        reasons.append(training)
     reasons += _worst_device(by_device)
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
         reasons.append(f"other processes used {conditions.others:.0%} of the host")
@@ -207,10 +210,9 @@ def drift(what: str, error: float | None) -> str:
 
 
 def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
-    names = {"trip": "trips", "round": "trips as the server saw them"}
     lines = [
-        drift(names[quantity] + device, found[quantity].mean_error)
-        for quantity in SUMMED
+        drift(name + device, found[quantity].mean_error)
+        for quantity, name in SUMMED.items()
         if quantity in found
     ]
     return [line for line in lines if line]

@@ -1,8 +1,9 @@
-"""A phase of computing that does not wait: a governor holds the process to the CPU time that it should take.
+"""A phase of computing that a governor slows: it holds the process to the CPU time that it should take.
 
 The process computes as if it were alone, and is slow because it gets little of a core. It says when it starts
 and with which share, and when it has ended; between steps it corrects the share by what its work has really
-cost. What the throttle makes of it is what the clock says at the end: nothing is waited out.
+cost. The share aims at an end a little before the device's, and what is then left is waited out: no throttle
+stops a process to the microsecond, and a phone must not be done before its device.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import time
 from typing import NamedTuple
 
 from edgefl.emulation.mechanisms.target import cpu_ns
-from edgefl.emulation.pacing import Pacer, Phase, Spent
+from edgefl.emulation.pacing import Phase, Spent
 
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
 """Wall time between two corrections of the share: each costs the governor a wake-up, or a new quota."""
 MOST_SHARE = 1.0
 """Training has one thread."""
 LEAST_SHARE = 1e-3
+EARLY = {"sigstop": 0.02, "cgroup": 0.2}
+"""Share of a phase by which the throttle aims before its end: a quota is off by a tick and more."""
 PRIOR = 0.2
 """Share of a phase's work with which its cost as known before counts beside what the phase itself tells."""
 
@@ -74,14 +77,14 @@ class Cost:
 
 
 class HeldPhase:
-    """Like a `Phase`, for a process under a governor; ``done`` never waits."""
+    """Like a `Phase`, for a process under a governor: ``done`` never waits, only ``end`` does."""
 
-    def __init__(
-        self, phase: Phase, pacer: Pacer, total: float, cost: Cost, governor: int, kind: str
-    ) -> None:
-        self._phase, self._pacer, self._total, self._cost = phase, pacer, total, cost
+    def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
+        self._phase, self._total, self._cost = phase, total, cost
         self._governor = governor
         self._renew_ns = RENEW_NS[kind]
+        due_ns = phase.due_ns(total)
+        self._aim_ns = due_ns - EARLY[kind] * (due_ns - phase.due_ns(0.0))
         self._began_ns = cpu_ns(0)
         self._next_ns = 0
         self._tell(time.monotonic_ns())
@@ -94,21 +97,19 @@ class HeldPhase:
             self._tell(now_ns)
 
     def end(self) -> Spent:
-        """Close the phase, and report what the throttle made of it."""
-        phase, used_ns = self._phase, cpu_ns(0)
+        """Close the phase: be held no more, wait out what is left of it, and report it."""
+        used_ns = cpu_ns(0)
         os.write(self._governor, Word(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
-        self._cost.learn(phase.work, used_ns - self._began_ns)
-        spent = self._pacer.close(phase.work, phase.declared_s, phase.due_ns(phase.work))
-        self._pacer.go_on(time.monotonic_ns())  # what comes next starts now, late or early
-        return spent
+        self._cost.learn(self._phase.work, used_ns - self._began_ns)
+        return self._phase.end()
 
     def _tell(self, now_ns: int) -> None:
-        """The share with which the rest is done when the device would have done it."""
+        """The share with which the rest is done just before the device would have done it."""
         self._next_ns = now_ns + self._renew_ns
         used_ns = cpu_ns(0)
         work, total = self._phase.work, self._total
         left_ns = self._cost.within(total, work, used_ns - self._began_ns) * (total - work)
-        wall_ns = self._phase.due_ns(total) - now_ns
+        wall_ns = self._aim_ns - now_ns
         share = left_ns / wall_ns if wall_ns > 0 else MOST_SHARE
         share = min(max(share, LEAST_SHARE), MOST_SHARE)
         os.write(self._governor, Word(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())

@@ -197,10 +197,6 @@ class Pacer:
     def begin(self, at_ns: int) -> None:
         """A trip starts: ``at_ns`` is when its message was received, on the monotonic clock."""
         self.delay_declared_s = self.delay_s = 0.0
-        self.go_on(at_ns)
-
-    def go_on(self, at_ns: int) -> None:
-        """The next phase starts at ``at_ns``, wherever the one before was scheduled to end."""
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.emulation.capacity import TRIP_OVERHEAD_S
 from edgefl.emulation.fidelity import QUANTITIES, Conditions, Seconds, assess
 from edgefl.record import Record
 from edgefl.report.measures import profile_of_trips, rounded
@@ -20,6 +19,8 @@ _COLUMNS = {
     "delay": ("delay_declared_s", "delay_s"),
     "trip": ("trip_declared_s", "trip_achieved_s"),
 }
+_LONG_TRAINING_S = 0.01
+"""CPU time of a trip's training; in less, what lies between steps would be seen instead."""
 # computed time has no clock to blur it: any length can be judged
 _EXACT_SCALE = 1e9
 
@@ -74,14 +75,12 @@ def _conditions(meta: Meta, step_cost: float | None) -> Conditions:
 
 
 def _step_cost(record: Record, reported: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
-    """CPU time of the trips over what their steps were measured to cost before the run."""
-    trips, step_s = record.trips, record.meta.host_step_s
-    steps = trips["steps"][reported]
-    if not step_s or not (steps > 0).any():
-        return None
-    took: Seconds = trips["cpu_s"][reported][steps > 0]
-    cost = took / (steps[steps > 0] * step_s + TRIP_OVERHEAD_S)
-    return None if np.isnan(cost).all() else float(np.nanmedian(cost))
+    """CPU time of training over what its steps were measured to cost before the run, where that is long."""
+    trips, step_s = record.trips, record.meta.host_step_s or 0.0
+    expected_s: Seconds = trips["steps"][reported] * step_s
+    took: Seconds = trips["cpu_s"][reported]
+    judged = (expected_s >= _LONG_TRAINING_S) & ~np.isnan(took)
+    return float(np.median(took[judged] / expected_s[judged])) if judged.any() else None
 
 
 def _plain(value: Any) -> Any:

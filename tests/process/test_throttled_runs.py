@@ -41,9 +41,7 @@ def throttled(throttle: Any, **changes: Any) -> Any:
     return experiment(fleet=fleet, **changes)
 
 
-def test_a_throttled_run_is_whole_and_no_faster_than_its_phones_or_invalid(
-    throttle: Any, tmp_path: Path
-) -> None:
+def test_a_throttled_run_is_whole_and_no_faster_than_its_phones(throttle: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, _, err = Command.run(throttled(throttle, stop=Stop(versions=20)), folder).finish()
     assert code == 0, err
@@ -51,10 +49,11 @@ def test_a_throttled_run_is_whole_and_no_faster_than_its_phones_or_invalid(
     assert figures["versions"] == 20
     assert figures["integrity"] == {"checked": 60, "checksum_mismatches": 0, "version_mismatches": 0}
     assert figures["incidents"] == {}
-    # Later is the host's fault, earlier the throttle's: a quota still being steered may be, and says so.
-    done = ~np.isnan(trips["compute_s"])
-    in_time = trips["compute_s"][done].sum() > 0.85 * trips["compute_declared_s"][done].sum()
-    assert in_time or (throttle == "cgroup" and not figures["fidelity"]["valid"])
+    done = ~np.isnan(trips["trip_achieved_s"])
+    assert done.sum() >= 60
+    assert (trips["trip_achieved_s"][done] >= trips["trip_declared_s"][done] - 1e-6).all()
+    # what trained in a burst waits for its device before it uploads
+    assert trips["compute_s"][done].sum() > 0.85 * trips["compute_declared_s"][done].sum()
 
 
 def test_a_governor_that_dies_ends_the_run_with_one_line(throttle: Any, tmp_path: Path) -> None:

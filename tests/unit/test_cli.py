@@ -290,3 +290,16 @@ def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("edgefl")
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INVALID", 1)])
+def test_bench_fidelity_ends_as_its_bars_say(monkeypatch: pytest.MonkeyPatch, verdict: str, code: int) -> None:
+    asked: list[Any] = []
+
+    def measured(json: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
+        asked.append((json, quick, more["slowed"]))
+        return {"verdict": verdict}
+
+    stand_in(monkeypatch, "edgefl.bench.fidelity", run=measured)
+    assert main(["bench", "fidelity", "--slowed", "--json", "f.json"]) == code
+    assert asked == [(Path("f.json"), False, True)]

@@ -19,7 +19,7 @@ def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], 
     "command",
     [
         *("", "run", "resume", "compare", "report", "trace", "verify", "reproduce"),
-        *("calibrate", "doctor", "bench aggregate"),
+        *("calibrate", "doctor", "bench aggregate", "bench fidelity"),
         *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
     ],
 )

@@ -115,6 +115,13 @@ def test_a_device_that_is_off_is_named_although_the_fleet_is_not() -> None:
     )
 
 
+def test_training_that_waiting_makes_up_for_is_seen_in_its_sum() -> None:
+    declared = dict.fromkeys(QUANTITIES, np.ones(20))
+    achieved = declared | {"compute": np.array([1.0] * 18 + [1.5] * 2)}
+    found = assess(["a"] * 20, declared, achieved)
+    assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
+
+
 def test_others_are_named_where_something_is_wrong_and_only_there() -> None:
     busy = Conditions(others=0.6)
     assert trips([1.0] * 9, conditions=busy).valid
@@ -175,7 +182,7 @@ def test_invalid_says_why(found: Fidelity, reason: str) -> None:
 
 
 def test_all_reasons_are_given() -> None:
-    assert len(trips([1.5] * 9, conditions=Conditions(load=2.0, steal=0.5, throttled=0.5)).reasons) == 8
+    assert len(trips([1.5] * 9, conditions=Conditions(load=2.0, steal=0.5, throttled=0.5)).reasons) == 9
 
 
 def test_the_limits_themselves_are_allowed() -> None:

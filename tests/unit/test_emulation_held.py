@@ -1,4 +1,4 @@
-"""Phases that do not wait and the governor that holds them: what they say to each other."""
+"""Phases that wait at their end only and the governor that holds them: what they say to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 
 from edgefl.emulation import held
-from edgefl.emulation.held import LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
+from edgefl.emulation.held import EARLY, LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
 from edgefl.emulation.mechanisms.account import Account
 from edgefl.emulation.pacing import Pacer
 from edgefl.errors import RunError
@@ -22,13 +22,15 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall_ns = 10 * S
         self.cpu_ns = 5 * S
+        self.ends = False
         self.reads, self.writes = os.pipe()
         monkeypatch.setattr(held, "cpu_ns", lambda pid: self.cpu_ns)
         monkeypatch.setattr(held.time, "monotonic_ns", lambda: self.wall_ns)
         self.pacer = Pacer(time_scale=2.0, wait=self.waited, clock=lambda: self.wall_ns)
 
     def waited(self, deadline_ns: int) -> None:
-        raise AssertionError("a held phase does not wait")
+        assert self.ends, "a held phase does not wait before its end"
+        self.wall_ns = deadline_ns
 
     def compute(self, cpu_s: float, wall_s: float) -> None:
         self.cpu_ns += int(cpu_s * S)
@@ -57,13 +59,13 @@ def start(world: World, cost_ns: float = 1e8) -> HeldPhase:
     """Ten pieces of work in five emulated seconds, ten on the wall."""
     world.pacer.begin(world.wall_ns)
     phase = world.pacer.phase(rate_per_s=2.0)
-    return HeldPhase(phase, world.pacer, 10.0, Cost(cost_ns), world.writes, "sigstop")
+    return HeldPhase(phase, 10.0, Cost(cost_ns), world.writes, "sigstop")
 
 
 def test_the_first_share_is_what_the_work_is_known_to_cost(world: World) -> None:
     start(world)
     (word,) = world.words()
-    assert word.share == pytest.approx(0.1)  # a second of work in ten
+    assert word.share == pytest.approx(0.1 / (1 - EARLY["sigstop"]))  # a second of work in not quite ten
     assert (word.pid, word.at_ns, word.used_ns, word.work_ns) == (os.getpid(), 10 * S, 5 * S, S)
 
 
@@ -74,7 +76,7 @@ def test_what_it_really_costs_corrects_the_share(world: World) -> None:
         phase.done(1.0)
     *_, last = world.words()
     # Half of the work and of the time are left; 2 of 7 parts say 0.1 a piece, as was known, and 5 say 0.2.
-    assert last.share == pytest.approx((2 * 0.1 + 5 * 0.2) / 7)
+    assert last.share == pytest.approx((2 * 0.1 + 5 * 0.2) / 7 * 5 / (5 - 10 * EARLY["sigstop"]))
 
 
 def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: World) -> None:
@@ -95,23 +97,25 @@ def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
     assert len(world.words()) == 1
 
 
-def test_the_end_is_told_and_nothing_is_waited_out(world: World) -> None:
+def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 8.0)
     phase.done(10.0)
+    world.ends = True
     spent = phase.end()
-    assert (spent.declared_s, spent.achieved_s, spent.lateness_s) == (5.0, 4.0, 0.0)
-    assert world.words()[-1].share == 0.0
-    after = world.pacer.phase(rate_per_s=1.0)  # what comes next starts now
-    assert after.due_ns(0.0) == world.wall_ns
+    assert (spent.declared_s, spent.achieved_s, spent.lateness_s) == (5.0, 5.0, 0.0)
+    last = world.words()[-1]
+    assert (last.share, last.at_ns) == (0.0, 18 * S)  # it is held no more while it waits
 
 
-def test_a_late_end_is_reported_late(world: World) -> None:
+def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 12.0)
     phase.done(10.0)
     spent = phase.end()
     assert (spent.achieved_s, spent.lateness_s) == (6.0, 1.0)
+    after = world.pacer.phase(rate_per_s=1.0)
+    assert after.due_ns(0.0) == world.wall_ns - 2 * S  # when it was scheduled
 
 
 def test_a_word_survives_the_pipe() -> None:

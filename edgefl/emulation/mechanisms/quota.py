@@ -54,23 +54,19 @@ class CpuGroup:
 class Quota:
     """Holds a process to its share by the quota of the group that it is in.
 
-    The kernel's own error is corrected from what the process has really used. ``work_ns`` is the CPU time
-    after which the hold will end, if that is known: a process ends while it runs, so it is ahead then, and
-    the quota allows for it.
+    The kernel's own error is corrected from what the process has really used.
     """
 
-    def __init__(self, target: Target, account: Account, place: Place, work_ns: int | None = None) -> None:
+    def __init__(self, target: Target, account: Account, place: Place) -> None:
         self.target, self.account = target, account
         self._group = CpuGroup(place)
         self._period_us = period(account.share)
         self._quota_us = 0
-        ahead = 0.0 if work_ns is None else HALF_BURST_NS / max(work_ns, 1)
-        self._slower = max(1.0 - ahead, 1.0 - MOST_CORRECTION)
 
     def turn(self, now_ns: int) -> int:
         """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
         ahead_ns = self.account.ahead_ns(now_ns, self.target.cpu_ns())
-        share = self.account.share * self._slower
+        share = self.account.share
         turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
         most = MOST_CORRECTION * share
         wanted = share - min(max(ahead_ns / turn_ns, -most), most)
@@ -85,7 +81,6 @@ class Quota:
     def renew(self, account: Account) -> bool:
         """Another share from now on; whether to look at once: here at the next turn."""
         self.account = account
-        self._slower = 1.0  # it says so while it runs, and will be as far ahead at the end
         return False
 
     def close(self) -> None:

@@ -1,0 +1,160 @@
+"""What ``bench fidelity`` judges by: statistical tests against values by hand, bars at their edges."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.bench import fidelity_bars as bars
+from edgefl.bench.fidelity_heat import Body
+from edgefl.bench.fidelity_links import JITTER, cdf
+from edgefl.bench.fidelity_picture import draw
+from edgefl.bench.fidelity_runs import TIMES, Played
+from edgefl.bench.fidelity_slowed import same
+from edgefl.bench.statistics import binomial_interval, kolmogorov_smirnov, spearman
+from edgefl.emulation.fidelity import Conditions
+from edgefl.emulation.thermal import ThermalModel
+
+
+def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions: float) -> Played:
+    """One client's trips of a second each, which took so many times as long."""
+    achieved = np.array(factors)
+    columns = {}
+    for declared, found in TIMES.values():
+        columns[declared], columns[found] = np.ones(len(factors)), achieved
+    return Played(
+        columns,
+        np.zeros(len(factors), dtype=np.int64),
+        ["pi-4"],
+        ["home"],
+        1.0,
+        Conditions(**conditions),
+        reasons,
+    )
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_the_distance_of_few_samples_is_what_it_is_by_hand() -> None:
+    # of U(0, 1): the step at 0.3 goes from 0 to 1/2, the one at 0.9 to 1
+    assert kolmogorov_smirnov([0.3, 0.9], lambda x: x)[0] == pytest.approx(0.4)
+
+
+def test_a_distribution_is_told_from_its_like_and_not_from_itself() -> None:
+    rng = np.random.default_rng(7)
+    same_p = [kolmogorov_smirnov(rng.uniform(size=200), lambda x: x)[1] for _ in range(300)]
+    assert np.mean(np.array(same_p) < 0.05) == pytest.approx(0.05, abs=0.035)
+    shifted = [
+        kolmogorov_smirnov(rng.uniform(0.2, 1.2, size=200), lambda x: np.clip(x, 0, 1))[1] for _ in range(20)
+    ]
+    assert max(shifted) < 0.01
+    with pytest.raises(ValueError, match="samples must not be empty"):
+        kolmogorov_smirnov([], lambda x: x)
+
+
+def test_an_interval_holds_what_it_says() -> None:
+    rng = np.random.default_rng(3)
+    low, high = binomial_interval(2000, 0.02)
+    draws = rng.binomial(2000, 0.02, size=4000)
+    assert np.mean((draws >= low) & (draws <= high)) >= 0.985
+    assert binomial_interval(0, 0.5) == (0, 0)
+    for trials, chance in ((-1, 0.5), (10, 0.0), (10, 1.0), (10, math.nan)):
+        with pytest.raises(ValueError, match="trials must be at least 0"):
+            binomial_interval(trials, chance)
+
+
+def test_ranks_of_ties_are_shared() -> None:
+    assert spearman([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1.0)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+
+
+# ---- bars ----------------------------------------------------------------------------------------
+
+
+def test_a_bar_is_held_or_missed() -> None:
+    assert bars.rate("paced", played([1.0] * 100)).verdict == "PASS"
+    late = bars.rate("paced", played([1.0] * 90 + [1.05] * 10))
+    assert (late.verdict, late.why) == ("FAIL", "the bar is missed")
+    assert late.figures["p95"] == pytest.approx(1 - 1 / 1.05)
+    assert bars.trip("paced", played([1.031] * 9)).verdict == "FAIL"
+    assert bars.transfer(400.0, "home", played([1.04] * 9)).verdict == "PASS"
+    assert bars.transfer(100.0, "home", played([1.04] * 9)).verdict == "FAIL"
+    assert bars.delay(10.0, "home", played([1.0009] * 9)).verdict == "PASS"
+    assert bars.delay(10.0, "home", played([1.0011] * 9)).verdict == "FAIL"
+    assert bars.thermal(60.0, np.array([1.0, 1.0]), np.array([1.0, 1.1]), played([1.0])).verdict == "FAIL"
+
+
+def test_what_was_measured_under_doubt_is_invalid_even_where_it_is_good() -> None:
+    doubtful = bars.rate("paced", played([1.0] * 9, steal=0.5))
+    assert doubtful.verdict == "INVALID"
+    assert doubtful.why.startswith("time stolen by the hypervisor 50.0%")
+    assert bars.rate("paced", played([1.0] * 9, others=0.9)).verdict == "PASS"
+    crowded = bars.rate("paced", played([1.5] * 9, others=0.9))
+    assert (crowded.verdict, crowded.why) == ("INVALID", "other processes used 90% of the host")
+    assert bars.transfer(1.0, "elsewhere", played([1.0])).verdict != "PASS"
+
+
+def test_loss_is_inside_its_interval() -> None:
+    low, high = binomial_interval(10_000, 0.01)
+    verdicts = [
+        bars.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (low - 1, low, high, high + 1)
+    ]
+    assert verdicts == ["FAIL", "PASS", "PASS", "FAIL"]
+
+
+def test_neighbours_that_slow_a_client_are_found() -> None:
+    alone = played([1.0] * 9)
+    assert bars.isolation("paced", alone, played([1.019] * 9), "pi-4").verdict == "PASS"
+    assert bars.isolation("paced", alone, played([1.021] * 9), "pi-4").verdict == "FAIL"
+
+
+def test_a_slowed_host_may_be_right_or_say_so_and_nothing_else() -> None:
+    plain = played([1.0] * 9)
+    assert same("load", plain, played([1.02] * 9)).verdict == "PASS"
+    told = same("load", plain, played([1.5] * 9, reasons=("median error 50.0%",)))
+    assert (told.verdict, told.why) == ("PASS", "says INVALID: median error 50.0%")
+    silent = same("load", plain, played([1.5] * 9))
+    assert (silent.verdict, silent.why) == ("FAIL", "wrong times, and not a word")
+    assert same("load", played([1.0], reasons=("so",)), plain).verdict == "INVALID"
+
+
+@pytest.mark.parametrize("kind", JITTER)
+def test_declared_distributions_are_those_of_their_draws(kind: str) -> None:
+    rng = np.random.default_rng(11)
+    delay, spread = JITTER[kind]
+    draws = {
+        "normal": lambda: rng.normal(delay, spread, 2000),
+        "uniform": lambda: rng.uniform(delay - spread, delay + spread, 2000),
+        "exponential": lambda: delay + rng.exponential(spread, 2000),
+    }[kind]()
+    assert kolmogorov_smirnov(draws, lambda ms: cdf(kind, ms))[1] > 0.01
+
+
+def test_the_simulation_of_heat_is_the_closed_form() -> None:
+    model = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=(43.0, 45.0, 47.0), speeds=(1.0, 0.75, 0.635, 0.493))
+    body = Body(model)
+    assert body.compute(150.0) == pytest.approx(model.compute(25.0, 150.0).total_s, rel=5e-3)
+    hot_c = body.temp_c
+    body.rest(60.0)
+    assert body.temp_c == pytest.approx(model.after(hot_c, 0.0, 60.0), abs=0.05)
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+def test_it_is_drawn_also_where_something_was_not_measured(tmp_path: Path) -> None:
+    rates = {"declared": [1e9, 2e9], "achieved": [1e9, 1.9e9]}
+    curves = {
+        "rates": {"paced": rates, "sigstop": rates},
+        "delays_ms": {kind: [20.0, 30.0] for kind in JITTER} | {"uniform": []},
+        "heat": {"pi-4": {"at_s": [0.0, 20.0], "predicted": [1.0, 0.9], "achieved": [1.0, 0.91]}},
+        "ranks": {"devices": ["a", "b"], "declared": [1e9, 2e9], "measured": [1e9, None]},
+    }
+    paths = [tmp_path / "one.png", tmp_path / "one.svg"]
+    draw({"curves": curves, "host": {"cpu": "a host", "cores": 2}}, paths)
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    assert "a host" in paths[1].read_text()
