@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from edgefl.bench.idle import Idled
+from edgefl.bench.idle import Idled, IdleWorkload
 from edgefl.control import ClientInfo, Prepared
-from edgefl.emulation import Device
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.trips import Trips
-from edgefl.workload_devices import device_of
 
 NAME = "edgefl.bench.exercise:ExerciseWorkload"
 N = 128
@@ -40,16 +38,12 @@ class Exercise(NamedTuple):
     """Share of the declared operations that is really computed: below 1 for what would take too long."""
 
 
-class ExerciseWorkload:
+class ExerciseWorkload(IdleWorkload):
     """Zeros for a model, and products of matrices for training it."""
 
-    upload = "delta"
-
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
-        self.experiment = experiment
-        self._clients = clients
+        super().__init__(experiment, clients, base)
         asked = Exercise(**experiment.model.args)
-        self.flat = SimpleNamespace(size=asked.parameters, array=np.zeros(asked.parameters, np.float32))
         self.flops_per_product = PRODUCT_FLOP / asked.real
         rates = [self.device(info.client).train_flop_per_s for info in clients]
         self._products = [max(1, round(rate * asked.compute_s / self.flops_per_product)) for rate in rates]
@@ -59,9 +53,6 @@ class ExerciseWorkload:
         self._a = np.full((N, N), 1.0 / N, np.float32)
         self._b, self._out = self._a.copy(), self._a.copy()
 
-    def device(self, client: int) -> Device:
-        return device_of(self.experiment.seed, client, self._clients[client].profile)
-
     def examples(self, client: int) -> int:
         return self._products[client]
 
@@ -69,12 +60,6 @@ class ExerciseWorkload:
         self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
     ) -> TripPlan:
         return self._trips.plan(client, trip, budget_s, condition)
-
-    def share(self, client: int, way: str) -> None:
-        """Nobody shares a link."""
-
-    def gone(self, client: int) -> None:
-        """Nobody waits for it."""
 
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
@@ -86,20 +71,13 @@ class ExerciseWorkload:
                 done(self.flops_per_product)
         return Idled(steps=products, examples=products)
 
-    def evaluate(self) -> Idled:
-        return Idled()
-
     def prepared(self) -> Prepared:
-        count = len(self._clients)
         plans = [self.plan(info.client, 0) for info in self._clients]
         product_s = self._measure_product_s()
         self.ns_per_flop = product_s * 1e9 / self.flops_per_product
-        return Prepared(
-            size=self.flat.size,
-            layout=[("parameters", [self.flat.size], 0)],
-            classes=1,
+        return msgspec.structs.replace(
+            super().prepared(),
             examples=self._products,
-            labels=[[0]] * count,
             flops_per_example=self.flops_per_product,
             flops=[plan.flops for plan in plans],
             steps=self._products,
@@ -107,8 +85,6 @@ class ExerciseWorkload:
             emulated_trip_s=[plan.total_s for plan in plans],
             emulated_down_s=[plan.down_s for plan in plans],
             emulated_compute_s=[plan.compute_s for plan in plans],
-            test_examples=1,
-            dataset="none",
         )
 
     def _measure_product_s(self) -> float:

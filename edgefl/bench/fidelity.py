@@ -54,7 +54,7 @@ class Length(NamedTuple):
     ranks: float
 
 
-FULL = Length(fleet=15.0, alone=10.0, links=25.0, fast_links=15.0, heat=1800.0, ranks=12.0)
+FULL = Length(fleet=12.0, alone=8.0, links=24.0, fast_links=12.0, heat=1800.0, ranks=10.0)
 QUICK = Length(fleet=4.0, alone=3.0, links=8.0, fast_links=3.0, heat=300.0, ranks=3.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,14 +17,29 @@ SLOW_PARAMETERS = 62_500
 """A quarter of a megabyte each way: two seconds at 1 Mbps."""
 FAST_PARAMETERS = 2_000_000
 COMPUTE_S = 0.02
-SLOW = {"mbps-1": (1.0, 150.0), "mbps-10": (10.0, 50.0)}
-"""Mbps and one-way delay, ms."""
-FAST = {"mbps-100": (100.0, 10.0), "mbps-400": (400.0, 2.0)}
 LOSSY = {"loss-1": (5.0, 1.0), "loss-5": (5.0, 5.0)}
 """Mbps and packets lost on the way up, %."""
 JITTER = {"normal": (50.0, 10.0), "uniform": (40.0, 20.0), "exponential": (30.0, 10.0)}
 """One-way delay and its spread on the way up, ms."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
+
+
+class Plain(NamedTuple):
+    """A link without jitter and loss: its rate both ways, and a delay one way."""
+
+    rate_mbps: float
+    delayed: Literal["down", "up"]
+    delay_ms: float
+
+    @property
+    def ways(self) -> dict[str, Way]:
+        """Both directions."""
+        delays = {"down": 0.0, "up": 0.0} | {self.delayed: self.delay_ms}
+        return {way: Way(self.rate_mbps, delay_ms) for way, delay_ms in delays.items()}
+
+
+SLOW = {"mbps-1": Plain(1.0, "down", 150.0), "mbps-10": Plain(10.0, "up", 50.0)}
+FAST = {"mbps-100": Plain(100.0, "down", 10.0), "mbps-400": Plain(400.0, "up", 2.0)}
 
 
 def links(
@@ -36,7 +51,7 @@ def links(
 ) -> list[Line]:
     """Two runs, of links up to 10 Mbps and from 100 Mbps on, and a line for each thing declared."""
     networks = {
-        **{name: {"down": Way(rate, delay), "up": Way(rate, delay)} for name, (rate, delay) in SLOW.items()},
+        **{name: link.ways for name, link in SLOW.items()},
         **{name: {"down": Way(), "up": Way(rate, loss_pct=loss)} for name, (rate, loss) in LOSSY.items()},
         **{
             kind: {"down": Way(), "up": Way(None, delay, spread, kind)}
@@ -48,20 +63,20 @@ def links(
     assigned = dict(zip(devices, networks, strict=False))
     slow = trial(fleet, networks, Exercise(SLOW_PARAMETERS, COMPUTE_S), seconds, assigned=assigned)
     say("links of 100 and 400 Mbps")
-    networks = {name: {"down": Way(*both), "up": Way(*both)} for name, both in FAST.items()}
+    networks = {name: link.ways for name, link in FAST.items()}
     half = len(devices) // 2
     assigned = {
         device: name
         for name, part in zip(networks, (devices[:half], devices[half:]), strict=True)
         for device in part
     }
-    fleet = dict.fromkeys(devices, 1)
+    fleet = dict.fromkeys(devices, EACH)
     fast = trial(fleet, networks, Exercise(FAST_PARAMETERS, COMPUTE_S), fast_seconds, assigned=assigned)
     return [
-        *(bars.transfer(rate, name, slow) for name, (rate, _) in SLOW.items()),
-        *(bars.transfer(rate, name, fast) for name, (rate, _) in FAST.items()),
-        *(bars.delay(delay, name, slow) for name, (_, delay) in SLOW.items()),
-        *(bars.delay(delay, name, fast) for name, (_, delay) in FAST.items()),
+        *(bars.transfer(link.rate_mbps, name, slow) for name, link in SLOW.items()),
+        *(bars.transfer(link.rate_mbps, name, fast) for name, link in FAST.items()),
+        *(bars.delay(link.delay_ms, name, slow) for name, link in SLOW.items()),
+        *(bars.delay(link.delay_ms, name, fast) for name, link in FAST.items()),
         *(_jitter(kind, slow, curves) for kind in JITTER),
         *(_loss(name, slow) for name in LOSSY),
     ]
