@@ -36,7 +36,7 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
     return Experiment(
         seed=1,
         fleet=Fleet(
-            devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory_limit=False
+            devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory="off"
         ),
         model=Model(name="idle", args={"parameters": parameters}),
         strategy={"name": "fedstaleweight", "buffer_size": 10, "restart": "immediate"},

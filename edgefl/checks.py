@@ -42,6 +42,7 @@ def figures(tables: Any) -> None:
             raise Fault(key, f"{key}: must be {rule[1]}, got {shown(value)}")
     _counts(tables["fleet"]["devices"])
     _churn(tables["fleet"].get("churn", {}))
+    _charge(tables["fleet"])
     _cells(tables["fleet"])
     _name(tables.get("name", "experiment"))
     _training(tables.get("training", {}))
@@ -178,21 +179,31 @@ def _near(got: str, allowed: Iterable[str]) -> str:
 
 
 def _unknown(dotted: str, table: str, fields: Iterable[str]) -> Fault:
-    """The nearest known key is looked for in the same table, then under the same name in any other."""
+    """The nearest known key: of the same name in any table, else of its initials or like it in this one."""
     name = dotted.rpartition(".")[2]
     here = [_join(table, field) for field in fields]
-    everywhere = [key for key in _all_keys() if key.rpartition(".")[2] == name]
-    hint = _near(dotted, here) if not everywhere else f" did you mean {everywhere[0]!r}?"
+    known = [key for key in _all_keys() if key.rpartition(".")[2] == name]
+    initials = _join(table, "".join(word[:1] for word in name.split("_")))
+    if not known and len(name) > 2 and initials in here:
+        known = [initials]
+    hint = f" did you mean {known[0]!r}?" if known else _near(dotted, here)
     where = f"in [{table}]" if table else "at the top"
     return Fault(dotted, f"unknown key {dotted!r};{hint} allowed {where}: {', '.join(sorted(fields))}")
 
 
-def _all_keys() -> Iterator[str]:
-    kind = inspect.type_info(Experiment)
-    assert isinstance(kind, inspect.StructType)
-    for field in kind.fields:
-        if isinstance(field.type, inspect.StructType):
-            yield from (f"{field.name}.{inner.name}" for inner in field.type.fields)
+def _all_keys() -> list[str]:
+    """Every key with a dot in it, of inner tables too."""
+    return [key for key in _keys(inspect.type_info(Experiment), "") if "." in key]
+
+
+def _keys(kind: inspect.Type, key: str) -> Iterator[str]:
+    parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    tables = [part for part in parts if isinstance(part, inspect.StructType)]
+    if key and not tables:
+        yield key
+    for table in tables:
+        for field in table.fields:
+            yield from _keys(field.type, _join(key, field.name))
 
 
 def _fields(table: str) -> list[str]:
@@ -283,6 +294,13 @@ def _churn(churn: Mapping[str, Any]) -> None:
     if len(missing) == 1:
         key = f"fleet.churn.{missing[0]}"
         raise Fault(key, f"{key}: missing; {' and '.join(pair)} only work together")
+
+
+def _charge(fleet: Mapping[str, Any]) -> None:
+    charge = fleet.get("charge", 1.0)
+    if charge != 1.0 and not fleet.get("battery"):
+        text = f"fleet.charge: has no effect without fleet.battery = true, got {shown(charge)}"
+        raise Fault("fleet.charge", text)
 
 
 def _cells(fleet: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ def secured(experiment: Experiment) -> Iterator[Means]:
 def memory_by(experiment: Experiment) -> MemoryBy:
     """What enforces the phones' memory limits."""
     fleet = experiment.fleet
-    if experiment.clock.kind == "virtual" or not fleet.memory_limit:
+    if experiment.clock.kind == "virtual":
         return "off"
     return "rlimit" if fleet.memory == "auto" else fleet.memory
 

@@ -59,11 +59,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A phone that goes offline in the middle of a trip loses the task, or finishes it first."""
     cells: Cells | None = None
     """Phones share the links of so many cells; None: each has its network for itself."""
-    memory_limit: bool = True
-    """Enforce the profile's ``memory.app_limit_mib`` on each client process."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
-    """What enforces it under the wall clock: ``rlimit`` and a watch, which need no privileges and are what
-    ``auto`` takes, or a control group, past whose limit the kernel kills."""
+    """What enforces the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` with a watch,
+    which needs no privileges and is what ``auto`` takes, a control group, past whose limit the kernel
+    kills, or nothing (``off``)."""
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     """What makes training as slow as the device under the wall clock: waiting after each step (``paced``), or
     a limit on the process's CPU time that the training knows nothing of."""

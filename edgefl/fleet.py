@@ -56,6 +56,7 @@ def require(fleet: Mapping[str, Any]) -> None:
     for name in devices:
         _tried(load_device, name, "fleet.devices", f"fleet.devices.{name}")
     _require_figures(fleet)
+    _require_leaving(fleet)
     if fleet.get("availability"):
         _tried(read_availability, fleet["availability"], "fleet.availability")
     if isinstance(network, str):
@@ -111,6 +112,22 @@ def _require_figures(fleet: Mapping[str, Any]) -> None:
             _tried(lambda name: power_of(load_device(name)), name, "fleet.battery")
         if not any(device.battery for device in devices):
             raise ProfileFault("fleet.battery", "fleet.battery: no device of the fleet has a [battery]")
+
+
+def _require_leaving(fleet: Mapping[str, Any]) -> None:
+    """Raise a `ProfileFault` if it is said what becomes of tasks of phones that leave, and none ever does."""
+    from edgefl.emulation import load_device
+
+    if fleet.get("on_leave", "lose") == "lose":
+        return
+    leaves = fleet.get("availability") or fleet.get("battery") or fleet.get("thermal")
+    if leaves or fleet.get("churn", {}).get("mean_online_s") is not None:
+        return
+    if not any(load_device(name).availability for name in fleet["devices"]):
+        ways = "fleet.churn.mean_online_s, fleet.availability, fleet.battery or fleet.thermal"
+        raise ProfileFault(
+            "fleet.on_leave", f"fleet.on_leave: has no effect where no phone leaves by itself; give {ways}"
+        )
 
 
 def _tried(load: Callable[[str], object], name: str, shown: str, key: str | None = None) -> None:

@@ -157,7 +157,7 @@ def _limits(
 def turn(transport: bare.Transport, parameters: int, clients: int, seconds: float, folder: Path) -> Turn:
     """Let the system run for so many seconds, with its record in ``folder``."""
     experiment = Experiment(
-        fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory_limit=False),
+        fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),
         strategy={"name": "fedbuff", "buffer_size": min(UPDATES, clients)},
         clock=Clock(kind="wall", time_scale=1.0),

@@ -136,7 +136,27 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
         ("fleet.throttle=sigstp", "fleet.throttle: 'sigstp' is not allowed; did you mean 'sigstop'?"),
         ("fleet.memory=none", "fleet.memory: 'none' is not allowed; allowed: auto, cgroup, off, rlimit"),
         ("fleet.memory=1", "fleet.memory: expected 'auto' or 'cgroup' or 'off' or 'rlimit', got 1"),
-        ("fleet.memory_limit=1", "fleet.memory_limit: expected true or false, got 1"),
+        ("fleet.memory_limit=false", "unknown key 'fleet.memory_limit'; did you mean 'fleet.memory'?"),
+        ("fleet.charge=0.5", "fleet.charge: has no effect without fleet.battery = true, got 0.5"),
+        (
+            "fleet.on_leave=finish",
+            "fleet.on_leave: has no effect where no phone leaves by itself; give fleet.",
+        ),
+        (
+            "fleet.churn={mean_onlin_s=3}",
+            "unknown key 'fleet.churn.mean_onlin_s'; did you mean 'fleet.churn.mean_online_s'?",
+        ),
+        ("fleet.churn={online_s=3}", "unknown key 'fleet.churn.online_s'; did you mean 'fleet.churn.mean_o"),
+        ("fleet.churn={die=0.1}", "unknown key 'fleet.churn.die'; did you mean 'fleet.churn.die_per_trip'?"),
+        (
+            "fleet.die_per_trip=0.1",
+            "unknown key 'fleet.die_per_trip'; did you mean 'fleet.churn.die_per_trip'?",
+        ),
+        (
+            "fleet.cells={uplnk_mbps=3}",
+            "unknown key 'fleet.cells.uplnk_mbps'; did you mean 'fleet.cells.uplink_mbps'?",
+        ),
+        ("uplink_mbps=3", "unknown key 'uplink_mbps'; did you mean 'fleet.cells.uplink_mbps'?"),
         ("fleet.on_death=restart", "fleet.on_death: 'restart' is not allowed; allowed: drop, replace"),
         ("clock.kind=wal", "clock.kind: 'wal' is not allowed; did you mean 'wall'? allowed: virtual, wall"),
         ("clock.kind=3", "clock.kind: expected 'virtual' or 'wall', got 3"),

@@ -53,7 +53,6 @@ def fleets(draw: st.DrawFn) -> Fleet:
         network=draw(NETWORKS | per_device),
         on_death=draw(st.sampled_from(["replace", "drop"])),
         rejoin_s=draw(NOT_NEGATIVE),
-        memory_limit=draw(st.booleans()),
         memory=draw(st.sampled_from(["auto", "cgroup", "rlimit", "off"])),
         throttle=draw(st.sampled_from(["paced", "cgroup", "sigstop"])),
     )
