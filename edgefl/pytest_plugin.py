@@ -153,7 +153,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except pytest.skip.Exception:
         raise
     except BaseException as error:
-        failed = " ".join(str(error).split()) or type(error).__name__
+        lines = str(error).split("\n")
+        # Of a traceback from the device, what the table has room for: where it was, and what.
+        failed = " ".join(" ".join(dict.fromkeys((lines[0], lines[-1]))).split()) or type(error).__name__
         raise
     finally:
         _keep(pyfuncitem, device, failed, invalid)

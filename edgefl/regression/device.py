@@ -18,10 +18,12 @@ from edgefl.regression.inference import LEAST_REPETITIONS
 from edgefl.regression.measurement import Measurement, Plan, measure
 from edgefl.regression.orders import Order, ReferenceName
 from edgefl.regression.session import Session
-from edgefl.regression.verdict import Outcome
+from edgefl.regression.verdict import TESTED, Compared, Outcome
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
+BASELINE_TIMES = 2
+"""As many repetitions for a baseline: many measurements will be held against it."""
 
 
 class Where(NamedTuple):
@@ -180,13 +182,9 @@ class EdgeDevice:
             reference=self._baseline_reference(function),
             limit_s=self._wishes.limit_s,
         )
-        measured = self._measure(order)
-        result = Result(self._label(function), measured)
+        result = Result(self._label(function), self._measure(order))
         self.results.append(result)
-        reasons = list(measured.reasons())
-        if reasons:
-            result.invalid = "; ".join(reasons)
-            raise Invalid(f"{result.function} on {self.name}: {result.invalid}")
+        self._believe(result, result.measured)
         return result
 
     def judge(self) -> None:
@@ -198,9 +196,37 @@ class EdgeDevice:
             if self._session.options.compare:
                 self._compare(result)
 
+    def grown(self, result: Result, before: baseline.Entry) -> list[Compared]:
+        """The metrics that take more than their baseline, in two measurements.
+
+        The second is made only where the first says so: what a neighbour on the host did may look like a
+        change for some seconds, and seldom does twice.
+        """
+        __tracebackhide__ = True
+        tolerance, devices = self._session.options.tolerance, self._where.devices
+        group = f"{self._where.group} {result.function}"
+        now = verdict.compare(before, self.entry(result), tolerance)
+        found = self._session.changed(group, devices, now)
+        if not found:
+            return []
+        again = measure(self._session.process(self._where.file), result.measured.plan)
+        self._believe(result, again)
+        second = verdict.compare(before, self._entry(result.function, again), tolerance)
+        grew = verdict.changed(second, max(len(second), devices * len(TESTED)))
+        confirmed = {one.metric for one, more in zip(second, grew, strict=True) if more}
+        return [one for one in found if one.metric in confirmed]
+
     def entry(self, result: Result) -> baseline.Entry:
         """What a baseline keeps of a result."""
-        return baseline.entry(self._where.test, result.function, result.measured)
+        return self._entry(result.function, result.measured)
+
+    def _entry(self, function: str, measured: Measurement) -> baseline.Entry:
+        return baseline.entry(self._where.test, function, measured)
+
+    def _believe(self, result: Result, measured: Measurement) -> None:
+        __tracebackhide__ = True
+        if reasons := list(measured.reasons()):
+            raise self._invalid(result, "; ".join(reasons))
 
     @property
     def _file(self) -> Path:
@@ -210,6 +236,8 @@ class EdgeDevice:
         __tracebackhide__ = True
         options, wishes = self._session.options, self._wishes
         repetitions = options.repetitions or wishes.repetitions or DEFAULT_REPETITIONS
+        if options.save:
+            repetitions *= BASELINE_TIMES
         scale = options.time_scale if options.time_scale is not None else wishes.time_scale
         plan = Plan(self.profile, self.network, order, repetitions, 1.0 if scale is None else scale)
         return measure(self._session.process(self._where.file), plan)
@@ -240,10 +268,7 @@ class EdgeDevice:
             raise self._invalid(result, why)
         tolerance = self._session.options.tolerance
         wrong = [more] if (more := verdict.more_flop(before, now, tolerance)) else []
-        compared = verdict.compare(before, now, tolerance)
-        wrong += self._session.changed(
-            f"{self._where.group} {result.function}", self._where.devices, compared
-        )
+        wrong += map(str, self.grown(result, before))
         result.failures += wrong
         if wrong:
             raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from edgefl.emulation.capacity import StealMeter
 from edgefl.emulation.fidelity import STEAL_MAX
 from edgefl.emulation.power import energy_j
@@ -64,11 +62,13 @@ class Measurement:
         """The CPU clock, with what the function was blocked: what a change is looked for in.
 
         cpu_s = (CPU time of a call / CPU time of the reference) · reference's FLOP / device's rate + blocked
+
+        Of each the least of the repetition's shots: interference only adds time, and seldom to all of them.
         """
         unit_s = self.ready.reference_flop / self.device.train_flop_per_s
         shots = self.ready.units / self.ready.calls
         return [
-            _lower_quartile(one.cpu_s) / _lower_quartile(one.reference_cpu_s) * shots * unit_s + one.blocked_s
+            min(one.cpu_s) / min(one.reference_cpu_s) * shots * unit_s + one.blocked_s
             for one in self.repetitions
         ]
 
@@ -106,12 +106,12 @@ class Measurement:
     @property
     def host_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a call takes."""
-        return [_lower_quartile(one.cpu_s) / self.ready.calls for one in self.repetitions]
+        return [min(one.cpu_s) / self.ready.calls for one in self.repetitions]
 
     @property
     def reference_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a unit of the reference takes."""
-        return [_lower_quartile(one.reference_cpu_s) / self.ready.units for one in self.repetitions]
+        return [min(one.reference_cpu_s) / self.ready.units for one in self.repetitions]
 
     @property
     def pace(self) -> list[float]:
@@ -194,8 +194,3 @@ def _failure(plan: Plan, ended: Ended) -> NotMet:
             )
         case "raised":
             return NotMet(f"{name} failed on {plan.device.id}:\n{ended.why}")
-
-
-def _lower_quartile(samples: list[float]) -> float:
-    """Interference only adds time, and adds it unevenly: the lower quartile moves less than the median."""
-    return float(np.quantile(samples, 0.25))

@@ -67,6 +67,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Units of the reference in a shot of it."""
     pairs: int
     """Shots of each in a repetition."""
+    imported: list[str]
+    """Parts of torch that the first call imported, in that order."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

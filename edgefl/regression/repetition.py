@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from edgefl.emulation.memory import MemoryLimit, limit_memory
 from edgefl.emulation.schema import Device, Network
+from edgefl.processes import keep_freed_memory
 from edgefl.regression import reference as references
 from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
 from edgefl.regression.orders import Ready, ReferenceName, Repetition
@@ -66,8 +68,10 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
     from edgefl.learning.flops import FlopCount
 
     subject.limit()
+    known = set(sys.modules)
     run = subject.call(subject.phone(0))
     run()
+    imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
     with FlopCount() as count:
         run()
     cpu_s, wall_s = (min(both) for both in zip(*(_cpu_and_wall_s(run) for _ in range(2)), strict=True))
@@ -86,6 +90,7 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
         flop=float(count.total),
         calls=calls,
         units=max(1, round(min(shot_s, REFERENCE_SHOT_S) / unit_s)),
+        imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // calls)),
     )
 
@@ -106,6 +111,7 @@ def repeat(subject: Subject, ready: Ready, reference: Reference, time_scale: flo
     phone.begin(None)
     if limit is not None and max(peak_mib, limit.peak_mib) > limit.limit_mib:
         raise MemoryError
+    keep_freed_memory()
     before = Usage.now()
     cpu_s, reference_cpu_s = _in_turn(run, ready, reference)
     used = Usage.now().since(before)

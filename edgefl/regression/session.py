@@ -36,8 +36,8 @@ class Session:
             self._process, self._file = MeasuringProcess(), file
         return self._process
 
-    def changed(self, group: str, devices: int, compared: list[Compared]) -> list[str]:
-        """Which of these metrics grew, a line each, by Holm's correction over the group's devices.
+    def changed(self, group: str, devices: int, compared: list[Compared]) -> list[Compared]:
+        """Which of these metrics grew, by Holm's correction over the group's devices.
 
         Those of devices that are still to come are not known yet and count as not changed. That costs no
         alarm: whatever they are, Holm rejects any of a group only if it rejects the clearest alone.
@@ -45,7 +45,7 @@ class Session:
         known = self._compared.setdefault(group, [])
         known += compared
         grown = changed(known, max(len(known), devices * len(TESTED)))
-        return [str(one) for one, grew in zip(known, grown, strict=True) if grew and one in compared]
+        return [one for one, grew in zip(known, grown, strict=True) if grew and one in compared]
 
     def close(self) -> None:
         """End the measuring process."""

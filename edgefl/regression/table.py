@@ -97,7 +97,7 @@ def lines(found: Sequence[Row]) -> Iterator[str]:
         cells = (
             _time(row.seconds),
             _time(row.host_cpu_s),
-            _amount(row.peak_mib),
+            "–" if row.peak_mib is None else f"{row.peak_mib:.1f}",
             _amount(row.sent_mib),
             _amount(row.joules),
             str(row.repetitions or "–"),

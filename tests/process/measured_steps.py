@@ -57,6 +57,11 @@ def leaves() -> None:
     os._exit(3)
 
 
+def makes_an_optimizer() -> None:
+    """torch imports hundreds of its modules for the first one that a process makes."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()
+
+
 def sleeps() -> None:
     time.sleep(0.05)
 

@@ -59,6 +59,10 @@ def test_memory_is_what_a_call_takes_at_its_peak(process: MeasuringProcess) -> N
     assert 19 < large - small < 21
 
 
+def test_what_torch_imports_when_it_is_first_used_is_no_repetitions_memory(process: MeasuringProcess) -> None:
+    assert once(process, steps.makes_an_optimizer).peak_mib < 5
+
+
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
     ready = process.prepare(order(steps.step))
     assert isinstance(ready, Ready)

@@ -31,6 +31,7 @@ READY = Ready(
     calls=1,
     units=5,
     pairs=4,
+    imported=[],
 )
 """At the pixel-3a's 1.75 GFLOPS a unit of the reference takes 1/1750 s, the function's FLOP 4/1750 s."""
 

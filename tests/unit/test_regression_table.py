@@ -29,8 +29,8 @@ def test_a_device_is_a_line_below_its_test() -> None:
     assert list(lines([PASSED, other])) == [
         "                         device  host CPU    MiB  sent MiB        J   n",
         "tests/test_step.py::test_step: step",
-        "  pixel-3a               2.01 s  0.312 ms    118         0        –  15  PASS",
-        "  moto-g4                2.01 s  0.312 ms    118         0        –  15  PASS",
+        "  pixel-3a               2.01 s  0.312 ms  118.2         0        –  15  PASS",
+        "  moto-g4                2.01 s  0.312 ms  118.2         0        –  15  PASS",
     ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from regression_samples import measured, noisy, repetition
 
-from edgefl.errors import ConfigError, NotMet
+from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline, verdict
-from edgefl.regression.device import Result
+from edgefl.regression.device import EdgeDevice, Result, Where, Wishes
+from edgefl.regression.measurement import Measurement, Plan
 from edgefl.regression.session import Options, Session
 
 
@@ -70,7 +73,7 @@ def test_the_pace_is_shown_or_fails() -> None:
 
 
 def grown(before: baseline.Entry, now: baseline.Entry, devices: int = 1) -> list[str]:
-    return Session(Options()).changed("group", devices, verdict.compare(before, now))
+    return [str(one) for one in Session(Options()).changed("group", devices, verdict.compare(before, now))]
 
 
 def test_nothing_changed_is_no_change() -> None:
@@ -144,3 +147,38 @@ def test_only_the_devices_own_lines_are_its_own() -> None:
     assert len(session.changed("group", 2, slow)) == 1
     other = verdict.compare(entry(noisy(seed=3)), entry(noisy(seed=4)))
     assert session.changed("group", 2, other) == []
+
+
+@pytest.mark.parametrize(("again", "found"), [(1.2, ["cpu_s"]), (1.0, [])])
+def test_what_grew_is_measured_again_and_must_have_grown_there_too(
+    again: float, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = entry(noisy(seed=1))
+    asked: list[Plan] = []
+
+    def measure(_: object, plan: Plan) -> Measurement:
+        asked.append(plan)
+        return measured(noisy(again, seed=3))
+
+    monkeypatch.setattr("edgefl.regression.device.measure", measure)
+    monkeypatch.setattr(Session, "process", lambda *_: None)
+    device = EdgeDevice(
+        Wishes("pixel-3a"), Where("test_a", Path("test_a.py"), "test_a", 1), Session(Options())
+    )
+    assert device.grown(Result("step", measured(noisy(seed=2))), before) == []
+    assert asked == []
+    slow = Result("step", measured(noisy(1.2, seed=2)))
+    assert [one.metric for one in device.grown(slow, before)] == found
+    assert asked == [slow.measured.plan]
+
+
+def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgefl.regression.device.measure", lambda *_: measured(steal=0.5))
+    monkeypatch.setattr(Session, "process", lambda *_: None)
+    device = EdgeDevice(
+        Wishes("pixel-3a"), Where("test_a", Path("test_a.py"), "test_a", 1), Session(Options())
+    )
+    slow = Result("step", measured(noisy(1.2, seed=2)))
+    with pytest.raises(Invalid, match="the hypervisor stole"):
+        device.grown(slow, entry(noisy(seed=1)))
+    assert slow.outcome == "INVALID"

@@ -1,0 +1,239 @@
+"""How often a planted regression of a training step is found, and how often one that is not there.
+
+The step: 10 batches of 32 through a perceptron of 784, 128 and 10, forward, backward and SGD. Three kinds of
+runs, each against a baseline of the step as it is, all measured as `pytest --edgefl-compare` does it, by real
+measuring processes, a new one for every three runs, which do not wait for the device:
+
+    unchanged           the step as it is: any alarm is false
+    time +10%           11 batches instead of 10
+    memory +20 MiB      a block of 20 MiB held during the step
+
+Only the figures that are measured decide: the count of FLOP, which tells 11 batches from 10 for certain, is
+left out. A run is an ALARM if the metric grew by `edgefl.regression.verdict`'s rule, INVALID if its figures
+cannot be believed or do not compare, and OTHER if only another metric than the planted one grew.
+
+    python benchmarks/regression_power.py [--runs 100] [--baselines 10] [--json FILE]
+    python benchmarks/regression_power.py --load [--runs 20]      baselines under one load, runs under another
+    python benchmarks/regression_power.py --sum FILE…             several files' runs in one table
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edgefl.emulation.capacity import usable_cores
+from edgefl.errors import Invalid
+from edgefl.regression import baseline, verdict
+from edgefl.regression.device import EdgeDevice, Where, Wishes
+from edgefl.regression.measurement import Measurement
+from edgefl.regression.session import Options, Session
+
+BATCHES = 10
+DEVICE = "pixel-3a"
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    return net, torch.optim.SGD(net.parameters(), lr=0.01), torch.randn(32, 784), torch.arange(32) % 10
+
+
+def prepared(batches: int = BATCHES, mib: int = 0) -> Any:
+    return network()
+
+
+def training_step(parts: Any, batches: int = BATCHES, mib: int = 0) -> None:
+    net, optimizer, inputs, labels = parts
+    held = bytearray(b"x") * (mib << 20)
+    for _ in range(batches):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+    del held
+
+
+class Kind(NamedTuple):
+    name: str
+    metrics: tuple[str, ...]
+    """In which it is to be found; what any other says is OTHER."""
+    arguments: dict[str, int]
+
+
+KINDS = (
+    Kind("unchanged", tuple(verdict.TESTED), {}),
+    Kind("time +10%", ("cpu_s",), {"batches": BATCHES * 11 // 10}),
+    Kind("memory +20 MiB", ("peak_mib",), {"mib": 20}),
+)
+
+
+class Bench:
+    """A module of tests and its baseline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "test_step.py"
+        self.before: baseline.Entry | None = None
+
+    def save(self) -> None:
+        """Measure the step as it is, as the baseline. `Invalid` if that cannot be believed."""
+        with _session(Options(save=True)) as session:
+            device = self._device(session)
+            entry = device.entry(device.run(training_step, setup=prepared))
+        path = baseline.path_of(self.file)
+        baseline.save(path, [entry])
+        self.before = baseline.load(path)[entry.key]
+
+    def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
+        """One of each kind, in one session with a measuring process of its own."""
+        with _session(Options(compare=True)) as session:
+            for kind in kinds:
+                yield self._run(session, kind)
+
+    def _device(self, session: Session) -> EdgeDevice:
+        return EdgeDevice(
+            Wishes(DEVICE, time_scale=0.0), Where("test_step", self.file, "test_step", 1), session
+        )
+
+    def _run(self, session: Session, kind: Kind) -> dict[str, Any]:
+        assert self.before is not None
+        began = time.monotonic()
+        row: dict[str, Any] = {"kind": kind.name}
+        try:
+            device = self._device(session)
+            result = device.run(training_step, setup=prepared, **kind.arguments)
+            row |= circumstances(self.before, result.measured)
+            now = device.entry(result)
+            if (why := self.before.unfit(now)) is not None:
+                raise Invalid(why)
+            for one in verdict.compare(self.before, now):
+                row[one.metric] = [one.change.shift if one.change.before else 0.0, one.change.p]
+            found = {one.metric for one in device.grown(result, self.before)}
+        except Invalid as error:
+            row |= {"outcome": "INVALID", "why": str(error)}
+        else:
+            row["outcome"] = "ALARM" if found.intersection(kind.metrics) else "OTHER" if found else "CLEAN"
+        return row | {"wall_s": time.monotonic() - began}
+
+
+def circumstances(before: baseline.Entry, measured: Measurement) -> dict[str, float]:
+    """What the host was like."""
+    reference = measured.reference_cpu_s
+    return {
+        "repetitions": len(measured.repetitions),
+        "waited": statistics.median(one.waited for one in measured.repetitions),
+        "reference": statistics.median(reference) / statistics.median(before.reference.host_cpu_s),
+        "reference_cv": statistics.stdev(reference) / statistics.fmean(reference),
+        "noise": measured.noise,
+    }
+
+
+@contextlib.contextmanager
+def _session(options: Options) -> Iterator[Session]:
+    session = Session(options)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
+    """Every kind as often, in turn, a new baseline every so many."""
+    for count in range(baselines):
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder))
+            _save(bench)
+            for _ in range(count, runs, baselines):
+                yield from bench.runs(KINDS)
+
+
+def portability(runs: int) -> Iterator[dict[str, Any]]:
+    """Baselines saved idle and under load, compared under the other."""
+    for saved, compared in (("idle", "loaded"), ("loaded", "idle")):
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(Path(folder))
+            for count in range(runs):
+                if count % 5 == 0:
+                    with load(saved == "loaded"):
+                        _save(bench)
+                with load(compared == "loaded"):
+                    for row in bench.runs(KINDS):
+                        yield row | {"kind": f"saved {saved}, compared {compared}: {row['kind']}"}
+
+
+def _save(bench: Bench) -> None:
+    """A baseline that is believed, as a team would keep it; under load that may take more than one try."""
+    for _ in range(10):
+        with contextlib.suppress(Invalid):
+            bench.save()
+            return
+    raise SystemExit("ten baselines in a row were INVALID: this host is no place to measure")
+
+
+@contextlib.contextmanager
+def load(wanted: bool) -> Iterator[None]:
+    """A process that computes without end on each core."""
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: sum(range(10**6))"]
+    count = usable_cores() if wanted else 0
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            other.stdout.readline()
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Counts of each kind."""
+    lines = [f"{'':44}{'runs':>6}{'ALARM':>7}{'CLEAN':>7}{'INVALID':>9}{'OTHER':>7}{'s/run':>7}"]
+    for name in dict.fromkeys(row["kind"] for row in rows):
+        of = [row for row in rows if row["kind"] == name]
+        counts = Counter(row["outcome"] for row in of)
+        wall_s = sum(row["wall_s"] for row in of) / len(of)
+        cells = (
+            f"{len(of):>6}{counts['ALARM']:>7}{counts['CLEAN']:>7}{counts['INVALID']:>9}{counts['OTHER']:>7}"
+        )
+        lines.append(f"{name:44}{cells}{wall_s:>7.1f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--runs", type=int, default=100, help="of each kind (default: 100)")
+    parser.add_argument("--baselines", type=int, default=10, help="over which they are spread (default: 10)")
+    parser.add_argument("--load", action="store_true", help="baselines under one load, runs under another")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every run, written there as it ends")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="only show what these hold")
+    asked = parser.parse_args()
+    if asked.sum:
+        rows = [row for file in asked.sum for row in json.loads(file.read_text())]
+    else:
+        rows = []
+        for row in portability(asked.runs) if asked.load else power(asked.runs, asked.baselines):
+            rows.append(row)
+            if asked.json:
+                asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+    for row in rows:
+        if row["outcome"] == "INVALID":
+            print(f"INVALID {row['kind']}: {row['why']}")
+
+
+if __name__ == "__main__":
+    main()
