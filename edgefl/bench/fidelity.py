@@ -8,6 +8,7 @@ matrices whose amount is known. A figure counts if its run was under conditions 
     fidelity_bars.py       what each quantity is held to
     fidelity_links.py      links: rate, delay, jitter, loss
     fidelity_heat.py       the thermal curve, simulated in small steps beside
+    fidelity_shares.py     processes that know nothing of being held
     fidelity_slowed.py     the same on a host that is slowed to half
     fidelity_tables.py     what is printed
     fidelity_picture.py    what is drawn
@@ -30,6 +31,7 @@ from edgefl.bench.exercise import Exercise
 from edgefl.bench.fidelity_heat import heated
 from edgefl.bench.fidelity_links import links
 from edgefl.bench.fidelity_runs import DEVICES, EACH, Played, Throttle, Way, bundled_devices, trial
+from edgefl.bench.fidelity_shares import held
 from edgefl.bench.fidelity_slowed import slowed_runs
 from edgefl.bench.fidelity_tables import show
 from edgefl.emulation import load_device
@@ -48,14 +50,15 @@ class Length(NamedTuple):
 
     fleet: float
     alone: float
+    shares: float
     links: float
     fast_links: float
     heat: float
     ranks: float
 
 
-FULL = Length(fleet=12.0, alone=8.0, links=24.0, fast_links=12.0, heat=1800.0, ranks=10.0)
-QUICK = Length(fleet=4.0, alone=3.0, links=8.0, fast_links=3.0, heat=300.0, ranks=3.0)
+FULL = Length(fleet=12.0, alone=8.0, shares=10.0, links=24.0, fast_links=12.0, heat=1800.0, ranks=10.0)
+QUICK = Length(fleet=4.0, alone=3.0, shares=4.0, links=8.0, fast_links=3.0, heat=300.0, ranks=3.0)
 
 
 def run(
@@ -116,6 +119,9 @@ def _measured(
         lines += [bars.rate(mechanism, fleet), bars.trip(mechanism, fleet)]
         lines.append(bars.isolation(mechanism, alone, fleet, ALONE))
         curves["rates"][mechanism] = _rates(fleet)
+        if mechanism != "paced":
+            say(f"processes that know nothing of it, {mechanism}")
+            lines.append(held(mechanism, DEVICES, length.shares))
     lines += links(DEVICES, length.links, length.fast_links, curves, say)
     say("phones that get hot")
     lines.append(heated(length.heat, curves))

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgefl.bench.fidelity_runs import Floats, Played
 from edgefl.bench.statistics import binomial_interval, kolmogorov_smirnov, spearman
-from edgefl.emulation.fidelity import OTHERS_NOTED
+from edgefl.emulation.fidelity import OTHERS_NOTED, Conditions, bounds
 
 Verdict = Literal["PASS", "FAIL", "INVALID"]
 ALPHA = 0.01
@@ -56,6 +56,20 @@ def judged(
     """The line for figures that hold their bar or do not, from these runs."""
     doubt = next((run.doubt for run in runs if run.doubt), "")
     others = max((run.conditions.others or 0.0 for run in runs), default=0.0)
+    return _line(quantity, mechanism, declared, measured, figures, bar, held, doubt, others)
+
+
+def _line(
+    quantity: str,
+    mechanism: str,
+    declared: str,
+    measured: int,
+    figures: dict[str, float],
+    bar: str,
+    held: bool,
+    doubt: str,
+    others: float,
+) -> Line:
     verdict: Verdict = "PASS" if held else "FAIL"
     why = "" if held else "the bar is missed"
     if not measured:
@@ -109,6 +123,16 @@ def trip(mechanism: str, run: Played) -> Line:
     return judged(
         "whole trip", mechanism, "8 profiles", len(found), figures, "p95 3%", figures["p95"] <= 0.03, [run]
     )
+
+
+def share(mechanism: str, found: Floats, conditions: Conditions) -> Line:
+    """CPU time that processes which know nothing of it were let have, over what they should."""
+    figures = shares(found)
+    held = figures["median"] <= 0.01 and figures["p95"] <= 0.03
+    return _line(
+        "share of a core", mechanism, f"{len(found)} processes", len(found), figures, "1%, p95 3%", held,
+        next(iter(bounds(None, None, conditions)), ""), conditions.others or 0.0,
+    )  # fmt: skip
 
 
 def transfer(rate_mbps: float, network: str, run: Played) -> Line:

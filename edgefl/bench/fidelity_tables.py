@@ -39,7 +39,7 @@ def _table(lines: list[dict[str, Any]]) -> Any:
 
 def _name(line: dict[str, Any]) -> str:
     """The quantity, and of what: a mechanism where several have it, else what was declared."""
-    several = line["quantity"] in ("compute rate", "whole trip", "isolation")
+    several = line["quantity"] in ("compute rate", "whole trip", "isolation", "share of a core")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
 
 

@@ -17,7 +17,7 @@ from tests.process.runs import needs_groups
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it tries Linux's mechanisms")
 
-TINY = Length(fleet=2.0, alone=2.0, links=5.0, fast_links=1.5, heat=60.0, ranks=1.2)
+TINY = Length(fleet=2.0, alone=2.0, shares=0.5, links=5.0, fast_links=1.5, heat=60.0, ranks=1.2)
 KINDS = {
     "compute rate",
     "whole trip",

@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from edgefl.emulation.mechanisms.account import Account
@@ -117,6 +118,11 @@ class Governor:
             self._changed.notify()
         if last is not None and last is not threading.current_thread():
             last.join()
+
+    def look(self, look: Callable[[int], object]) -> None:
+        """Read a process's clock between the governor's own looks; a process that is gone is left alone."""
+        with self._changed, contextlib.suppress(ProcessLookupError):
+            look(time.monotonic_ns())
 
     def trouble(self, governed: Governed) -> str:
         """Why a process that lives is not looked after any more; empty if it is."""

@@ -65,7 +65,7 @@ class Quota:
 
     def turn(self, now_ns: int) -> int:
         """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
-        ahead_ns = self.account.ahead_ns(now_ns, self.target.cpu_ns())
+        ahead_ns = self.look(now_ns)
         share = self.account.share
         turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
         most = MOST_CORRECTION * share
@@ -77,6 +77,10 @@ class Quota:
             self._group.limit(quota_us, self._period_us)
             self._quota_us = quota_us
         return now_ns + turn_ns
+
+    def look(self, now_ns: int) -> float:
+        """By how much the process is ahead, ns. ProcessLookupError once it is gone."""
+        return self.account.ahead_ns(now_ns, self.target.cpu_ns())
 
     def renew(self, account: Account) -> bool:
         """Another share from now on; whether to look at once: here at the next turn."""

@@ -86,7 +86,9 @@ class Throttle:
         return _governor.trouble(self._governed)
 
     def achieved(self) -> Achieved:
-        """What the process was let have so far."""
+        """What the process was let have so far: by a quota now, by signals when it last stood still."""
+        if self._open and isinstance(self._governed, Quota):
+            _governor.look(self._governed.look)
         return self._governed.account.achieved()
 
     def close(self) -> None:
