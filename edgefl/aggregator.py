@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from edgefl import kernels
@@ -27,8 +28,7 @@ SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
 
 
-@dataclass
-class Lease:
+class Lease(msgspec.Struct):
     """One task's slot, and the ring entry its client may still be reading."""
 
     slot: int
@@ -37,8 +37,7 @@ class Lease:
     version: int
 
 
-@dataclass
-class SumResult:
+class SumResult(msgspec.Struct):
     """What a sum did: ``bad`` tasks (then nothing was published), else the new model's step."""
 
     bad: tuple[int, ...] = ()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from edgefl import wire
 from edgefl.aggregator import Aggregator, Lease
 from edgefl.core import Core
@@ -45,8 +47,7 @@ class Outbox(Protocol):
     def stop(self, reason: str) -> None: ...
 
 
-@dataclass(slots=True)
-class _Trip:
+class _Trip(msgspec.Struct):
     """A task that was given out, until its row is on record; ``done`` once its update is in its slot."""
 
     order: Train
@@ -61,40 +62,42 @@ class _Trip:
         if done is None:
             return TripRow(order.task, order.client, order.version, order.trip, self.sent_s)
         down, compute, up, trip = done.down, done.compute, done.up, done.trip
-        return TripRow(  # by position: names take three times as long, on the way of every update
-            order.task,
-            order.client,
-            order.version,
-            order.trip,
-            self.sent_s,
-            self.sent_s + down.achieved_s,
-            self.arrived_s,
-            self.staleness,
-            None,  # applied_version, weight, fate and reason are not known yet
-            None,
-            None,
-            "",
-            done.examples,
-            done.steps,
-            done.loss,
-            done.trained_version,
-            *size_bytes,
-            down.achieved_s,
-            compute.achieved_s,
-            up.achieved_s,
-            down.declared_s,
-            compute.declared_s,
-            up.declared_s,
-            done.delay.declared_s,
-            done.delay.achieved_s,
-            trip.declared_s,
-            trip.achieved_s,
-            done.flops,
-            done.lateness_s,
-            done.cpu_s,
-            done.peak_mib,
-            done.checksum,
-            checksum_seen,
+        return TripRow._make(  # by position: names take three times as long, on the way of every update
+            (
+                order.task,
+                order.client,
+                order.version,
+                order.trip,
+                self.sent_s,
+                self.sent_s + down.achieved_s,
+                self.arrived_s,
+                self.staleness,
+                None,  # applied_version, weight, fate and reason are not known yet
+                None,
+                None,
+                "",
+                done.examples,
+                done.steps,
+                done.loss,
+                done.trained_version,
+                *size_bytes,
+                down.achieved_s,
+                compute.achieved_s,
+                up.achieved_s,
+                down.declared_s,
+                compute.declared_s,
+                up.declared_s,
+                done.delay.declared_s,
+                done.delay.achieved_s,
+                trip.declared_s,
+                trip.achieved_s,
+                done.flops,
+                done.lateness_s,
+                done.cpu_s,
+                done.peak_mib,
+                done.checksum,
+                checksum_seen,
+            )
         )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,7 +14,7 @@ from edgefl.seeds import stream
 from edgefl.strategies.base import Device, Update
 
 
-class Task(NamedTuple):
+class Task(msgspec.Struct, frozen=True):
     """A task that a client has: which client, and the version that it trains from."""
 
     client: int

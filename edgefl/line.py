@@ -73,10 +73,9 @@ class Line:
         """The next message and its payload frames."""
         if self._later:
             return self._later.popleft()
-        while True:
-            self._listen(self._beat_ms)
-            if (message := self._take()) is not None:
-                return message
+        while (message := self._take(self._beat_ms)) is None:
+            self._listen(0)
+        return message
 
     def take(self) -> tuple[wire.FromServer, Sequence[Frame]] | None:
         """The next message if there is one, without waiting."""
@@ -115,9 +114,9 @@ class Line:
     def close(self) -> None:
         self._socket.close()
 
-    def _take(self) -> Message | None:
+    def _take(self, timeout_ms: int = 0) -> Message | None:
         try:
-            frames = self._socket.receive()
+            frames = self._socket.receive(timeout_ms)
         except Unreachable:
             raise Leave from None
         return None if frames is None else (wire.decode_from_server(frames[0]), frames[1:])

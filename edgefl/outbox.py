@@ -10,9 +10,16 @@ from edgefl.sockets import Frame, Full, ServerSocket, Unreachable
 from edgefl.stopwatch import Stopwatch
 from edgefl.transport import ServerEnd
 
+AT_ONCE = 16
+"""Tasks that are sent together at most: who waits for the first one must not wait long."""
+
 
 class SocketOutbox:
-    """The executor's `Outbox` on the server's socket. Nothing in it waits for a peer."""
+    """The executor's `Outbox` on the server's socket. Nothing in it waits for a peer.
+
+    Tasks are sent a few at once, when what came in together has been dealt with: each wakes a client, which
+    may take the server's processor, and what the server does in one go it finds in its caches.
+    """
 
     def __init__(
         self,
@@ -30,14 +37,26 @@ class SocketOutbox:
         self._socket, self._peers, self._transport, self._watch = socket, peers, transport, watch
         self._fetched, self._stuck = fetched, stuck
         self.assess, self.wake, self._stopped = assess, wake, stopped
+        self._tasks: list[tuple[Peer, wire.Task]] = []
 
     def train(self, task: wire.Task) -> None:
-        """Give a client its task, and with it the model where that travels by the socket."""
-        before = self._watch.to("send")
+        """Give a client its task, at the next `flush`."""
         peer = self._peers.get(control.CLIENT, task.client)
-        frames = self._transport.model_frames(task.entry)
-        if peer is not None and self.send(peer, task, frames) and frames:
-            self._fetched(task.slot)
+        if peer is not None:
+            self._tasks.append((peer, task))
+            if len(self._tasks) == AT_ONCE:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send the tasks that wait, each with its model where that travels by the socket."""
+        if not self._tasks:
+            return
+        before = self._watch.to("send")
+        tasks, self._tasks = self._tasks, []
+        for peer, task in tasks:
+            frames = self._transport.model_frames(task.entry)
+            if self._sent(peer, (wire.encode(task), *frames)) and frames:
+                self._fetched(task.slot)
         self._watch.to(before)
 
     def cancel(self, client: int, task: int) -> None:
@@ -57,9 +76,16 @@ class SocketOutbox:
             self.send(peer, wire.Bye())
 
     def send(self, peer: Peer, message: wire.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Whether the socket took the message. A peer that is gone is left to the supervisor to report."""
+        """Whether the socket took the message, after the tasks that wait.
+
+        A peer that is gone is left to the supervisor to report.
+        """
+        self.flush()
+        return self._sent(peer, (wire.encode(message), *payload))
+
+    def _sent(self, peer: Peer, frames: Sequence[Frame]) -> bool:
         try:
-            self._socket.send(peer.identity, [wire.encode(message), *payload])
+            self._socket.send(peer.identity, frames)
         except Full:
             self._stuck(peer)
             return False

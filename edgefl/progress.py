@@ -58,11 +58,11 @@ class Gauge:
         if len(self._costs_ns) < MOST_COSTS:
             self._costs_ns.append(ns)
 
-    def trip_us(self, record_s: float, trips: int) -> float | None:
-        """Median cost of a trip, with its share of the time that the record took, in µs."""
+    def trip_us(self, together_s: float, trips: int) -> float | None:
+        """Median cost of a trip, with its share of what was done for many trips together, in µs."""
         if not self._costs_ns or not trips:
             return None
-        return float(np.median(self._costs_ns)) / 1e3 + record_s / trips * 1e6
+        return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6
 
     def assessed(self, answer: wire.Assessed) -> None:
         """A version was measured."""

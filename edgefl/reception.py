@@ -7,7 +7,6 @@ costs the sender its process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -76,22 +75,23 @@ class Reception:
 
     def drain(self) -> None:
         """Take in what has arrived."""
-        self._watch.to("receive")
-        began_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
+        watch, ns, heard, handlers = self._watch, self._watch.ns, self._peers.heard, self._handlers
+        watch.to("receive")
+        began_ns = watch.since_ns + ns.get("sum", 0)
         for name, frames in self._socket.receive():
-            self._watch.to("check")
-            peer = self._peers.heard(name)
+            watch.to("check")
+            peer = heard(name)
             if peer is None or peer.expelled:
                 self._gauge.strangers += peer is None
                 continue
             try:
                 message = wire.decode_from_client(frames[0] if frames else b"")
-                handler = self._handlers.get(type(message))
+                handler = handlers.get(type(message))
                 if handler is None:
                     raise WireError(f"{type(message).__name__}, which nobody waits for")
                 handler(peer, message, frames[1:])
-                self._watch.to("receive")
-                now_ns = time.perf_counter_ns() + self._watch.ns.get("sum", 0)
+                watch.to("receive")
+                now_ns = watch.since_ns + ns.get("sum", 0)
                 if type(message) is wire.Done:
                     self._gauge.cost(now_ns - began_ns)
                 began_ns = now_ns

@@ -168,9 +168,11 @@ class Server:
                 if news or self._channel.waiting:
                     for message in self._channel.receive_ready():
                         self._hear_supervisor(message)
-                self._executor.retry_sum()
+                if self._executor.deferred is not None:
+                    self._executor.retry_sum()
                 self._advance()
                 self._alarms.run_due()
+                self._outbox.flush()
             self._conclude()
         finally:
             self._socket.close()
@@ -366,7 +368,9 @@ class Server:
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),
             aggregation=self._gauge.aggregation(self._aggregator.totals, self._aggregator.backend),
-            server_trip_us=self._gauge.trip_us(self._watch.seconds("record"), self._core.trips),
+            server_trip_us=self._gauge.trip_us(
+                self._watch.seconds("record") + self._watch.seconds("send"), self._core.trips
+            ),
         )
         for stage, ns in self._watch.ns.items():
             self._store.cost(stage, ns / 1e9, self._watch.calls[stage])

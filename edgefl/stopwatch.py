@@ -21,13 +21,14 @@ class Stopwatch:
         self.calls: dict[str, int] = {stage: 1}
         self._clock_ns = clock_ns
         self._stage = stage
-        self._since_ns = clock_ns()
+        self.since_ns = clock_ns()
+        """When the stage that is on began."""
 
     def to(self, stage: str) -> str:
         """Start charging ``stage``; returns the stage that was on."""
         now_ns, before, ns = self._clock_ns(), self._stage, self.ns
-        ns[before] += now_ns - self._since_ns
-        self._since_ns, self._stage = now_ns, stage
+        ns[before] += now_ns - self.since_ns
+        self.since_ns, self._stage = now_ns, stage
         if stage not in ns:
             ns[stage] = self.calls[stage] = 0
         self.calls[stage] += 1

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgefl import kernels
 from edgefl.buffer import Floats, ParameterBuffer
+from edgefl.kernels.selection import select
 from edgefl.update_format import Raw, with_scales
 
 
@@ -26,6 +27,7 @@ class UpdateWriter:
         self._buffer, self._shape, self._upload = buffer, buffer.shape, upload
         self._format = buffer.shape.update_format
         self._backend = kernels.backend()
+        self._plain, self._delta = self._format.name == "float32", select(self._backend).delta
         self._sum: int | None = None
 
     def write(self, raw: Raw, client: int, trained: Floats, base: Floats, start: int, stop: int) -> None:
@@ -33,14 +35,14 @@ class UpdateWriter:
 
         Rounding overwrites ``trained``.
         """
-        if self._format.name == "float32":
+        if self._plain and self._upload == "delta" and stop - start == raw.size:
+            self._sum = self._delta(raw.view(np.float32), trained, base)
+        elif self._plain:
             self._sum = None
             part = slice(start // 4, stop // 4)
             values = raw[start:stop].view(np.float32)
             if self._upload == "model":
                 np.copyto(values, trained[part])
-            elif values.size == trained.size:
-                self._sum = kernels.delta(values, trained, base, self._backend)
             else:
                 np.subtract(trained[part], base[part], out=values)
         elif start == 0:

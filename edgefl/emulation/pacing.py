@@ -147,11 +147,10 @@ class Phase:
     def end(self, work: float = 0.0) -> Spent:
         """Close the phase, after ``work`` more that has just been done: wait out what is left, and report."""
         self._add(work)
-        declared_s = self._takes_s(self.work)
-        due_ns = self._start_ns + declared_s * self._pacer.ns_per_emulated_s
-        self._pacer.hold(due_ns)
         self._ended = True
-        return self._pacer.close(self.work, declared_s, due_ns)
+        pacer, declared_s = self._pacer, self._takes_s(self.work)
+        due_ns = self._start_ns + declared_s * pacer.ns_per_emulated_s
+        return pacer.close(self.work, declared_s, due_ns, pacer.hold(due_ns))
 
     def _add(self, work: float) -> None:
         if self._ended:
@@ -216,18 +215,23 @@ class Pacer:
 
     def lead(self, start_ns: float, lead_s: float) -> None:
         """Wait out what nothing moves in, from the phase's scheduled start."""
-        self.hold(start_ns + lead_s * self.ns_per_emulated_s)
+        now_ns = self.hold(start_ns + lead_s * self.ns_per_emulated_s)
         self.delay_declared_s += lead_s
-        self.delay_s += (self._clock() - self._last_ns) / self.ns_per_emulated_s
+        self.delay_s += (now_ns - self._last_ns) / self.ns_per_emulated_s
 
-    def hold(self, due_ns: float, ahead_ns: int = 0) -> None:
-        """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come."""
-        if due_ns > self._clock() + ahead_ns:
-            self._wait(math.ceil(min(due_ns, NEVER_NS)))
+    def hold(self, due_ns: float, ahead_ns: int = 0) -> int:
+        """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come.
 
-    def close(self, work: float, declared_s: float, due_ns: float) -> Spent:
-        """Record that the running phase ended now; the next one is scheduled to start at ``due_ns``."""
+        Returns what the clock read last.
+        """
         now_ns = self._clock()
+        if due_ns > now_ns + ahead_ns:
+            self._wait(math.ceil(min(due_ns, NEVER_NS)))
+            now_ns = self._clock()
+        return now_ns
+
+    def close(self, work: float, declared_s: float, due_ns: float, now_ns: int) -> Spent:
+        """Record that the running phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
         achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
         lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
         spent = Spent(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)

@@ -60,8 +60,9 @@ class PeerSocket(Protocol):
         """Until a message may have arrived (or one may be sent), or the time is over; whether a watched
         descriptor is ready."""
 
-    def receive(self) -> Sequence[Frame] | None:
-        """A message that has arrived, None if none has; `Unreachable` once the server is gone."""
+    def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
+        """A message that has arrived, or does before the time is over, else None; `Unreachable` once the
+        server is gone. Watched descriptors may, but need not, end it earlier."""
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""

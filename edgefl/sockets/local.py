@@ -23,6 +23,7 @@ from edgefl.wire import MAX_HEADER_BYTES
 SCHEME = "local://@"
 MOST_NAME_BYTES = 255
 _READ_BYTES = MAX_HEADER_BYTES + 1  # so that one which is too long shows
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
@@ -41,16 +42,16 @@ class LocalServer:
         self._connections: dict[int, socket.socket] = {}
         self._names: dict[int, bytes] = {}
         self._by_name: dict[bytes, socket.socket] = {}
-        self._watched: list[int] = []
+        self._watched: set[int] = set()
         self._ready: list[tuple[int, int]] = []
 
     def watch(self, fd: int) -> None:
         self._epoll.register(fd, select.EPOLLIN)
-        self._watched.append(fd)
+        self._watched.add(fd)
 
     def wait(self, timeout_ms: int) -> bool:
         self._ready = self._epoll.poll(timeout_ms / 1000, AT_ONCE)
-        return any(fd in self._watched for fd, _ in self._ready)
+        return not self._watched.isdisjoint([fd for fd, _ in self._ready])
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
         """One message of each peer that has sent any, so that none keeps the others waiting."""
@@ -130,12 +131,12 @@ class LocalPeer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.connect("\0" + address.removeprefix(SCHEME))
-            self._socket.setblocking(False)
             self.send((name,))
         except (OSError, Unreachable) as error:
             self._socket.close()
             raise Unreachable from error
         self._poll = select.poll()
+        self._patience_ms = 0
         self._fd = self._socket.fileno()
         self._poll.register(self._fd, select.POLLIN)
 
@@ -153,9 +154,13 @@ class LocalPeer:
             return ready[0][0] != self._fd
         return len(ready) > 1
 
-    def receive(self) -> Sequence[Frame] | None:
-        try:
-            message = self._socket.recv(_READ_BYTES)
+    def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
+        if timeout_ms and timeout_ms != self._patience_ms:
+            patience = _TIMEVAL.pack(timeout_ms // 1000, timeout_ms % 1000 * 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+            self._patience_ms = timeout_ms
+        try:  # one call of the kernel, where to poll and then to read are two
+            message = self._socket.recv(_READ_BYTES, 0 if timeout_ms else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except ConnectionResetError:
@@ -167,7 +172,7 @@ class LocalPeer:
     def send(self, frames: Sequence[Frame]) -> None:
         (message,) = frames
         try:
-            self._socket.send(message)
+            self._socket.send(message, socket.MSG_DONTWAIT)
         except OSError as error:
             raise _not_sent(error) from None
 

@@ -143,7 +143,9 @@ class ZeroMQPeer:
             timeout_ms = 0
         return any(which in self._watched for which, _ in self._poller.poll(timeout_ms))
 
-    def receive(self) -> Sequence[Frame] | None:
+    def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
+        if timeout_ms:
+            self._poller.poll(timeout_ms)
         try:
             return receive_now(self._socket, headers=1)
         except zmq.Again:

@@ -226,7 +226,7 @@ def test_times_and_costs_are_finite_and_not_negative(figure: str, value: float) 
         wrong = [value]
     for field in wrong:
         text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{figure: field})))
-        assert text == "update of task 40 declares times or costs that are negative or not finite"
+        assert text.startswith("not a message: Expected `float` ")
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
@@ -238,8 +238,7 @@ def test_a_loss_is_a_number_or_nan(value: float) -> None:
 @pytest.mark.parametrize("value", [-1, wire.MAX_COUNT + 1, 2**63, 2**64 - 1])
 def test_counts_are_what_the_record_can_hold(field: str, value: int) -> None:
     text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{field: value})))
-    assert "task 40" in text
-    assert str(value) in text
+    assert text.startswith("not a message: Expected `int` ")
 
 
 def test_a_checksum_is_not_negative() -> None:
