@@ -72,6 +72,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = [0] * count
         self._trained_from = [-1] * count
+        self._starters: tuple[int, set[int]] = (0, set())  # of a version, who trained from it last
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
@@ -90,6 +91,12 @@ class Ledger:
     def trained_from(self, client: int) -> int:
         """The version of the client's last task; −1 before its first and after one that gave no update."""
         return self._trained_from[client]
+
+    @property
+    def up_to_date(self) -> Collection[int]:
+        """Clients whose last task is from the current version."""
+        version, clients = self._starters
+        return clients if version == self.version else ()
 
     def update(self, task: int) -> Update:
         """The held update of ``task``, until its ``Release`` is returned; then `KeyError`."""
@@ -132,6 +139,9 @@ class Ledger:
         self._next_task += 1
         self._trips[client] += 1
         self._trained_from[client] = self.version
+        if self._starters[0] != self.version:
+            self._starters = (self.version, set())
+        self._starters[1].add(client)
         self._tasks[task] = Task(client, self.version)
         self._running[client] = task
         return task, trip
@@ -167,6 +177,7 @@ class Ledger:
         """The client's last task gave nothing, so it may be given the same version again."""
         if client not in self._running:
             self._trained_from[client] = -1
+            self._starters[1].discard(client)
 
     # ---- updates -------------------------------------------------------------------------------
 

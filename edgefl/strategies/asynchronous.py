@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -54,18 +55,16 @@ class Asynchronous(Strategy):
         return self.restart == "new-version"
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        ready: Sequence[int] = view.idle
-        if not ready:
-            return ()
-        if self.restart == "new-version":
-            ready = [client for client in ready if view.trained_from(client) < view.version]
-        room = view.openings
+        idle, room = view.idle, view.openings
         if self.concurrency is not None:
             room = min(room, self.concurrency - view.training)
-        elif room >= len(view.devices):
-            return ready
-        if room <= 0 or not ready:
+        if room <= 0 or not idle:
             return ()
+        ready = idle if self.restart == "immediate" else _Without(idle, view.up_to_date)
+        if not ready:
+            return ()
+        if self.concurrency is None and room >= len(view.devices):
+            return [ready[index] for index in range(len(ready))]
         if room == 1:
             return (ready[int(view.rng.integers(len(ready)))],)
         drawn = view.rng.permutation(len(ready))[:room]
@@ -81,3 +80,27 @@ class Asynchronous(Strategy):
             return ()
         oldest = view.version - self.max_staleness
         return [client for client in view.running if view.trained_from(client) < oldest]
+
+
+class _Without:
+    """Ascending ``clients`` but for those in ``others``, who are few: made without a look at each client.
+
+    >>> left = _Without([2, 3, 5, 8], {3, 4, 8})
+    >>> len(left), left[0], left[1]
+    (2, 2, 5)
+    """
+
+    def __init__(self, clients: Sequence[int], others: Collection[int]) -> None:
+        self._clients = clients
+        places = ((bisect_left(clients, client), client) for client in others)
+        self._gaps = sorted(at for at, client in places if at < len(clients) and clients[at] == client)
+
+    def __len__(self) -> int:
+        return len(self._clients) - len(self._gaps)
+
+    def __getitem__(self, index: int) -> int:
+        for gap in self._gaps:
+            if gap > index:
+                break
+            index += 1
+        return self._clients[index]

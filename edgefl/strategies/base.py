@@ -131,6 +131,10 @@ class View(Protocol):
         """The version of the client's last task; −1 before its first and after one that gave no update."""
 
     @property
+    def up_to_date(self) -> Collection[int]:
+        """Clients whose last task is from the current version: those of whom `trained_from` says so."""
+
+    @property
     def rng(self) -> np.random.Generator:
         """The run's seeded stream for strategies."""
 
