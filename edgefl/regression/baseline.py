@@ -139,6 +139,15 @@ def entry(test: str, function: str, measured: Measurement) -> Entry:
     )
 
 
+def together(first: Entry, second: Entry) -> Entry:
+    """The samples of two measurements of the same function, in their order."""
+    samples = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
+    }
+    return msgspec.structs.replace(first, **samples)
+
+
 def path_of(test_file: Path) -> Path:
     """Where the baselines of a test module are.
 

@@ -197,24 +197,23 @@ class EdgeDevice:
                 self._compare(result)
 
     def grown(self, result: Result, before: baseline.Entry) -> list[Compared]:
-        """The metrics that take more than their baseline, in two measurements.
+        """The metrics that take more than their baseline.
 
-        The second is made only where the first says so: what a neighbour on the host did may look like a
-        change for some seconds, and seldom does twice.
+        Where one seems to, the function is measured a second time and both measurements count together: what
+        a neighbour on the host did may look like a change for some seconds.
         """
         __tracebackhide__ = True
         tolerance, devices = self._session.options.tolerance, self._where.devices
         group = f"{self._where.group} {result.function}"
-        now = verdict.compare(before, self.entry(result), tolerance)
-        found = self._session.changed(group, devices, now)
-        if not found:
+        now = self.entry(result)
+        if not self._session.changed(group, devices, verdict.compare(before, now, tolerance)):
             return []
         again = measure(self._session.process(self._where.file), result.measured.plan)
         self._believe(result, again)
-        second = verdict.compare(before, self._entry(result.function, again), tolerance)
-        grew = verdict.changed(second, max(len(second), devices * len(TESTED)))
-        confirmed = {one.metric for one, more in zip(second, grew, strict=True) if more}
-        return [one for one in found if one.metric in confirmed]
+        both = baseline.together(now, self._entry(result.function, again))
+        compared = verdict.compare(before, both, tolerance)
+        grew = verdict.changed(compared, devices * len(TESTED))
+        return [one for one, more in zip(compared, grew, strict=True) if more]
 
     def entry(self, result: Result) -> baseline.Entry:
         """What a baseline keeps of a result."""
