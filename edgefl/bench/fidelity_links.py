@@ -15,8 +15,8 @@ from edgefl.bench.fidelity_runs import EACH, Floats, Played, Way, trial
 
 SLOW_PARAMETERS = 62_500
 """A quarter of a megabyte each way: two seconds at 1 Mbps."""
-FAST_PARAMETERS = 2_000_000
-COMPUTE_S = 0.02
+FAST_PARAMETERS = 1_000_000
+COMPUTE_S, FAST_COMPUTE_S = 0.02, 0.1
 LOSSY = {"loss-1": (5.0, 1.0), "loss-5": (5.0, 5.0)}
 """Mbps and packets lost on the way up, %."""
 JITTER = {"normal": (50.0, 10.0), "uniform": (40.0, 20.0), "exponential": (30.0, 10.0)}
@@ -71,7 +71,7 @@ def links(
         for device in part
     }
     fleet = dict.fromkeys(devices, EACH)
-    fast = trial(fleet, networks, Exercise(FAST_PARAMETERS, COMPUTE_S), fast_seconds, assigned=assigned)
+    fast = trial(fleet, networks, Exercise(FAST_PARAMETERS, FAST_COMPUTE_S), fast_seconds, assigned=assigned)
     return [
         *(bars.transfer(link.rate_mbps, name, slow) for name, link in SLOW.items()),
         *(bars.transfer(link.rate_mbps, name, fast) for name, link in FAST.items()),

@@ -152,8 +152,10 @@ def _literal(value: Any) -> str:
 
 
 def bundled_devices() -> list[str]:
-    """Every bundled profile of one device that computes at a rate of its own."""
+    """Every bundled profile of one device that computes at a rate of its own and is there all the time."""
     devices = [load_device(name) for name in device_names()]
     return [
-        one.id for one in devices if one.cpu is not None and one.slowdown is None and one.delay_model is None
+        one.id
+        for one in devices
+        if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability)
     ]

@@ -34,12 +34,12 @@ def _table(lines: list[dict[str, Any]]) -> Any:
         (_name(line), f"{line['measured']:,}", found(line["figures"]), line["bar"], line["verdict"])
         for line in lines
     ]
-    return table(["achieved against declared", ">n", "error or figure", "bar", ""], rows)
+    return table(["quantity", ">n", "error or figure", "bar", ""], rows)
 
 
 def _name(line: dict[str, Any]) -> str:
     """The quantity, and of what: a mechanism where several have it, else what was declared."""
-    several = line["quantity"] in ("compute rate", "whole trip", "isolation", "share of a core")
+    several = line["quantity"] in ("compute rate", "whole trip", "isolation", "core share")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
 
 
