@@ -1,0 +1,123 @@
+"""What the server sends, over real sockets: tasks go together, nothing overtakes them, none waits long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from executor_world import SIZE, World
+
+from edgefl import control, experiment, outbox, wire
+from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.outbox import SocketOutbox
+from edgefl.peers import Peers
+from edgefl.record import Record
+from edgefl.sockets import PeerSocket, bind, connect
+from edgefl.stopwatch import Stopwatch
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.transport import server_end
+
+PATIENCE_MS = 10_000
+
+
+class Office:
+    """An outbox and two clients that are connected."""
+
+    def __init__(self) -> None:
+        self.peers = Peers(time.monotonic)
+        self.server = bind("shm", wire.MAX_HEADER_BYTES)
+        self.buffer = ParameterBuffer.create(Shape(4, 2, 2))
+        self.clients: list[PeerSocket] = []
+        for number in range(2):
+            peer = self.peers.expect(control.CLIENT, number)
+            client = connect(self.server.address, peer.identity)
+            client.send((wire.encode(wire.Beat(number, 0)),))
+            heard: list[bytes] = []
+            while not heard:
+                self.server.wait(PATIENCE_MS)
+                heard = [name for name, _ in self.server.receive()]
+            self.clients.append(client)
+        self.outbox = SocketOutbox(
+            self.server, self.peers, server_end("shm", self.buffer), Stopwatch("test"),
+            fetched=lambda slot: None, stuck=lambda peer: None, assess=lambda version, entry: None,
+            wake=lambda at_s: None, stopped=lambda reason: None,
+        )  # fmt: skip
+
+    def task(self, client: int, task: int) -> None:
+        self.outbox.train(wire.Task(client, task, 0, 0, 0, 0, None, None))
+
+    def got(self, client: int, timeout_ms: int = 0) -> wire.FromServer | None:
+        frames = self.clients[client].receive(timeout_ms)
+        return None if frames is None else wire.decode_from_server(frames[0])
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    made = Office()
+    yield made
+    for client in made.clients:
+        client.close()
+    made.server.close()
+    made.buffer.close()
+
+
+def test_tasks_wait_for_the_flush_and_come_in_order(office: Office) -> None:
+    for task in range(3):
+        office.task(0, task)
+    assert office.got(0) is None
+    office.outbox.flush()
+    got = [office.got(0, PATIENCE_MS) for _ in range(3)]
+    assert [message.task for message in got if isinstance(message, wire.Task)] == [0, 1, 2]
+    office.outbox.flush()
+    assert office.got(0) is None
+
+
+def test_what_else_is_sent_does_not_overtake_them(office: Office) -> None:
+    office.task(0, 7)
+    office.task(1, 8)
+    office.outbox.cancel(0, 7)
+    assert [type(office.got(0, PATIENCE_MS)) for _ in range(2)] == [wire.Task, wire.Cancel]
+    assert isinstance(office.got(1, PATIENCE_MS), wire.Task)
+
+
+def test_many_do_not_wait_for_the_last(office: Office) -> None:
+    for task in range(outbox.AT_ONCE + 1):
+        office.task(task % 2, task)
+    counts = [0, 0]
+    for client in range(2):
+        while office.got(client) is not None:
+            counts[client] += 1
+    assert sum(counts) == outbox.AT_ONCE
+
+
+def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:
+    world = World(tmp_path, FedBuff(buffer_size=1), experiment.Stop(versions=1)).join()
+    said: dict[int, wire.Done] = {}
+
+    def done(task: wire.Task, checksum: int) -> wire.Done:
+        spent = [wire.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(1, 6)]
+        said[task.task] = wire.Done(
+            client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
+            examples=61, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent[0], down=spent[1],
+            compute=spent[2], up=spent[3], lateness_s=0.25, cpu_s=0.125, peak_mib=20.0, delay=spent[4],
+        )  # fmt: skip
+        return said[task.task]
+
+    world.done = done  # type: ignore[method-assign]
+    world.finish().close()
+    task, told = next(iter(said.items()))
+    with Record(tmp_path) as record:
+        row = record.trip(task)
+    for name in ("client", "examples", "steps", "loss", "trained_version", "flops", "lateness_s", "cpu_s"):
+        assert getattr(row, name) == getattr(told, name), name
+    for part in ("down", "compute", "up", "delay"):
+        spent = getattr(told, part)
+        assert getattr(row, f"{part}_declared_s") == spent.declared_s
+        assert getattr(row, f"{part}_s") == spent.achieved_s
+    assert (row.trip_declared_s, row.trip_achieved_s) == (10.0, 11.0)
+    assert (row.peak_mib, row.down_bytes, row.up_bytes) == (20.0, 4 * SIZE, 4 * SIZE)
+    assert row.checksum_sent == row.checksum_seen == told.checksum
+    assert row.received_s == row.sent_s + 21.0
+    assert (row.fate, row.weight, row.applied_version, row.staleness) == ("applied", 1.0, 1, 0)
