@@ -185,7 +185,7 @@ def _save(bench: Bench) -> None:
 @contextlib.contextmanager
 def load(wanted: bool) -> Iterator[None]:
     """A process that computes without end on each core."""
-    command = [sys.executable, "-c", "print(flush=True)\nwhile True: sum(range(10**6))"]
+    command = [sys.executable, "-c", _COMPUTING]
     count = usable_cores() if wanted else 0
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     try:
@@ -197,6 +197,15 @@ def load(wanted: bool) -> Iterator[None]:
         for other in others:
             other.kill()
             other.communicate()
+
+
+_COMPUTING = """
+import os
+parent = os.getppid()
+print(flush=True)
+while os.getppid() == parent:  # and not beyond its end, however that comes
+    sum(range(10**6))
+"""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
