@@ -37,6 +37,24 @@ def test_the_bits_of_a_difference_and_of_its_checksum(backend: str, size: int) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + PIECE + 3, 300_001])
+def test_large_ones_are_written_around_the_caches_to_the_same_bits(backend: str, size: int) -> None:
+    memory = np.zeros(4 * size + 128, np.uint8)
+    trained, base = any_bits(size, 3), any_bits(size, 4)
+    base[np.isinf(base)] = 0.0  # infinity less infinity
+    with np.errstate(all="ignore"):
+        expected = trained - base
+    for place in (-memory.ctypes.data % 64, -memory.ctypes.data % 64 + 4):
+        out = memory[place : place + 4 * size].view(np.float32)
+        out[:] = 7.0
+        assert kernels.delta(out, trained, base, backend) == kernels.checksum(expected, "reference")
+        assert out.tobytes() == expected.tobytes()
+        assert not memory[:place].any()
+        assert not memory[place + 4 * size :].any()
+        out[:] = 0.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_any_alignment(backend: str) -> None:
     memory = np.zeros(3 * 5000 * 4 + 64, np.uint8)
     for offset in (0, 1, 2, 3, 5):
