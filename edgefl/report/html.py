@@ -185,11 +185,13 @@ def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
         loss = "not a number" if record.evaluations else "not evaluated"
     else:
         loss = f"loss {number(summary['loss'])}"
-    weight = summary["slow_phones"]["applied_weight"]
+    weight, theirs = (summary["slow_phones"][what] for what in ("applied_weight", "accuracy"))
     return [
         stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),
         stat("Accuracy", percent(summary["accuracy"]), loss),
-        stat("Slow phones' classes", percent(summary["slow_phones"]["accuracy"]),
+        stat("Slow phones' weight", number(weight), "of the fair share")
+        if theirs is None and weight is not None else
+        stat("Slow phones' classes", percent(theirs),
              "no update applied" if weight is None else f"weight {number(weight)} of the fair share"),
         stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
         stat("Versions", f"{summary['versions']:,}",

@@ -35,7 +35,7 @@ h3 { font-size: 15px; font-weight: 620; margin: 0; }
 a { color: var(--link); }
 .grid { display: grid; gap: 16px; grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .grid > .wide { grid-column: 1 / -1; }
-.cards { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(146px, 1fr)); }
+.cards { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }
 .card { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 16px 18px; min-width: 0; }
 .cards .card { padding: 13px 15px 12px; }
 .stat { font-size: 12.5px; color: var(--muted); margin: 0; }
