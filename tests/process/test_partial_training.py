@@ -42,6 +42,7 @@ def test_training_ends_at_the_polls_after_the_steps_that_the_device_has_made(
         *(trips[name].tolist() for name in ("client", "steps", "flops", "compute_declared_s")), strict=True
     ):
         rate = load_device("pixel-4" if client < 2 else "moto-g4").train_flop_per_s
-        assert steps == min(STEPS, int(declared_s / (flops / steps / rate) + 1e-6))
+        fitting = declared_s / (flops / steps / rate)  # of the average step: the last of an epoch is smaller
+        assert steps == STEPS <= fitting + 1e-6 or fitting - 1.1 < steps <= fitting + 0.1
     assert 0 < trips["steps"].min() < STEPS == trips["steps"].max()
     assert (trips["trip_achieved_s"] > trips["trip_declared_s"] - 1e-6).all()
