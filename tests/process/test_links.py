@@ -45,7 +45,7 @@ def test_transfers_follow_their_trace(kind: str, tmp_path: Path) -> None:
     times = [t for start in range(0, 2000, 200) for t in (*range(start + 5, start + 101, 5), start + 150)]
     (tmp_path / "t.trace").write_text("".join(f"{t}\n" for t in [*times, 2000]))
     link = network(tmp_path, 'trace = "t.trace"\ndelay_ms = 5')
-    edgefl.run(wanted(kind, link, stop=Stop(trips=24 if kind == "virtual" else 12)), tmp_path / "run")
+    edgefl.run(wanted(kind, link, stop=Stop(trips=24 if kind == "virtual" else 9)), tmp_path / "run")
     trace = read_trace(str(tmp_path / "t.trace"))
     with Record(tmp_path / "run") as record:
         trips = record.trips

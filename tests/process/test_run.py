@@ -24,7 +24,7 @@ STRATEGIES = [
     {"name": "fedbuff", "buffer_size": 3},
     {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5},
     {"name": "fedstaleweight", "buffer_size": 3},
-    {"name": "favano", "participants": 3, "interval_s": 0.1},
+    {"name": "favano", "participants": 3, "interval_s": 0.03},
     {"name": "fedbuff", "buffer_size": 2, "arrival_process": "constant", "arrival_rate_per_s": 400.0},
 ]
 
