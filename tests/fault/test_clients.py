@@ -17,8 +17,8 @@ PATIENCE_S = 30.0
 DEATHS = {"die": "death", "hang": "hang", "rubbish": "malformed", "memory": "oom"}
 
 
-@pytest.mark.parametrize("transport", ["shm", "wire"])
 @pytest.mark.parametrize("failure", DEATHS)
+@pytest.mark.parametrize("transport", ["shm", pytest.param("wire", marks=pytest.mark.slow)])
 def test_a_client_that_fails_is_replaced(failure: str, transport: str, tmp_path: Path) -> None:
     if failure == "memory" and not sys.platform.startswith("linux"):
         pytest.skip("memory limits are enforced by RLIMIT_DATA, which only Linux has")

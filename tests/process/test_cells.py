@@ -62,7 +62,7 @@ def test_more_cells_share_less(tmp_path: Path) -> None:
     assert medians[0] == pytest.approx(2 * medians[1]) == pytest.approx(4 * medians[2])
 
 
-@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
 def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> None:
     churn = Churn(mean_online_s=1.0, mean_offline_s=0.3, die_per_trip=0.1)
     fleet = {"churn": churn, "rejoin_s": 0.1, "on_leave": on_leave}

@@ -24,7 +24,7 @@ def virtual(workers: int = 2, *, stop: Stop | None = None, **server: Any) -> edg
     )
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "int8"])
+@pytest.mark.parametrize("name", [pytest.param("bfloat16", marks=pytest.mark.slow), "int8"])
 def test_the_same_bits_over_both_transports_and_any_number_of_workers(name: str, tmp_path: Path) -> None:
     found = {}
     for transport, workers in (("shm", 1), ("wire", 3)):

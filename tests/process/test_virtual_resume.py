@@ -95,7 +95,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
     assert found == outcome(tmp_path / "calm")
 
 
-@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
 def test_phones_that_change_go_on_changing_as_they_would_have(
     on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +108,7 @@ def test_phones_that_change_go_on_changing_as_they_would_have(
     assert found == outcome(tmp_path / "calm")
 
 
-@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
 def test_transfers_that_share_a_cell_go_on_as_they_would_have(
     on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
