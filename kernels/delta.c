@@ -18,7 +18,8 @@ static void stream(float *out, const float *from, int64_t n)
 }
 #endif
 
-static uint64_t delta_of(float *restrict out, const float *trained, const float *base, int64_t n)
+static uint64_t delta_of(ef_loose_float *restrict out, const ef_loose_float *trained, const ef_loose_float *base,
+                         int64_t n)
 {
     const ef_isa *isa = ef_isa_now();
     uint64_t all[2] = {0, 0};
@@ -31,7 +32,7 @@ static uint64_t delta_of(float *restrict out, const float *trained, const float 
             uint64_t s[2] = {0, 0};
             for (int64_t i = 0; i < PIECE; i++) few[i] = trained[at + i] - base[at + i];
             isa->words((const unsigned char *)few, PIECE, s);
-            stream(out + at, few, PIECE);
+            stream((float *)(out + at), few, PIECE);
             all[0] += s[0];
             all[1] += s[1] + (uint64_t)at * s[0];
         }
