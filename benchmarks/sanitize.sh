@@ -9,6 +9,7 @@
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${1:-$root/.venv/bin/python}
+case $python in /*) ;; */*) python=$PWD/$python ;; esac
 cases=${2:-2000}
 cc=${CC:-cc}
 work=$(mktemp -d)

@@ -119,9 +119,6 @@ static void sum_grain(void *context, int64_t grain)
 #endif
 }
 
-/* Past this many bytes of out, writing around the caches saves reading what is overwritten. */
-#define STREAM_BYTES (1 << 20)
-
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
                     double *norms, uint64_t *checksums, const ef_step *step, int threads)
 {
@@ -139,10 +136,10 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     if (checksums) memset(job.sums, 0, (size_t)(tiles * count) * 2 * sizeof *job.sums);
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
-    job.stream = n * 4 >= STREAM_BYTES && written % 64 == 0 && (step || out != base);
+    job.stream = n * 4 >= EF_STREAM_BYTES && written % 64 == 0 && (step || out != base);
     /* Memory likes long stretches, which float32 waits for; narrow types wait for the L1 cache. */
     for (int64_t j = 0; j < count; j++)
-        if (u[j].dtype == EF_F32 && n * 4 >= STREAM_BYTES) job.span = EF_SPAN;
+        if (u[j].dtype == EF_F32 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);
     for (int64_t j = 0; j < count; j++) norms[j] = 0;
     for (int64_t t = 0; t < tiles; t++)

@@ -10,6 +10,7 @@
 #define EF_ABI 5
 
 #define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
+#define EF_STREAM_BYTES (1 << 20) /* past this, writing around the caches saves reading what is overwritten */
 #define EF_SPAN 8          /* most tiles in one pass over a group of updates */
 #define EF_LANES 8         /* interleaved double accumulators inside a block */
 #define EF_SCALE_BLOCK 256 /* int8 elements that share one float32 scale */

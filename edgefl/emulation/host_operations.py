@@ -144,16 +144,21 @@ def _training_step() -> Callable[[], Any]:
         nn.Linear(2048, 62),
     )
     images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
-    labels = torch.arange(FEMNIST_BATCH)
+    return sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01)
+
+
+def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
+    """A step of plain SGD on always the same batch; with ``lr`` 0 each step does what the one before did."""
+    parameters = list(net.parameters())
 
     def step() -> None:
-        for weights in net.parameters():
+        for weights in parameters:
             weights.grad = None
-        cross_entropy(net(images), labels).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for weights in net.parameters():
+            for weights in parameters:
                 assert weights.grad is not None
-                weights.add_(weights.grad, alpha=-0.01)
+                weights.add_(weights.grad, alpha=-lr)
 
     return step
 

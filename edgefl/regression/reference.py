@@ -13,8 +13,8 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
+from edgefl.emulation.host_operations import sgd_step
 from edgefl.learning.flops import FlopCount
 from edgefl.learning.randomness import torch_seed
 from edgefl.regression.orders import ReferenceName
@@ -105,18 +105,11 @@ _NETS: dict[ReferenceName, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 def _training(net: nn.Module, inputs: torch.Tensor) -> Callable[[int], None]:
     """Steps of SGD whose rate is 0, so that each does what the one before did."""
-    labels = torch.arange(len(inputs)) % 10
-    parameters = list(net.parameters())
+    step = sgd_step(net, inputs, torch.arange(len(inputs)) % 10, 0.0)
 
     def run(units: int) -> None:
         for _ in range(units):
-            for weights in parameters:
-                weights.grad = None
-            cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                for weights in parameters:
-                    assert weights.grad is not None
-                    weights.add_(weights.grad, alpha=0.0)
+            step()
 
     return run
 
