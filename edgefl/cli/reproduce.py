@@ -27,6 +27,12 @@ def reproduce(
             metavar="DIR", help="Folder; default runs/reproduce-PAPER. Runs in it are not repeated."
         ),
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one key in every run, such as data.name=fashion-mnist."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
 ) -> None:
     """A paper's claims: its settings, three seeds, the paper's figure beside ours, a verdict each."""
@@ -43,11 +49,11 @@ def reproduce(
     from edgefl.reproduce import page
 
     module = import_module(f"edgefl.reproduce.{paper}")
-    kept: dict[str, Any] = {"paper": paper, "quick": quick}
+    kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):
         from edgefl.reproduce import running
 
-        study = module.study
+        study = module.study.changed(changes or ())
         try:
             curves = running.run(study, folder, quick=quick, say=say)
         except KeyboardInterrupt:
@@ -58,6 +64,8 @@ def reproduce(
         rows = page.rows_of(curves)
         page.write(folder, study.title, study.citation, findings, rows=rows, notes=study.notes, extra=kept)
     else:
+        if changes:
+            raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
         findings, pictures = module.findings(quick=quick, say=say)
         page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
     if not quiet:

@@ -74,7 +74,7 @@ study = Study(
     ),
     judge=judge,
     notes=(
-        "On MNIST: FashionMNIST's files have the same form, put them in its place with data.name.",
+        "On MNIST; --set data.name=fashion-mnist takes the paper's other data.",
         "FLOPs count forward and backward pass, three times the paper's count: its seconds are ours / 3.",
     ),
 )

@@ -83,5 +83,5 @@ study = Study(
         Arm(FEDBUFF, ("strategy.name=fedbuff",)),
     ),
     judge=judge,
-    notes=("On MNIST: FashionMNIST's files have the same form, put them in its place with data.name.",),
+    notes=("On MNIST; --set data.name=fashion-mnist takes the paper's other data.",),
 )

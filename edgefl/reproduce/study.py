@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
 from edgefl import config
+from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.findings import Finding
@@ -40,10 +41,21 @@ class Study:
     notes: tuple[str, ...] = ()
     """What differs from the paper, and why."""
     seeds: tuple[int, ...] = field(default=SEEDS)
+    changes: tuple[str, ...] = ()
+    """What a user changes in the settings of every arm, as ``edgefl run --set`` takes it."""
+
+    def changed(self, changes: Sequence[str]) -> Study:
+        """The same comparison under other settings. ConfigError for one that tells the arms apart."""
+        for change in changes:
+            key = change.partition("=")[0]
+            if arms := [arm.label for arm in self.arms if key in {c.partition("=")[0] for c in arm.changes}]:
+                raise ConfigError(f"--set {change}: {key} is what tells {arms[0]} from the other arms")
+        note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()
+        return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
     def experiment(self, arm: Arm, seed: int, *, quick: bool) -> Experiment:
         """The run of one arm and seed."""
-        return config.load(self.file(quick), arm.changes, seed=seed)
+        return config.load(self.file(quick), (*arm.changes, *self.changes), seed=seed)
 
     def file(self, quick: bool) -> Path:
         """The settings, as they lie in the package or beside it in a source tree."""

@@ -110,12 +110,25 @@ def test_a_folder_with_other_settings_is_refused(small: Small, tmp_path: Path) -
         running.run(other, out, quick=True, say=lambda _: None)
 
 
+def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart(small: Small) -> None:
+    changed = small.changed(["stop.versions=2", "training.lr=0.25"])
+    for arm in changed.arms:
+        wanted = changed.experiment(arm, 1, quick=True)
+        assert (wanted.stop.versions, wanted.training.lr) == (2, 0.25)
+    assert "stop.versions=2, training.lr=0.25" in changed.notes[-1]
+    assert small.changed([]) == small
+    with pytest.raises(ConfigError, match="strategy.buffer_size is what tells b from the other arms"):
+        small.changed(["strategy.buffer_size=3"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("fedbuf",), "did you mean 'fedbuff'"),
         (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
         (("fedstaleweight",), "EDGEFL_DATA"),
+        (("theory", "--set", "seed=1"), "theory has no settings"),
+        (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
