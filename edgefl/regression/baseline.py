@@ -23,7 +23,7 @@ from edgefl.errors import ConfigError
 from edgefl.regression import reference
 from edgefl.regression.inference import LEAST_REPETITIONS
 from edgefl.regression.measurement import Measurement, profile_sha256
-from edgefl.regression.orders import ReferenceName
+from edgefl.regression.orders import Against
 
 FORMAT = 1
 FOLDER = "edgefl-baselines"
@@ -47,11 +47,17 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the host's CPU time was held against: its calibration at that moment."""
 
-    name: ReferenceName
+    against: Against
     version: int
     flop: float
     host_cpu_s: Row
     """Of a unit, one a repetition."""
+
+    def __str__(self) -> str:
+        against = self.against
+        return (
+            f"{against.reference} of version {self.version} ({against.units} units to {against.calls} calls)"
+        )
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,18 +90,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Why ``now`` cannot be compared with this; None if it can."""
         if self.profile_sha256 != now.profile_sha256:
             return f"the profile of {now.device} or its network has changed since the baseline was saved"
-        if (self.reference.name, self.reference.version) != (now.reference.name, now.reference.version):
-            return (
-                f"stale calibration: the baseline was measured against {self.reference.name} of version "
-                f"{self.reference.version}, now it is {now.reference.name} of version {now.reference.version}"
-            )
+        then, here = self.reference, now.reference
+        if (then.against, then.version) != (here.against, here.version):
+            return f"stale calibration: the baseline was measured against {then}, now it is {here}"
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
-        before, after = _middle(self.reference.host_cpu_s), _middle(now.reference.host_cpu_s)
-        if not before / LOAD_MAX <= after <= before * LOAD_MAX:
+        factor = _middle(here.host_cpu_s) / _middle(then.host_cpu_s)
+        if not 1 / LOAD_MAX <= factor <= LOAD_MAX:
             return (
-                f"this host is not what it was: {now.reference.name} takes {after / before:.2f} times the "
-                f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
+                f"this host is not what it was: {here.against.reference} takes {factor:.2f} times the CPU "
+                f"time of the baseline, at most {LOAD_MAX:g} compares"
             )
         return None
 
@@ -107,7 +111,6 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def entry(test: str, function: str, measured: Measurement) -> Entry:
     """What is kept of a measurement."""
-    this = host()
     plan, ready = measured.plan, measured.ready
     return Entry(
         test=test,
@@ -118,15 +121,10 @@ def entry(test: str, function: str, measured: Measurement) -> Entry:
         seed=plan.order.seed,
         mechanism="work-paced" if plan.time_scale else "not paced",
         edgefl=_version(),
-        host=Host(
-            fingerprint=f"{fingerprint()}-py{platform.python_version()}",
-            cpu=this.cpu,
-            cores=this.cores,
-            software=f"{library()}, Python {platform.python_version()}, {this.system}",
-        ),
+        host=this_host(),
         steal=_short(measured.steal) if measured.steal is not None else None,
         reference=Reference(
-            name=ready.reference,
+            against=ready.against,
             version=reference.VERSION,
             flop=ready.reference_flop,
             host_cpu_s=_row(measured.reference_cpu_s),
@@ -136,6 +134,17 @@ def entry(test: str, function: str, measured: Measurement) -> Entry:
         cpu_s=_row(measured.cpu_s),
         peak_mib=_row(measured.peak_mib),
         sent_mib=_row(measured.sent_mib),
+    )
+
+
+def this_host() -> Host:
+    """Where this runs."""
+    this = host()
+    return Host(
+        fingerprint=f"{fingerprint()}-py{platform.python_version()}",
+        cpu=this.cpu,
+        cores=this.cores,
+        software=f"{library()}, Python {platform.python_version()}, {this.system}",
     )
 
 

@@ -16,12 +16,14 @@ from edgefl.regression import baseline, verdict
 from edgefl.regression.imports import locate
 from edgefl.regression.inference import LEAST_REPETITIONS
 from edgefl.regression.measurement import Measurement, Plan, measure
-from edgefl.regression.orders import Order, ReferenceName
+from edgefl.regression.orders import Against, Order
 from edgefl.regression.session import Session
 from edgefl.regression.verdict import TESTED, Compared, Outcome
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
+DOUBTFUL = 0.5
+"""Share of the tolerance beyond which a growth is looked at a second time."""
 BASELINE_TIMES = 2
 """As many repetitions for a baseline: many measurements will be held against it."""
 
@@ -179,7 +181,7 @@ class EdgeDevice:
             device=self._wishes.profile,
             network=self._network_name,
             seed=0,
-            reference=self._baseline_reference(function),
+            against=self._baseline_against(function),
             limit_s=self._wishes.limit_s,
         )
         result = Result(self._label(function), self._measure(order))
@@ -199,14 +201,15 @@ class EdgeDevice:
     def grown(self, result: Result, before: baseline.Entry) -> list[Compared]:
         """The metrics that take more than their baseline.
 
-        Where one seems to, the function is measured a second time and both measurements count together: what
-        a neighbour on the host did may look like a change for some seconds.
+        Where one seems to, or is on the way to it, the function is measured a second time and both
+        measurements count together: what a neighbour on the host did may look like a change for some seconds,
+        or hide one.
         """
         __tracebackhide__ = True
         tolerance, devices = self._session.options.tolerance, self._where.devices
         group = f"{self._where.group} {result.function}"
         now = self.entry(result)
-        if not self._session.changed(group, devices, verdict.compare(before, now, tolerance)):
+        if not self._session.changed(group, devices, verdict.compare(before, now, tolerance * DOUBTFUL)):
             return []
         again = measure(self._session.process(self._where.file), result.measured.plan)
         self._believe(result, again)
@@ -246,16 +249,18 @@ class EdgeDevice:
         self._names[name] = self._names.get(name, 0) + 1
         return name if self._names[name] == 1 else f"{name} {self._names[name]}"
 
-    def _baseline_reference(self, function: Callable[..., Any]) -> ReferenceName | None:
+    def _baseline_against(self, function: Callable[..., Any]) -> Against | None:
         """A function that is compared is measured against what its baseline was."""
         if not self._session.options.compare:
             return None
-        names = [
-            one.reference.name
+        here = baseline.this_host().fingerprint
+        found = [
+            one.reference.against
             for one in baseline.load(self._file).values()
-            if one.test == self._where.test and one.function.split(" ")[0] == function.__qualname__
+            if (one.test, one.host.fingerprint) == (self._where.test, here)
+            and one.function.split(" ")[0] == function.__qualname__
         ]
-        return names[0] if names else None
+        return found[0] if found else None
 
     def _compare(self, result: Result) -> None:
         __tracebackhide__ = True

@@ -19,7 +19,7 @@ from edgefl.regression.orders import Ended, Order, Ready, Repeat, Repetition
 from edgefl.regression.process import MeasuringProcess, alone
 
 MIB = 1 << 20
-PRECISE = 0.02
+PRECISE = 0.0125
 """Half the width of the 90% interval of the median time, as a share of it, at which measuring ends."""
 NOISY = 0.03
 """The same, above which the figures are not believed."""
@@ -66,7 +66,7 @@ class Measurement:
         Of each the least of the repetition's shots: interference only adds time, and seldom to all of them.
         """
         unit_s = self.ready.reference_flop / self.device.train_flop_per_s
-        shots = self.ready.units / self.ready.calls
+        shots = self.ready.against.units / self.ready.against.calls
         return [
             min(one.cpu_s) / min(one.reference_cpu_s) * shots * unit_s + one.blocked_s
             for one in self.repetitions
@@ -106,12 +106,12 @@ class Measurement:
     @property
     def host_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a call takes."""
-        return [min(one.cpu_s) / self.ready.calls for one in self.repetitions]
+        return [min(one.cpu_s) / self.ready.against.calls for one in self.repetitions]
 
     @property
     def reference_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a unit of the reference takes."""
-        return [min(one.reference_cpu_s) / self.ready.units for one in self.repetitions]
+        return [min(one.reference_cpu_s) / self.ready.against.units for one in self.repetitions]
 
     @property
     def pace(self) -> list[float]:
@@ -134,8 +134,8 @@ class Measurement:
         cv = statistics.stdev(reference) / statistics.fmean(reference)
         if cv > REFERENCE_CV_MAX:
             yield (
-                f"the reference {self.ready.reference} varied by {cv:.0%}, at most {REFERENCE_CV_MAX:.0%} is "
-                "allowed"
+                f"the reference {self.ready.against.reference} varied by {cv:.0%}, at most "
+                f"{REFERENCE_CV_MAX:.0%} is allowed"
             )
         noise = self.noise
         if noise > NOISY:
@@ -151,7 +151,7 @@ class Measurement:
 
 
 def measure(process: MeasuringProcess, plan: Plan) -> Measurement:
-    """Repeat until the median time is known to ±2%, at most 60 times, while no other test measures here.
+    """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
 
     `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises.
     """

@@ -22,6 +22,20 @@ class Function(msgspec.Struct, frozen=True):
     qualname: str
 
 
+class Against(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a function's CPU time is held against, and how much of each is timed at a time.
+
+    It belongs to a function's figures: a shot of two units finds the second one's data in the caches, and is
+    not twice one of one unit.
+    """
+
+    reference: ReferenceName
+    units: int
+    """Units of the reference in a shot of it."""
+    calls: int
+    """Calls of the function in a shot: what is timed as one."""
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """Get ready to run a function as a device would."""
 
@@ -34,8 +48,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     device: str
     network: str | None
     seed: int
-    reference: ReferenceName | None
-    """What its CPU time is measured against; None: what is most like it."""
+    against: Against | None
+    """None: the reference that is most like it, in shots as long as its own."""
     limit_s: float
     """Wall seconds that each of its processes may take."""
 
@@ -54,17 +68,13 @@ ToWorker = Order | Repeat
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """What was learnt of the function in a process that is thrown away."""
 
-    reference: ReferenceName
+    against: Against
     reference_flop: float
     """Of one unit of the reference."""
     unit_cpu_s: float
     """What that takes this host, at its best."""
     flop: float
     """Of one call, as torch counts them; 0 where it computes nothing in torch."""
-    calls: int
-    """Calls in a shot: what is timed as one."""
-    units: int
-    """Units of the reference in a shot of it."""
     pairs: int
     """Shots of each in a repetition."""
     imported: list[str]

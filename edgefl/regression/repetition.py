@@ -14,7 +14,7 @@ from edgefl.emulation.schema import Device, Network
 from edgefl.processes import keep_freed_memory
 from edgefl.regression import reference as references
 from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
-from edgefl.regression.orders import Ready, ReferenceName, Repetition
+from edgefl.regression.orders import Against, Ready, Repetition
 from edgefl.regression.peak import Peak
 from edgefl.regression.phone import Phone
 from edgefl.regression.reference import Reference
@@ -24,7 +24,7 @@ SHOT_S = 0.0003
 """CPU seconds that a shot takes at least: shorter calls are timed several at once."""
 REFERENCE_SHOT_S = 0.02
 """And a shot of the reference at most; up to there it is as long as the function's."""
-TIMED_S = 0.06
+TIMED_S = 0.12
 """CPU seconds in which the function is timed in each repetition; one call where that takes longer."""
 MOST_PAIRS = 60
 WAITING_S = 0.3
@@ -63,7 +63,7 @@ class Subject(NamedTuple):
         return Phone(self.device, self.network, stream(self.seed, "edge-device", index))
 
 
-def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
+def get_ready(subject: Subject, wanted: Against | None) -> Ready:
     """Learn what a call costs and what it is like, in a process that is thrown away."""
     from edgefl.learning.flops import FlopCount
 
@@ -78,20 +78,24 @@ def get_ready(subject: Subject, wanted: ReferenceName | None) -> Ready:
     most_calls = max(1, round(WAITING_S / wall_s))
     small = references.make("train-small")
     small_s = min(_cpu_s(lambda: small.run(1)) for _ in range(20))
-    name = wanted or references.most_like(count.total, count.operations, cpu_s, small.flop / small_s)
+    name = (
+        wanted.reference
+        if wanted is not None
+        else references.most_like(count.total, count.operations, cpu_s, small.flop / small_s)
+    )
     reference = references.make(name)
     unit_s = min(_cpu_s(lambda: reference.run(1)) for _ in range(5))
     calls = min(most_calls, max(1, round(SHOT_S / cpu_s)))
-    shot_s = calls * cpu_s
+    units = max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s))
+    against = wanted or Against(reference=name, units=units, calls=calls)
+    shot_s = against.calls * cpu_s
     return Ready(
-        reference=name,
+        against=against,
         reference_flop=reference.flop,
         unit_cpu_s=unit_s,
         flop=float(count.total),
-        calls=calls,
-        units=max(1, round(min(shot_s, REFERENCE_SHOT_S) / unit_s)),
         imported=imported,
-        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // calls)),
+        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // against.calls)),
     )
 
 
@@ -100,7 +104,7 @@ def repeat(subject: Subject, ready: Ready, reference: Reference, time_scale: flo
     limit = subject.limit()
     phone = subject.phone(index)
     run = subject.call(phone)
-    reference.run(ready.units)
+    reference.run(ready.against.units)
     rate = subject.device.train_flop_per_s
     peak = Peak()
     clock = DeviceClock(reference.flop / rate / ready.unit_cpu_s, time_scale)
@@ -132,11 +136,11 @@ def _in_turn(run: Callable[[], Any], ready: Ready, reference: Reference) -> tupl
     """Shots of the function and of the reference in turn, the reference first and last."""
 
     def shot() -> None:
-        for _ in range(ready.calls):
+        for _ in range(ready.against.calls):
             run()
 
     def reference_shot() -> None:
-        reference.run(ready.units)
+        reference.run(ready.against.units)
 
     gc.collect()
     cpu_s, reference_cpu_s = [], [_cpu_s(reference_shot)]

@@ -71,7 +71,7 @@ class Worker:
             outlive_parent()
             self._limit_s = order.limit_s
             ready = apart(
-                lambda: repetition.get_ready(subject, order.reference),
+                lambda: repetition.get_ready(subject, order.against),
                 self._channel,
                 self._limit_s,
                 quiet=False,
@@ -83,7 +83,7 @@ class Worker:
                         importlib.import_module(name)
                 _alone_and_single_threaded(order.function.file)
                 gc.freeze()
-                reference = references.make(ready.reference)
+                reference = references.make(ready.against.reference)
                 reference.run(1)
                 found = ready
                 self._measure = lambda repeat: repetition.repeat(

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl.emulation import Device, load_device, load_network
 from edgefl.regression.measurement import Measurement, Plan
-from edgefl.regression.orders import Function, Order, Ready, Repetition
+from edgefl.regression.orders import Against, Function, Order, Ready, Repetition
 
 ORDER = Order(
     function=Function("steps", "/a/steps.py", "step"),
@@ -20,16 +20,14 @@ ORDER = Order(
     device="pixel-3a",
     network="lte",
     seed=0,
-    reference=None,
+    against=None,
     limit_s=60.0,
 )
 READY = Ready(
-    reference="train-small",
+    against=Against(reference="train-small", units=5, calls=1),
     reference_flop=1e6,
     unit_cpu_s=0.0002,
     flop=4e6,
-    calls=1,
-    units=5,
     pairs=4,
     imported=[],
 )

@@ -33,7 +33,7 @@ def test_what_is_saved_is_what_is_loaded(path: Path) -> None:
 def test_an_entry_holds_all_that_a_figure_depends_on() -> None:
     one = entry()
     assert (one.device, one.network, one.mechanism, one.seed) == ("pixel-3a", "lte", "work-paced", 0)
-    assert one.reference.name == "train-small"
+    assert one.reference.against.reference == "train-small"
     assert "torch" in one.host.software
     assert "Python" in one.host.software
     rows = (one.cpu_s, one.host_cpu_s, one.peak_mib, one.sent_mib, one.reference.host_cpu_s)
