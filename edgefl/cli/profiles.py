@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -176,19 +175,20 @@ def _put(path: Path, content: bytes) -> None:
 
 def _list(as_json: bool) -> None:
     from edgefl import emulation
+    from edgefl.emulation import profile_files, profiles
 
+    if as_json:
+        plain = {
+            kind: {
+                name: emulation.to_json(profiles.as_written(kind, name)) for name in profile_files.names(kind)
+            }
+            for kind in profile_files.TYPES
+        }
+        typer.echo(json.dumps(plain, indent=2))
+        return
     devices = [emulation.load_device(name) for name in emulation.device_names()]
     networks = [emulation.load_network(name) for name in emulation.network_names()]
     fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
-    if as_json:
-        found: dict[str, list[Profile]] = {
-            "devices": [*devices],
-            "networks": [*networks],
-            "fleets": [*fleets],
-        }
-        plain = {kind: {p.id: emulation.to_json(p) for p in these} for kind, these in found.items()}
-        typer.echo(json.dumps(plain, indent=2))
-        return
 
     from edgefl.cli import profile_tables, tables
 
@@ -200,15 +200,14 @@ def _list(as_json: bool) -> None:
 
 
 def _loaded(name: str) -> Profile:
-    """The profile of that name, of whatever kind, or in that file."""
-    from edgefl.emulation import load_device, load_fleet, load_network, profile_files
+    """The profile of that name, of whatever kind, or in that file, as it is written there."""
+    from edgefl.emulation import profile_files
+    from edgefl.emulation.profiles import as_written
 
-    load: dict[str, Callable[[str], Profile]]
-    load = {"devices": load_device, "networks": load_network, "fleets": load_fleet}
     if profile_files.is_path(name):
-        return load[profile_files.kind_of(profile_files.read(Path(name)))](name)
+        return as_written(profile_files.kind_of(profile_files.read(Path(name))), name)
     for kind in profile_files.TYPES:
         if name in profile_files.names(kind):
-            return load[kind](name)
+            return as_written(kind, name)
     have = [name for kind in profile_files.TYPES for name in profile_files.names(kind)]
     raise ProfileError(unknown("profile", name, have))

@@ -16,7 +16,7 @@ import msgspec
 from edgefl.emulation import profile_files
 from edgefl.emulation.profile_checks import problems
 from edgefl.emulation.profile_files import TYPES, Kind
-from edgefl.emulation.schema import Device, Direction, FleetFile, Network
+from edgefl.emulation.schema import Device, Direction, FleetFile, Network, Profile
 from edgefl.emulation.trace import read_trace
 from edgefl.errors import ProfileError, unknown
 
@@ -66,6 +66,16 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
     return msgspec.structs.replace(fleet, devices=devices, network=network)
 
 
+def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
+    """The profile as its file says it: paths in it are relative to the file.
+
+    >>> as_written("networks", "lte-varying").down.trace
+    'traces/lte-varying-down.trace'
+    """
+    profile: Profile = msgspec.convert(_checked(kind, name_or_path), TYPES[kind])
+    return profile
+
+
 def check_file(path: str | Path) -> list[str]:
     """All that is wrong with a profile file and the traces that it names, one line each; empty if nothing is.
 
@@ -92,11 +102,15 @@ def _trace_problems(path: Path, table: dict[str, Any]) -> Iterator[str]:
 
 
 def _load(kind: Kind, of: type[P], name_or_path: str | Path) -> P:
+    return msgspec.convert(_checked(kind, name_or_path), of)
+
+
+def _checked(kind: Kind, name_or_path: str | Path) -> dict[str, Any]:
     path = _path(kind, name_or_path)
     table = profile_files.read(path)
-    for problem in problems(path, table, of):
+    for problem in problems(path, table, TYPES[kind]):
         raise ProfileError(problem)
-    return msgspec.convert(table, of)
+    return table
 
 
 def _path(kind: Kind, name_or_path: str | Path) -> Path:

@@ -7,6 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.emulation.capacity import StealMeter
@@ -175,9 +176,18 @@ def measure(process: MeasuringProcess, plan: Plan) -> Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """16 hex digits of all figures of the device and its network."""
-    figures: list[Any] = [to_json(device), None if network is None else to_json(network)]
+    """16 hex digits of all figures of the device and its network, wherever their files lie."""
+    figures = [to_json(device), None if network is None else _figures(network)]
     return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _figures(network: Network) -> dict[str, Any]:
+    """With what is in its traces for where they are."""
+    plain = to_json(network)
+    for way in (plain["down"], plain["up"]):
+        if "trace" in way:
+            way["trace"] = hashlib.sha256(Path(way["trace"]).read_bytes()).hexdigest()
+    return plain
 
 
 def _failure(plan: Plan, ended: Ended) -> NotMet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,25 @@ def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         one = json.loads(capsys.readouterr().out)
         assert one == listed[kind][name]
         assert one["id"] == name
+
+
+def test_profiles_say_where_their_traces_are_as_their_files_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgefl.emulation import profile_files
+
+    shipped = profile_files.folder() / "networks"
+    shutil.copytree(shipped, tmp_path / "mine")
+    up = {}
+    for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
+        assert main(["profiles", name, "--json"]) == 0
+        up[name] = json.loads(capsys.readouterr().out)["up"]["trace"]
+    assert set(up.values()) == {"traces/lte-varying-up.trace"}
+    for arguments in (["profiles", "--json"], ["profiles", "lte-varying"]):
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        assert "traces/lte-varying-up.trace" in out
+        assert str(shipped.parent.parent) not in out
 
 
 def test_a_profile_shows_figures_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import msgspec
 import pytest
 from regression_samples import READY, measured, noisy, repetition
 
 from edgefl.emulation import load_device, load_network
+from edgefl.emulation.profile_files import folder
 from edgefl.errors import ProfileError
 from edgefl.regression import measurement
 from edgefl.regression.measurement import profile_sha256
@@ -113,3 +117,13 @@ def test_a_profiles_hash_is_of_its_figures() -> None:
     assert len({profile_sha256(device, n) for n in (network, load_network("3g"), None)}) == 3
     other = msgspec.structs.replace(device, year=1999)
     assert profile_sha256(other, network) != profile_sha256(device, network)
+
+
+def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:
+    device, shipped = load_device("pixel-3a"), load_network("lte-varying")
+    shutil.copytree(folder() / "networks", tmp_path / "networks")
+    file = tmp_path / "networks" / "lte-varying.toml"
+    assert profile_sha256(device, load_network(file)) == profile_sha256(device, shipped)
+    trace = tmp_path / "networks" / "traces" / "lte-varying-up.trace"
+    trace.write_text(f"0\n{trace.read_text()}")
+    assert profile_sha256(device, load_network(file)) != profile_sha256(device, shipped)
