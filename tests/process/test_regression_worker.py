@@ -19,7 +19,7 @@ from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.regression import measurement
 from edgefl.regression.imports import locate
 from edgefl.regression.measurement import Measurement, Plan, measure
-from edgefl.regression.orders import Ended, Function, Order, Ready, Repeat, Repetition
+from edgefl.regression.orders import Against, Ended, Function, Order, Ready, Repeat, Repetition
 from edgefl.regression.process import MeasuringProcess, alone
 from tests.process import measured_steps as steps
 
@@ -39,7 +39,7 @@ def order(function: Callable[..., Any], *args: Any, **options: Any) -> Order:
         "device": "pixel-3a",
         "network": "lte",
         "seed": 0,
-        "reference": None,
+        "against": None,
         "limit_s": 60.0,
     }
     return Order(function=locate(function), **{**given, **options})
@@ -67,7 +67,7 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
     ready = process.prepare(order(steps.step))
     assert isinstance(ready, Ready)
     assert ready.flop == 3 * 2 * 8 * 64 * 64
-    assert ready.calls >= 1
+    assert min(ready.against.calls, ready.against.units) >= 1
     found = process.repeat(Repeat(0, 0.0))
     assert isinstance(found, Repetition)
     assert len(found.cpu_s) == ready.pairs
@@ -77,10 +77,11 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
     assert 0 <= found.waited < 1
 
 
-def test_the_reference_asked_for_is_taken(process: MeasuringProcess) -> None:
-    ready = process.prepare(order(steps.step, reference="interpreted"))
+def test_the_reference_and_the_shots_asked_for_are_taken(process: MeasuringProcess) -> None:
+    wanted = Against(reference="interpreted", units=3, calls=2)
+    ready = process.prepare(order(steps.step, against=wanted))
     assert isinstance(ready, Ready)
-    assert ready.reference == "interpreted"
+    assert ready.against == wanted
 
 
 def test_what_is_sent_is_counted_and_takes_the_links_time(process: MeasuringProcess) -> None:
