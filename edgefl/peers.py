@@ -34,6 +34,7 @@ class Peers:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
+        self._looked: float | None = None
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
@@ -63,6 +64,20 @@ class Peers:
             return None
         del self._by_name[role, number], self._by_identity[peer.identity]
         return peer
+
+    def look(self, seconds: float) -> Iterator[tuple[Peer, float]]:
+        """Who is `silent`, for who asks again and again, at least four times in so many seconds.
+
+        Time in which nobody asked does not count: this process was stopped, starved or suspended, and
+        whatever stood in its way stood in the others', too.
+        """
+        now = self._monotonic()
+        away_s = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        if away_s > seconds / 2:
+            for peer in self._by_name.values():
+                peer.heard = min(now, peer.heard + away_s)
+        return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
         """Peers that were not heard for so long, or that were started and never said that they are ready,

@@ -41,7 +41,7 @@ class Roster:
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel who was not heard for too long; a client is silent during a step, so it may take one."""
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
-        for peer, silent_s in self._peers.silent(seconds):
+        for peer, silent_s in self._peers.look(seconds):
             if peer.role == control.EVALUATOR and peer.ready and silent_s < BUSY_S:
                 continue
             self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")

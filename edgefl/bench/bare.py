@@ -4,7 +4,9 @@ Bare sockets (`edgefl.bench.bare_sockets`): ZeroMQ for ``wire``, kernel sockets 
 
 Bare memory: each client copies the model out of the parameter buffer and its update into its slot, all of
 them at once and without a word; then the kernel alone sums the slots. Both use the whole machine, so a trip
-takes at least the two times together.
+takes at least the two times together. ``passes`` is the same with what a trip over shared memory cannot do
+without: the update is not there to be copied, it is the difference of the trained vector and the model, which
+is written into the slot with its checksum.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from edgefl.channel import Channel, Closed
 from edgefl.processes import become_child
 
 Transport = Literal["shm", "wire"]
+Limit = Literal["socket", "memory", "passes"]
 LOOK_PARAMETERS = 100_000
 """Parameters that are copied between two looks at the clock."""
 
@@ -33,7 +36,7 @@ LOOK_PARAMETERS = 100_000
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Measure one limit for about ``seconds``."""
 
-    what: Literal["socket", "memory"]
+    what: Limit
     transport: Transport
     parameters: int
     clients: int
@@ -67,7 +70,7 @@ def through_memory(ask: Ask) -> float:
 
 
 def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
-    """Trips of copying a second, of all clients together."""
+    """Trips a second of all clients together, without the sum."""
     go, start = os.pipe()
     count, end = os.pipe()
 
@@ -77,10 +80,15 @@ def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
         update = np.ones(ask.parameters, np.float32)
         model, slot = buffer.model(0), buffer.slot(number)
 
-        def trip() -> None:
+        def copies() -> None:
             np.copyto(base, model)
             np.copyto(slot, update)
 
+        def passes() -> None:
+            np.copyto(base, model)
+            kernels.delta(slot, base, model)
+
+        trip = passes if ask.what == "passes" else copies
         trip()
         os.write(end, np.float64(0.0).tobytes())
         os.read(go, 1)

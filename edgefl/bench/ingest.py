@@ -5,8 +5,8 @@ kernel, journal and record. Clients compute nothing and wait for nothing (`edgef
 second are the most that this machine can serve. They are read off the record, by the server's own clock
 between the first and the last update. The limits (`edgefl.bench.bare`) use the same number of processes:
 ``socket`` passes the same frames and does nothing else (ZeroMQ for ``wire``, a kernel socket a client for
-``shm``), ``memory`` copies the same bytes and sums them.
-System and limits take turns; each figure is a median over the turns.
+``shm``), ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes the passes of a trip over
+memory. System and limits take turns; each figure is a median over the turns.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from edgefl.record import Record
 SIZES = (1_000, 62_006, 468_458, 1_663_370, 11_173_962, 25_000_000)
 QUICK_SIZES = SIZES[:4]
 TRANSPORTS: tuple[bare.Transport, ...] = ("shm", "wire")
+LIMITS: dict[bare.Transport, tuple[bare.Limit, ...]] = {
+    "shm": ("socket", "memory", "passes"),
+    "wire": ("socket", "memory"),
+}
 CLIENTS = 8
 UPDATES = 5
 """Updates in a sum: FedStaleWeight's b."""
@@ -48,11 +52,9 @@ leases slots: all that is in none of the others. ``send`` is the reply, the next
 SHOWN = {
     "receive": "recv",
     "check": "chk",
-    "decide": "dec",
     "sum": "sum",
     "publish": "pub",
     "send": "rep",
-    "record": "rec",
 }
 """Stages in the table, and their heads."""
 COPIES = 4
@@ -117,7 +119,7 @@ def _case(
     transport: bare.Transport, parameters: int, clients: int, seconds: float, repetitions: int
 ) -> dict[str, Any]:
     turns: list[Turn] = []
-    limits: dict[str, list[float]] = {"socket": [], "memory": []}
+    limits: dict[str, list[float]] = {what: [] for what in LIMITS[transport]}
     for _ in range(repetitions):
         with tempfile.TemporaryDirectory(prefix="edgefl-ingest-") as folder:
             turns.append(turn(transport, parameters, clients, seconds, Path(folder)))
@@ -146,7 +148,7 @@ def _limits(
     transport: bare.Transport, parameters: int, clients: int, seconds: float
 ) -> Iterator[tuple[str, float]]:
     with started("edgefl.bench.bare", bare.Answer) as channel:
-        for what in ("socket", "memory"):
+        for what in LIMITS[transport]:
             channel.send(bare.Ask(what, transport, parameters, clients, min(UPDATES, clients), seconds))
             yield what, expect(channel, bare.Answer).trips_per_s
 
@@ -245,7 +247,7 @@ def _print(result: dict[str, Any]) -> None:
         title="Client trips that the server takes in, and its µs a trip by stage",
     )
     table.add_column("", no_wrap=True)
-    heads = ("trips/s", "GB/s", "sock", "mem", "trip", *SHOWN.values())
+    heads = ("trips/s", "GB/s", "sock", "mem", "pass", "trip", *SHOWN.values())
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for transport in TRANSPORTS:
@@ -259,17 +261,18 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s. sock, mem: share of what bare "
-        "sockets (ZeroMQ for wire) do with the same frames, and of what copying and summing the same bytes "
-        "allows. trip: median µs of one trip, without the sum"
+        f"{result['repetitions']} turns of {result['seconds']:g} s. sock, mem, pass: share of what bare "
+        "sockets (ZeroMQ for wire) do with the same frames, of what copying and summing the same bytes "
+        "allows, and of a trip's passes over memory. trip: median µs of one trip, without the sum"
     )
 
 
 def _cells(case: dict[str, Any]) -> list[str]:
-    shares = [f"{100 * limit['of_limit']:.0f}%" for limit in case["limits"].values()]
-    stages = [f"{case['stages_us'][stage]:.0f}" for stage in SHOWN]
+    limits = [case["limits"].get(what) for what in LIMITS["shm"]]
+    shares = ["" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits]
+    stages = [_us(case["stages_us"][stage]) for stage in SHOWN]
     rate = f"{case['trips_per_s']:,.0f}" if case["trips_per_s"] >= 100 else f"{case['trips_per_s']:.1f}"
-    trip = f"{case['server_trip_us']:.0f}"
+    trip = _us(case["server_trip_us"])
     return [
         f"{case['transport']} {_short(case['parameters'])}",
         rate,
@@ -278,6 +281,10 @@ def _cells(case: dict[str, Any]) -> list[str]:
         trip,
         *stages,
     ]
+
+
+def _us(figure: float) -> str:
+    return f"{figure:.0f}" if figure < 10_000 else f"{figure / 1000:.0f}k"
 
 
 def _short(parameters: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
         assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)
         busy = sum(us for stage, us in case["stages_us"].items() if stage != "wait")
         assert case["server_us"] == pytest.approx(busy)
-        assert set(case["limits"]) == {"socket", "memory"}
+        assert set(case["limits"]) == set(ingest.LIMITS[case["transport"]])
         for limit in case["limits"].values():
             assert limit["of_limit"] == pytest.approx(case["trips_per_s"] / limit["trips_per_s"])
     shown = capsys.readouterr().out
@@ -60,9 +59,10 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
     assert "wire" in shown
 
 
-@pytest.mark.parametrize("what", ["socket", "memory"])
-@pytest.mark.parametrize("transport", ["shm", "wire"])
-def test_bare_limits(what: Any, transport: bare.Transport) -> None:
+@pytest.mark.parametrize(
+    ("transport", "what"), [(transport, what) for transport, all_ in ingest.LIMITS.items() for what in all_]
+)
+def test_bare_limits(transport: bare.Transport, what: bare.Limit) -> None:
     with started("edgefl.bench.bare", bare.Answer) as channel:
         channel.send(bare.Ask(what, transport, 1000, CLIENTS, updates=2, seconds=0.05))
         assert expect(channel, bare.Answer).trips_per_s > 0

@@ -125,3 +125,19 @@ def test_counts_and_roles(table: Table) -> None:
     assert table.peers.of(EVALUATOR) == [evaluator]
     client.ready = evaluator.ready = True
     assert table.peers.unready == 1
+
+
+def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
+    table.ready(CLIENT, 0)
+
+    def look() -> list[int]:
+        return [peer.number for peer, _ in table.peers.look(5.0)]
+
+    def pass_by(seconds: float) -> list[int]:
+        table.now += seconds
+        return look()
+
+    assert look() == []
+    assert pass_by(60.0) == []  # the whole host was suspended
+    assert [pass_by(1.25) for _ in range(4)] == [[]] * 4  # and the client has its five seconds from then on
+    assert pass_by(1.25) == [0]
