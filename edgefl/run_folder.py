@@ -10,10 +10,13 @@ from pathlib import Path
 
 from edgefl.continuity import FOLDER
 from edgefl.errors import ConfigError
+from edgefl.record import Record
 from edgefl.rows import FILE_NAME
 
 EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
+PAGE_BYTES = 4096
+"""Of SQLite: a record is no longer while its first transaction is not in it."""
 
 
 @contextlib.contextmanager
@@ -66,6 +69,28 @@ def resumable(folder: Path) -> bool:
     return any((folder / FOLDER).glob("journal-*.safetensors"))
 
 
+def begun(folder: Path) -> bool:
+    """Whether anything has happened in the run in ``folder``: nothing does before its first checkpoint."""
+    if resumable(folder):
+        return True
+    try:
+        with Record(folder) as record:
+            return next(record.events(), None) is not None
+    except ConfigError:  # none, or one that was killed while it was made and has no tables yet
+        file = folder / FILE_NAME
+        return file.exists() and file.stat().st_size > PAGE_BYTES
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run that has not begun wrote into ``folder``, but for its experiment."""
+    for ending in ("", "-wal", "-shm", "-journal"):
+        (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
+    for partial in (folder / FOLDER).glob("*.partial"):
+        partial.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        (folder / FOLDER).rmdir()
+
+
 def _lock(file: int, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,11 +101,8 @@ def _lock(file: int, folder: Path) -> None:
 
 
 def _forget(folder: Path, made: bool) -> None:
-    own = [EXPERIMENT_FILE, *(FILE_NAME + ending for ending in ("", "-wal", "-shm", "-journal"))]
     with contextlib.suppress(OSError):
-        for name in own:
-            (folder / name).unlink(missing_ok=True)
-        if (folder / FOLDER).is_dir():
-            (folder / FOLDER).rmdir()
+        clear(folder)
+        (folder / EXPERIMENT_FILE).unlink()
         if made:
             folder.rmdir()

@@ -25,6 +25,12 @@ from edgefl.workload_devices import device_of, network_of
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
+def begin(folder: Path, base: Path) -> None:
+    """Make the record, with what is needed to carry on or to start again."""
+    with Store(folder) as store:
+        store.set_meta(base=str(base))
+
+
 def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
     """The run's facts that are known before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
@@ -32,7 +38,6 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
         name=experiment.name,
         edgefl=_version("edgefl"),
         created_unix_s=time.time(),
-        base=plan.base,
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
         clock=experiment.clock.kind,
@@ -97,14 +102,22 @@ def _close_fonts() -> None:
             clear()
 
 
+def base_of(folder: Path) -> Path:
+    """The folder in which the run's own modules are looked for; this one where that is not on record."""
+    try:
+        with Record(folder) as record:
+            return Path(record.meta.base or ".")
+    except ConfigError:  # killed before its record was whole
+        return Path.cwd()
+
+
 def require_resumable(folder: Path) -> Path:
     """The folder in which the run's own modules are looked for. `ConfigError` if the run is over."""
-    record = Record(folder)
-    if record.meta.status == "done":
-        raise ConfigError(
-            f"{folder}: this run is over ({record.meta.stop_reason}); there is nothing to resume"
-        )
-    return Path(record.meta.base or ".")
+    with Record(folder) as record:
+        meta = record.meta
+    if meta.status == "done":
+        raise ConfigError(f"{folder}: this run is over ({meta.stop_reason}); there is nothing to resume")
+    return Path(meta.base or ".")
 
 
 def proportional_memory(

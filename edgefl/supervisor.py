@@ -76,22 +76,30 @@ def run(
     kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
     with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):
+        runinfo.begin(out, base)
         return _Supervisor(
             experiment, out, quiet, base, clients, means, resuming=False, workload=workload
         ).run()
 
 
 def resume(folder: Path, quiet: bool = False) -> Result:
-    """Carry on with the run in ``folder`` from its last checkpoint.
+    """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
-    `ConfigError` if there is none, if the run is over, or if another process is at it.
+    `ConfigError` if no checkpoint can be read, if the run is over, or if another process is at it.
     """
     folder = folder.absolute()
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
     with secured(experiment) as means, run_folder.held(folder):
-        base = runinfo.require_resumable(folder)
-        checkpoint.latest(folder / "checkpoints")
-        return _Supervisor(experiment, folder, quiet, base, fleet_of(experiment), means, resuming=True).run()
+        begun = run_folder.begun(folder)
+        if begun:
+            base = runinfo.require_resumable(folder)
+            checkpoint.latest(folder / "checkpoints")
+        else:
+            base = runinfo.base_of(folder)
+            run_folder.clear(folder)
+            runinfo.begin(folder, base)
+        clients = fleet_of(experiment)
+        return _Supervisor(experiment, folder, quiet, base, clients, means, resuming=begun).run()
 
 
 def fleet_of(experiment: Experiment) -> list[control.ClientInfo]:

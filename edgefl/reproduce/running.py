@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from edgefl.record import Record
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.study import Arm, Study
 from edgefl.result import Result
-from edgefl.run_folder import EXPERIMENT_FILE, held, resumable
+from edgefl.run_folder import EXPERIMENT_FILE
 
 Say = Callable[[str], None]
 
@@ -61,10 +60,7 @@ def _one(wanted: Experiment, folder: Path, base: Path) -> Result:
             raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
         if _done(folder):
             return Result(folder)
-        if resumable(folder):
-            return supervisor.resume(folder, quiet=True)
-        with held(folder):  # not while another process is about it
-            shutil.rmtree(folder)
+        return supervisor.resume(folder, quiet=True)
     return supervisor.run(wanted, folder, quiet=True, base=base)
 
 

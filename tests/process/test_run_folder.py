@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, ConfigError, Stop, run_folder, supervisor
+from edgefl import Checkpoint, Clock, ConfigError, Stop, run_folder, runinfo, supervisor
+from edgefl.rows import ClientRow
+from edgefl.store import Store
 
 from .runs import Command, experiment, wait_for_versions
 
@@ -63,3 +68,47 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(tmp_path: Path)
     assert command.finish()[0] == 130
     with run_folder.held(folder):  # it let go
         pass
+
+
+def killed_as_it_began(folder: Path) -> None:
+    """As far as a run gets before its first checkpoint."""
+    runinfo.begin(folder, Path("/where/modules/are"))
+    with Store(folder) as store:
+        store.clients([ClientRow(0, "pi-4", "lte", 100, (1, 2), 1.75, 512.0, 16.8, 13.4)])
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
+
+
+def half_made(folder: Path) -> None:
+    """A record that was killed before its first transaction."""
+    db = sqlite3.connect(folder / "record.sqlite")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("left", "base"), [(killed_as_it_began, Path("/where/modules/are")), (half_made, None)]
+)
+def test_what_a_run_wrote_before_it_began_is_cleared(
+    left: Callable[[Path], None], base: Path | None, tmp_path: Path
+) -> None:
+    (tmp_path / "experiment.toml").touch()
+    left(tmp_path)
+    assert not run_folder.begun(tmp_path)
+    assert runinfo.base_of(tmp_path) == (base or Path.cwd())
+    run_folder.clear(tmp_path)
+    assert files(tmp_path) == ["experiment.toml"]
+
+
+def test_what_has_begun_is_not_begun_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    edgefl.run(experiment(clock=Clock(kind="virtual"), stop=Stop(versions=2)), folder)
+    shutil.rmtree(folder / "checkpoints")
+    assert run_folder.begun(folder)
+    with Store(folder) as store:
+        store.set_meta(status="running")
+    with pytest.raises(ConfigError, match="holds no checkpoint to resume from"):
+        supervisor.resume(folder)
+    (folder / "record.sqlite").write_bytes(b"x" * 10_000)
+    with pytest.raises(ConfigError, match="damaged or not a record"):
+        supervisor.resume(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, Fleet, RunError, Server, Stop, Training, supervisor
+from edgefl import Checkpoint, Clock, Data, Fleet, RunError, Server, Stop, Training, run_folder, supervisor
 from edgefl.experiment import Cells, Churn
 from edgefl.record import Record
 
@@ -146,5 +147,36 @@ def test_interrupted_it_is_the_same_run(tmp_path: Path) -> None:
         assert code == 130, err
         command = Command("resume", str(tmp_path / "killed"))
     code, _, err = command.finish()
+    assert code == 0, err
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
+
+
+KILLED_AS_IT_LOADS = """
+import os
+import signal
+from pathlib import Path
+
+from edgefl.learning.digits import load_digits
+
+
+def load(spec, seed):
+    fatal = Path(__file__).with_name("fatal")
+    if fatal.exists():
+        fatal.unlink()
+        os.killpg(0, signal.SIGKILL)
+    return load_digits(spec.test_fraction, seed)
+"""
+
+
+def test_killed_before_it_began_it_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "loads.py").write_text(KILLED_AS_IT_LOADS)
+    wanted = virtual(data=Data(name="loads:load"), stop=Stop(versions=30))
+    supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
+    (tmp_path / "fatal").touch()
+    command = Command.run(wanted, tmp_path / "killed")
+    assert command.finish()[0] == -signal.SIGKILL
+    assert not (tmp_path / "fatal").exists()
+    assert not run_folder.begun(tmp_path / "killed")
+    code, _, err = Command("resume", str(tmp_path / "killed")).finish()
     assert code == 0, err
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
