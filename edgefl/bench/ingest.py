@@ -88,8 +88,8 @@ def run(
 
     Raises `RunError` if any update was lost, altered or not applied in its turn.
     """
-    seconds = seconds or (0.6 if quick else 2.0)
-    repetitions = repetitions or (3 if quick else 5)
+    seconds = seconds or (0.6 if quick else 1.5)
+    repetitions = repetitions or (3 if quick else 9)
     fitting = [size for size in sizes or (QUICK_SIZES if quick else SIZES) if _fits(size, clients)]
     result = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), "backend": kernels.backend()},

@@ -214,6 +214,27 @@ def test_it_repeats_until_the_median_is_known_and_no_longer(
     assert len(measure(process, plan(steps.step)).repetitions) == 11
 
 
+@pytest.mark.parametrize(("in_the_way", "measurements"), [(0, 1), (1, 2), (9, 2)])
+def test_what_cannot_be_believed_is_measured_once_more(
+    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch, in_the_way: int, measurements: int
+) -> None:
+    monkeypatch.setattr(measurement, "PRECISE", 1.0)
+    judged: list[Measurement] = []
+
+    def reasons(self: Measurement) -> list[str]:
+        if self not in judged:
+            judged.append(self)
+        return ["a neighbour"] if judged.index(self) < in_the_way else []
+
+    asked: list[Repeat] = []
+    repeat = process.repeat
+    monkeypatch.setattr(process, "repeat", lambda one: (asked.append(one), repeat(one))[1])
+    monkeypatch.setattr(Measurement, "reasons", reasons)
+    found = measure(process, plan(steps.step))
+    assert [one.index for one in asked] == [*range(9)] * measurements
+    assert list(found.reasons()) == (["a neighbour"] if in_the_way > 1 else [])
+
+
 def test_half_the_rate_takes_twice_the_time(
     process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
