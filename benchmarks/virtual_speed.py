@@ -13,13 +13,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from edgefl import control
 from edgefl.bench import idle
 from edgefl.bench.ingest import attend
 from edgefl.bench.started import expect, started
-from edgefl.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.emulation.capacity import usable_cores
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+from edgefl.messages import control
+from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.record import Record
 
 FLEETS = {
@@ -57,8 +57,8 @@ def run(wanted: Experiment, folder: Path) -> None:
     infos = [control.ClientInfo(number, name, wanted.fleet.network) for number, name in enumerate(names)]
     parameters, workers = int(wanted.model.args["parameters"]), wanted.clock.workers or 1
     with (
-        started("edgefl.zygote", control.FromZygote, idle.NAME) as zygote,
-        started("edgefl.server_process", control.FromServer) as server,
+        started("edgefl.children.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.children.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(wanted, str(folder), infos))
         prepared = expect(zygote, control.Prepared)

@@ -8,17 +8,23 @@
 
 The map, from what the user says to what comes out:
 
-    experiment config fleet toml       the experiment: typed, checked, read and written
+    experiment config/ toml            the experiment: typed, checked, read and written
     strategies/ privacy/ theory/       one paper's algorithm a file; what is proved of them, measured
-    supervisor zygote server client    the processes of a run; control and wire: what they say
-    core executor aggregator           the server's decisions (pure), their carrying out, and the memory
-    buffer transport/ sockets/         how a model and an update travel
-    emulation/                         what makes a process behave like a phone
-    learning/ workload                 data, models, local training
+    supervisor/ children/              the process of a run, and those that it starts
+    server/ client/ virtual/           what they do; virtual: the same in the order of emulated time
+    core/                              the server's decisions, pure
+    messages/ sockets/ channel         what the processes say, and over what
+    parameters/ transport/             how a model and an update lie in memory and travel
+    emulation/ phones/                 what makes a process behave like a phone; the phones of one run
+    learning/                          data, models, local training
     kernels/                           the hot path: weighted sums, checksums, moving averages
-    run_folder store record checkpoint the run folder; verify: a run made again from it
-    report/ result live                what the user sees
-    reproduce/                         the papers' claims, run here
+    record/ verify                     the run folder; a run made again from it
+    report/ result                     what the user sees
+    cli/ doctor bench/ reproduce/      the commands; what is measured, and the papers' claims, run here
+    pytest_plugin regression/          tests on emulated devices
+    interchange/                       other projects' profiles
+    testing                            a strategy tried in memory
+    errors seeds processes             what all of them use; failpoints, plain_pickle: what few do
 """
 
 from __future__ import annotations
@@ -70,7 +76,7 @@ def run(experiment: Experiment, out: str | Path | None = None, *, quiet: bool = 
     Without ``out`` a new folder under ``runs/`` is made. Raises `ConfigError` if the experiment cannot be
     done and `RunError` if the run could not go on.
     """
-    from edgefl import supervisor
+    from edgefl.supervisor import supervisor
 
     return supervisor.run(
         experiment, Path(out) if out is not None else new_run_folder(experiment.name), quiet

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.errors import RunError
-from edgefl.events import (
+from edgefl.core.events import (
     Action,
     Arrived,
     Cancel,
@@ -35,6 +34,7 @@ from edgefl.events import (
     Train,
     Wake,
 )
+from edgefl.errors import RunError
 from edgefl.privacy.tree import TreeNoise
 from edgefl.seeds import stream
 from edgefl.strategies import optimizer

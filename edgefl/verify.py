@@ -17,20 +17,20 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from edgefl import config, run_folder
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import Floats, ParameterBuffer, Shape
+from edgefl import config
+from edgefl.client.workload import Workload
 from edgefl.core import Core
+from edgefl.core.events import Arrived, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Arrived, Release, Sum, Summed, Train
 from edgefl.experiment import Experiment
-from edgefl.record import Record
+from edgefl.parameters.buffer import Floats, ParameterBuffer, Shape
+from edgefl.parameters.update_writer import UpdateWriter, amplify
+from edgefl.phones.devices import known_devices
+from edgefl.record import Record, run_folder
+from edgefl.server.aggregator import Aggregator
 from edgefl.strategies import resolve
 from edgefl.strategies.optimizer import start
-from edgefl.supervisor import fleet_of, shape_of
-from edgefl.update_writer import UpdateWriter, amplify
-from edgefl.workload import Workload
-from edgefl.workload_devices import known_devices
+from edgefl.supervisor.supervisor import fleet_of, shape_of
 
 Say = Callable[[int, int], None]
 """Told how many versions have been made again, of how many."""

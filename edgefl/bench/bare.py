@@ -23,8 +23,8 @@ import numpy as np
 from edgefl import kernels
 from edgefl.bench.bare_sockets import trips_through_kernel, trips_through_zmq
 from edgefl.bench.forks import forked
-from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel, Closed
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.processes import become_child
 
 Transport = Literal["shm", "wire"]

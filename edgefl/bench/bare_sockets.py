@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import zmq
 
-from edgefl import control, wire
 from edgefl.bench.forks import forked
+from edgefl.messages import control, wire
 from edgefl.sockets.endpoint import Endpoint
 from edgefl.transport.wire import PART_BYTES
 

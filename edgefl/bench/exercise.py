@@ -1,7 +1,7 @@
 """A workload of real arithmetic whose amount is known: products of matrices in place of training.
 
-The zygote takes it in place of `edgefl.workload.Workload`, whose interface it has. Each device computes for
-about ``compute_s`` emulated seconds a trip: as many products as its declared rate makes of that.
+The zygote takes it in place of `edgefl.client.workload.Workload`, whose interface it has. Each device
+computes for about ``compute_s`` emulated seconds a trip: as many products as its declared rate makes of that.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from edgefl.bench.idle import Idled, IdleWorkload
-from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
-from edgefl.trips import Trips
+from edgefl.messages.control import ClientInfo, Prepared
+from edgefl.phones.trips import Trips
 
 NAME = "edgefl.bench.exercise:ExerciseWorkload"
 N = 128

@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgefl import supervisor
 from edgefl.bench import exercise
 from edgefl.emulation import device_names, load_device
 from edgefl.emulation.fidelity import Conditions, bounds
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
 from edgefl.record import Record
 from edgefl.report.fidelity import fidelity_of
+from edgefl.supervisor import supervisor
 
 Floats = npt.NDArray[np.float64]
 Throttle = Literal["paced", "cgroup", "sigstop"]

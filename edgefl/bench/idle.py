@@ -1,6 +1,6 @@
 """A workload that computes nothing and takes no time: what remains of a trip is what the system costs.
 
-The zygote takes it in place of `edgefl.workload.Workload`, whose interface it has, by its name on the
+The zygote takes it in place of `edgefl.client.workload.Workload`, whose interface it has, by its name on the
 command line. It needs no torch.
 """
 
@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgefl.control import ClientInfo, Prepared
 from edgefl.emulation import Device
 from edgefl.emulation.link import Transfer
 from edgefl.emulation.phone import Condition
 from edgefl.emulation.plan import TripPlan
 from edgefl.experiment import Experiment
-from edgefl.workload_devices import device_of
+from edgefl.messages.control import ClientInfo, Prepared
+from edgefl.phones.devices import device_of
 
 NAME = "edgefl.bench.idle:IdleWorkload"
 DELTA = 2.0**-20

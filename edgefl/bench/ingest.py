@@ -25,14 +25,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from edgefl import control, kernels
+from edgefl import kernels
 from edgefl.bench import bare, idle
 from edgefl.bench.started import expect, started
-from edgefl.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.channel import Channel
 from edgefl.emulation.capacity import host
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+from edgefl.messages import control
+from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.record import Record
 
 SIZES = (1_000, 62_006, 468_458, 1_663_370, 11_173_962, 25_000_000)
@@ -170,8 +171,8 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
     )
     infos = [control.ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
     with (
-        started("edgefl.zygote", control.FromZygote, idle.NAME) as zygote,
-        started("edgefl.server_process", control.FromServer) as server,
+        started("edgefl.children.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.children.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(experiment, str(folder), infos))
         prepared = expect(zygote, control.Prepared)

@@ -23,13 +23,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from edgefl import control, wire
 from edgefl.bench.started import expect, started
-from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.channel import Channel
 from edgefl.emulation.capacity import host
 from edgefl.errors import RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Model, Training
+from edgefl.messages import control, wire
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.processes import single_threaded_environment
 from edgefl.sockets import ServerSocket, bind
 
@@ -112,7 +112,7 @@ def turn(clients: int) -> tuple[float, list[Memory]]:
         clock=Clock(kind="wall", time_scale=TIME_SCALE),
     )
     infos = [control.ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
-    with _socket() as socket, started("edgefl.zygote", control.FromZygote) as zygote:
+    with _socket() as socket, started("edgefl.children.zygote", control.FromZygote) as zygote:
         zygote.send(control.Prepare(experiment, "", infos))
         size = expect(zygote, control.Prepared).size
         buffer = ParameterBuffer.create(Shape(size, 2, clients))

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from edgefl.channel import Channel, pair
-from edgefl.control import Broken, Refused
 from edgefl.errors import RunError
+from edgefl.messages.control import Broken, Refused
 from edgefl.processes import single_threaded_environment
 
 GRACE_S = 10.0

@@ -45,7 +45,7 @@ def run(
     experiment = config.load(file, set_ or (), seed=seed, clock=clock)
     folder = _folder(out, experiment)
 
-    from edgefl import supervisor
+    from edgefl.supervisor import supervisor
 
     try:
         result = supervisor.run(experiment, folder, quiet, file.parent.absolute())
@@ -61,7 +61,7 @@ def resume(
     """Carry on with a run after a crash or Ctrl-C."""
     require_run(folder)
 
-    from edgefl import supervisor
+    from edgefl.supervisor import supervisor
 
     try:
         result = supervisor.resume(folder, quiet)

@@ -11,6 +11,7 @@ trace              replaying a recorded link
 cell               links that many phones share
 pacing             work-paced waiting against absolute deadlines
 memory             a client's memory limit without privileges
+confinement        which of these means hold the phones of a run, and the cell of one phone
 mechanisms         what holds a process that does not cooperate: signals, control groups
 capacity           does the fleet fit the host: time scale, stolen time
 calibration        what the host computes and moves a second, and a device's slowdown against it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from edgefl.events import Joined
+from edgefl.core.events import Joined
 from edgefl.record import Record
 from edgefl.report.measures import rounded
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefl.record.rows import EvaluationRow
 from edgefl.report.html import draw, number, percent, seconds
 from edgefl.report.measures import (
     class_accuracy,
@@ -20,7 +21,6 @@ from edgefl.report.measures import (
 )
 from edgefl.report.page import card, figure, grid, heading, page, stat, stats, table
 from edgefl.report.style import Canvas, Key, Picture, colour, percent_axis, plain_axis, series, shorten
-from edgefl.rows import EvaluationRow
 
 if TYPE_CHECKING:
     from edgefl.report.compare import Row, Run

@@ -9,8 +9,8 @@ import numpy as np
 
 from edgefl.emulation.fidelity import QUANTITIES, Conditions, Seconds, assess
 from edgefl.record import Record
+from edgefl.record.rows import Meta
 from edgefl.report.measures import profile_of_trips, rounded
-from edgefl.rows import Meta
 
 _COLUMNS = {
     "compute": ("compute_declared_s", "compute_s"),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.record import Record
-from edgefl.rows import EvaluationRow
+from edgefl.record.rows import EvaluationRow
 
 
 class Group(NamedTuple):

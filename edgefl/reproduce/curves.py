@@ -9,9 +9,9 @@ import numpy as np
 
 from edgefl import config
 from edgefl.record import Record
+from edgefl.record.run_folder import EXPERIMENT_FILE
 from edgefl.report.compare import reached
 from edgefl.report.measures import applied_weight
-from edgefl.run_folder import EXPERIMENT_FILE
 
 LAST = 5
 """Evaluations at the end whose mean is the final accuracy: a single one swings by percents."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edgefl import config, supervisor
+from edgefl import config
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.record import Record
+from edgefl.record.run_folder import EXPERIMENT_FILE
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.study import Arm, Study
 from edgefl.result import Result
-from edgefl.run_folder import EXPERIMENT_FILE
+from edgefl.supervisor import supervisor
 
 Say = Callable[[str], None]
 

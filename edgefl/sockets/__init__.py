@@ -7,7 +7,7 @@
 The `shm` transport needs nothing but headers. A local socket carries them for a quarter of the CPU time that
 ZeroMQ takes, whose I/O threads wake up twice a message, and spares each client two threads. The `wire`
 transport, and `shm` where there are no such sockets, use ZeroMQ. Neither end trusts what comes in: a sender
-is known by its connection, and `edgefl.wire` reads the bytes.
+is known by its connection, and `edgefl.messages.wire` reads the bytes.
 """
 
 from __future__ import annotations

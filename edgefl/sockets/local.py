@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from edgefl.errors import RunError
+from edgefl.messages.wire import MAX_HEADER_BYTES
 from edgefl.sockets import AT_ONCE, Frame, Full, Unreachable
-from edgefl.wire import MAX_HEADER_BYTES
 
 SCHEME = "local://@"
 MOST_NAME_BYTES = 255

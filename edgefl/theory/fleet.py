@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from edgefl import experiment
 from edgefl.core import Core
+from edgefl.core.events import Arrived
 from edgefl.emulation.delay import Delay
-from edgefl.events import Arrived
 from edgefl.seeds import stream
 from edgefl.strategies import Strategy
 from edgefl.strategies.fedbuff import FedBuff

@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.buffer import ParameterBuffer
 from edgefl.errors import WireError
+from edgefl.messages.wire import Chunk, Task
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.parameters.update_format import Raw
 from edgefl.sockets import Frame
-from edgefl.update_format import Raw
-from edgefl.wire import Chunk, Task
 
 Floats = npt.NDArray[np.float32]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgefl.buffer import ParameterBuffer
 from edgefl.errors import SlotError, WireError
+from edgefl.messages.wire import Chunk, Task
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.parameters.update_format import Raw
 from edgefl.sockets import Frame
 from edgefl.transport import Floats
-from edgefl.update_format import Raw
-from edgefl.wire import Chunk, Task
 
 
 class ShmServer:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgefl.buffer import ParameterBuffer, SlotState
 from edgefl.errors import WireError
+from edgefl.messages.wire import Chunk, Task, encode
+from edgefl.parameters.buffer import ParameterBuffer, SlotState
+from edgefl.parameters.update_format import Raw
 from edgefl.sockets import Frame
 from edgefl.transport import Floats, model_from, model_in
-from edgefl.update_format import Raw
-from edgefl.wire import Chunk, Task, encode
 
 PART_BYTES = 256 * 1024
 """Most of an update in a message: so little is still in the cache when the server copies it into its slot,

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from edgefl.clock import WallClock
+from edgefl.server.clock import WallClock
 
 TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
 """Kinds of entries: at one instant they come in this order."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from edgefl import wire
 from edgefl.errors import RunError
+from edgefl.messages import wire
 
 AHEAD_S = 0.004
 """How much work a worker has in hand, by what tasks have cost so far, so that it need not wait for more."""

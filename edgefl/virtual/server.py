@@ -7,22 +7,24 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from edgefl import continuity, control, failpoints, wire
-from edgefl.aggregator import Lease
-from edgefl.buffer import ParameterBuffer, SlotState
+from edgefl import failpoints
 from edgefl.channel import Channel
-from edgefl.dynamics import Dynamics
+from edgefl.core.events import Failed, Joined, Left, Ticked, Train
 from edgefl.emulation.plan import TripPlan
 from edgefl.errors import ConfigError, RunError, WireError
-from edgefl.events import Failed, Joined, Left, Ticked, Train
-from edgefl.outbox import SocketOutbox
-from edgefl.peers import Peer
-from edgefl.server import Server
+from edgefl.messages import control, wire
+from edgefl.parameters.buffer import ParameterBuffer, SlotState
+from edgefl.phones.devices import joins_at_s
+from edgefl.phones.dynamics import Dynamics
+from edgefl.server import continuity
+from edgefl.server.aggregator import Lease
+from edgefl.server.outbox import SocketOutbox
+from edgefl.server.peers import Peer
+from edgefl.server.server import Server
 from edgefl.sockets import Frame
 from edgefl.virtual.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
 from edgefl.virtual.dispatch import Dispatch
 from edgefl.virtual.trip import Trip
-from edgefl.workload_devices import joins_at_s
 
 EVENTS_AT_ONCE = 128
 """Events between two looks at the socket."""
@@ -298,10 +300,8 @@ class VirtualServer(Server):
         return continuity.Ahead(
             answers=answers,
             tasks=[answer.task for answer in answers if isinstance(answer, wire.Result)],
-            entries={
-                **{task.version: task.entry for task in self._dispatch.unfinished},
-                **self._assessments.entries,
-            },
+            entries={task.version: task.entry for task in self._dispatch.unfinished}
+            | self._assessments.entries,
         )
 
     def _resume(self, restored: continuity.Restored) -> None:

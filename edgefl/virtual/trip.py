@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgefl import wire
 from edgefl.emulation.plan import TripPlan
+from edgefl.messages import wire
 
 
 class Trip(NamedTuple):

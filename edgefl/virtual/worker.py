@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgefl import control, failpoints, wire
-from edgefl.buffer import Floats, ParameterBuffer
+from edgefl import failpoints
+from edgefl.client.line import Cancelled, Leave, Line, failure
 from edgefl.errors import SlotError, WireError
-from edgefl.line import Cancelled, Leave, Line, failure
+from edgefl.messages import control, wire
+from edgefl.parameters.buffer import Floats, ParameterBuffer
+from edgefl.parameters.update_format import Raw
+from edgefl.parameters.update_writer import UpdateWriter, amplify
 from edgefl.sockets import Frame
 from edgefl.transport import client_end
-from edgefl.update_format import Raw
-from edgefl.update_writer import UpdateWriter, amplify
 
 if TYPE_CHECKING:
-    from edgefl.workload import Workload
+    from edgefl.client.workload import Workload
 
 TELL_NS = 1_000_000
 """Results wait for others so long at most, as long as there is more to compute."""

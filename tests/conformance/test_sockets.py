@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from edgefl import sockets, wire
+from edgefl import sockets
+from edgefl.messages import wire
 from edgefl.sockets import Frame, Full, PeerSocket, ServerSocket, Unreachable, zeromq
 
 BOUND_MS = 20_000

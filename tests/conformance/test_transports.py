@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl import kernels, wire
-from edgefl.buffer import ParameterBuffer, Shape, SlotState
+from edgefl import kernels
 from edgefl.errors import SlotError, WireError
+from edgefl.messages import wire
+from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.transport import ClientEnd, Frame, ServerEnd, model_from, server_end
 from edgefl.transport.shm import ShmClient, ShmServer
 from edgefl.transport.wire import WireClient, WireServer

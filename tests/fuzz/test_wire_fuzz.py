@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl import wire
 from edgefl.emulation.phone import Condition
 from edgefl.errors import WireError
+from edgefl.messages import wire
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
 """In all; shared out among the ways of making them."""
@@ -151,7 +151,7 @@ def check(header: bytes) -> bool:
             assert "\n" not in str(error)
             continue
         taken = True
-        assert type(message).__module__ == "edgefl.wire"
+        assert type(message).__module__ == "edgefl.messages.wire"
         assert decode(wire.encode(message)) == message or "nan" in repr(message)
         if isinstance(message, wire.Done):
             assert 0 <= message.examples <= wire.MAX_COUNT

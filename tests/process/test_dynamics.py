@@ -11,7 +11,7 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Stop, Training
-from edgefl.events import Arrived, Joined, Left
+from edgefl.core.events import Arrived, Joined, Left
 from edgefl.experiment import Churn
 from edgefl.record import Record
 

@@ -9,8 +9,8 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Stop
+from edgefl.core.events import Failed
 from edgefl.emulation.trace import read_trace
-from edgefl.events import Failed
 from edgefl.record import Record
 
 from .runs import experiment

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl import ConfigError, config, run_folder
+from edgefl import ConfigError, config
+from edgefl.record import run_folder
 from edgefl.reproduce import PAPERS, page, running
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.findings import Finding, verdict

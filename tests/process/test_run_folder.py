@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, ConfigError, Stop, run_folder, runinfo, supervisor
-from edgefl.rows import ClientRow
-from edgefl.store import Store
+from edgefl import Checkpoint, Clock, ConfigError, Stop
+from edgefl.record import run_folder
+from edgefl.record.rows import ClientRow
+from edgefl.record.store import Store
+from edgefl.supervisor import supervisor
 
 from .runs import Command, experiment, wait_for_versions
 
@@ -72,7 +74,7 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(tmp_path: Path)
 
 def killed_as_it_began(folder: Path) -> None:
     """As far as a run gets before its first checkpoint."""
-    runinfo.begin(folder, Path("/where/modules/are"))
+    run_folder.begin(folder, Path("/where/modules/are"))
     with Store(folder) as store:
         store.clients([ClientRow(0, "pi-4", "lte", 100, (1, 2), 1.75, 512.0, 16.8, 13.4)])
     (folder / "checkpoints").mkdir()
@@ -95,7 +97,7 @@ def test_what_a_run_wrote_before_it_began_is_cleared(
     (tmp_path / "experiment.toml").touch()
     left(tmp_path)
     assert not run_folder.begun(tmp_path)
-    assert runinfo.base_of(tmp_path) == (base or Path.cwd())
+    assert run_folder.base_of(tmp_path) == (base or Path.cwd())
     run_folder.clear(tmp_path)
     assert files(tmp_path) == ["experiment.toml"]
 

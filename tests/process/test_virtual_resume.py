@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, Data, Fleet, RunError, Server, Stop, Training, run_folder, supervisor
+from edgefl import Checkpoint, Clock, Data, Fleet, RunError, Server, Stop, Training
 from edgefl.experiment import Cells, Churn
-from edgefl.record import Record
+from edgefl.record import Record, run_folder
+from edgefl.supervisor import supervisor
 
 from .runs import Command, experiment, wait_for_versions
 from .test_dynamics import CHURN

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl import continuity, experiment, kernels, wire
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl import experiment, kernels
 from edgefl.core import Core
-from edgefl.events import Failed, Joined, Ticked
-from edgefl.executor import Executor
+from edgefl.core.events import Failed, Joined, Ticked
+from edgefl.messages import wire
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.record.store import Store
 from edgefl.seeds import stream
-from edgefl.stopwatch import Stopwatch
-from edgefl.store import Store
+from edgefl.server import continuity
+from edgefl.server.aggregator import Aggregator
+from edgefl.server.executor import Executor
+from edgefl.server.stopwatch import Stopwatch
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.optimizer import start
 from edgefl.testing import fleet

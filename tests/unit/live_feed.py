@@ -7,12 +7,12 @@ import re
 
 from rich.console import Console
 
-from edgefl import control
-from edgefl.course import Course
 from edgefl.emulation.capacity import Demand, TimeScale, choose_time_scale
 from edgefl.emulation.fidelity import Conditions, bounds
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
-from edgefl.panel import Panel
+from edgefl.messages import control
+from edgefl.supervisor.course import Course
+from edgefl.supervisor.panel import Panel
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.events import Arrived, Joined, Summed
-from edgefl.seeds import stream
-from edgefl.store import (
+from edgefl.core.events import Arrived, Joined, Summed
+from edgefl.record.store import (
     Aggregation,
     ClientRow,
     EvaluationRow,
@@ -21,6 +20,7 @@ from edgefl.store import (
     TripRow,
     VersionRow,
 )
+from edgefl.seeds import stream
 
 PROFILES = {
     # training GFLOPS, memory MiB, down, up Mbps, labels

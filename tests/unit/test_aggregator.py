@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl import kernels
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.core.events import Sum
 from edgefl.errors import SlotError
-from edgefl.events import Sum
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.server.aggregator import Aggregator
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.optimizer import start
 

@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape, SlotState
+from edgefl.core.events import Sum
 from edgefl.errors import SlotError
-from edgefl.events import Sum
+from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
+from edgefl.server.aggregator import Aggregator
 from edgefl.strategies.base import ServerOptimizer
 
 SIZE = 300

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from edgefl import experiment
-from edgefl.arrivals import Schedule
 from edgefl.core import Core
+from edgefl.core.arrivals import Schedule
+from edgefl.core.events import Joined, Left, Ticked, Train, Wake
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Joined, Left, Ticked, Train, Wake
 from edgefl.strategies import View
 from edgefl.strategies.base import Arrivals
 from edgefl.strategies.fedbuff import FedBuff

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.buffer import PAGE, ParameterBuffer, Shape, SlotState
 from edgefl.errors import SlotError
+from edgefl.parameters.buffer import PAGE, ParameterBuffer, Shape, SlotState
 
 SHAPE = Shape(size=5, ring=3, slots=4, vectors=2)
 

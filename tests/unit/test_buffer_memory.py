@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.errors import RunError
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 
 SHAPE = Shape(size=5, ring=3, slots=4, vectors=2)
 
@@ -25,7 +25,7 @@ def buffer() -> Iterator[ParameterBuffer]:
 
 FULL = """
 import os, resource, sys
-from edgefl.buffer import ParameterBuffer, Shape
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.errors import RunError
 if len(sys.argv) > 1:
     del os.memfd_create

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl import control
 from edgefl.channel import Channel, Closed, pair
+from edgefl.messages import control
 
 BOUND_S = 20.0
 """How long something that must happen may take at most: a bound, not a delay."""

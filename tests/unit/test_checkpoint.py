@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from edgefl import checkpoint, kernels
-from edgefl.checkpoint import KEEP, Checkpoint, Layout, latest, write
+from edgefl import kernels
 from edgefl.errors import ConfigError
+from edgefl.parameters import checkpoint
+from edgefl.parameters.checkpoint import KEEP, Checkpoint, Layout, latest, write
 
 LAYOUT: Layout = [("fc.weight", [2, 3], 0), ("fc.bias", [2], 6), ("scale", [], 8)]
 MODEL = np.arange(9, dtype=np.float32) - 4.5
@@ -222,7 +223,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from edgefl.checkpoint import Checkpoint, write
+from edgefl.parameters.checkpoint import Checkpoint, write
 folder, final = Path(sys.argv[1]), sys.argv[2] == "final"
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 model = np.ones(1 << 15, np.float32)
@@ -299,7 +300,8 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from edgefl import checkpoint, kernels
+from edgefl.parameters import checkpoint
+from edgefl import kernels
 count, real = [0], os.fsync
 def fsync(fd):
     count[0] += 1

@@ -69,7 +69,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     calls = Calls()
     calls.then = finish
-    stand_in(monkeypatch, "edgefl.supervisor", run=calls)
+    stand_in(monkeypatch, "edgefl.supervisor.supervisor", run=calls)
     return calls
 
 
@@ -227,7 +227,7 @@ def test_ctrl_c_says_how_to_carry_on(
     if command[0] == "resume":
         (here / "o").mkdir()
         (here / "o" / "experiment.toml").touch()
-    stand_in(monkeypatch, "edgefl.supervisor", run=interrupted, resume=interrupted)
+    stand_in(monkeypatch, "edgefl.supervisor.supervisor", run=interrupted, resume=interrupted)
     assert refused(capsys, 130, *command) == "interrupted; carry on with: edgefl resume o"
 
 
@@ -248,7 +248,7 @@ def test_resume_compare_and_report_call_what_they_should(
         (here / name / "experiment.toml").touch()
     calls = Calls()
     calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
-    stand_in(monkeypatch, "edgefl.supervisor", resume=calls)
+    stand_in(monkeypatch, "edgefl.supervisor.supervisor", resume=calls)
     assert main(["resume", "a", "-q"]) == 0
     assert calls == [(Path("a"), True)]
 

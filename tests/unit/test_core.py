@@ -9,8 +9,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.errors import RunError
-from edgefl.events import (
+from edgefl.core.events import (
     Action,
     Arrived,
     Cancel,
@@ -25,6 +24,7 @@ from edgefl.events import (
     Train,
     Wake,
 )
+from edgefl.errors import RunError
 from edgefl.strategies import Strategy
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet

@@ -11,8 +11,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.errors import RunError
-from edgefl.events import (
+from edgefl.core.events import (
     Action,
     Arrived,
     Evaluate,
@@ -24,6 +23,7 @@ from edgefl.events import (
     Ticked,
     Wake,
 )
+from edgefl.errors import RunError
 from edgefl.strategies import Step, Strategy, Update, View
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.events import (
+from edgefl.core.events import (
     Action,
     Arrived,
     Cancel,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.events import (
+from edgefl.core.events import (
     Action,
     Arrived,
     Evaluate,

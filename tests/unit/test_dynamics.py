@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from edgefl import config
-from edgefl.control import ClientInfo
 from edgefl.core import Core
-from edgefl.dynamics import Dynamics, dynamics_of
+from edgefl.core.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError
-from edgefl.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
 from edgefl.experiment import Churn, Experiment, Fleet, Stop
+from edgefl.messages.control import ClientInfo
+from edgefl.phones.dynamics import Dynamics, dynamics_of
+from edgefl.phones.trips import Trips
 from edgefl.strategies.base import Device
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.trips import Trips
 
 PROFILE = """
 id = "hot"

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
+from edgefl.children.governor import Warden
 from edgefl.emulation import held
 from edgefl.emulation.held import EARLY, LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
 from edgefl.emulation.mechanisms.account import Account
 from edgefl.emulation.pacing import Pacer
 from edgefl.errors import RunError
-from edgefl.governor import Warden
 
 S = 1_000_000_000
 

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from executor_world import CLIENTS, SIZE, Faults, World
 
-from edgefl import continuity, experiment, wire
-from edgefl.clock import WallClock
+from edgefl import experiment
 from edgefl.core import Core
+from edgefl.core.events import Halted, Left, Summed
 from edgefl.errors import WireError
-from edgefl.events import Halted, Left, Summed
+from edgefl.messages import wire
 from edgefl.record import Record
-from edgefl.rows import FATES, TripRow
+from edgefl.record.rows import FATES, TripRow
+from edgefl.server import continuity
+from edgefl.server.clock import WallClock
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff

@@ -15,7 +15,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.events import Arrived, Sum
+from edgefl.core.events import Arrived, Sum
 from edgefl.strategies import Strategy, Update, resolve
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff

@@ -11,8 +11,8 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
+from edgefl.core.events import Arrived, Joined, Left, Sum, Ticked, Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Arrived, Joined, Left, Sum, Ticked, Train
 from edgefl.strategies import Device, View
 from edgefl.strategies.base import Until
 from edgefl.strategies.favano import FAVANO

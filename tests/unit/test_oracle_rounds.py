@@ -9,7 +9,7 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.events import (
+from edgefl.core.events import (
     Arrived,
     Cancel,
     Event,

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from executor_world import SIZE, World
 
-from edgefl import control, experiment, outbox, wire
-from edgefl.buffer import ParameterBuffer, Shape
-from edgefl.outbox import SocketOutbox
-from edgefl.peers import Peers
+from edgefl import experiment
+from edgefl.messages import control, wire
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.record import Record
+from edgefl.server import outbox
+from edgefl.server.outbox import SocketOutbox
+from edgefl.server.peers import Peers
+from edgefl.server.stopwatch import Stopwatch
 from edgefl.sockets import PeerSocket, bind, connect
-from edgefl.stopwatch import Stopwatch
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.transport import server_end
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.control import CLIENT, EVALUATOR, WORKER
-from edgefl.peers import CLIENTS, STARTUP_S, Peer, Peers
+from edgefl.messages.control import CLIENT, EVALUATOR, WORKER
+from edgefl.server.peers import CLIENTS, STARTUP_S, Peer, Peers
 
 
 class Table:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from edgefl import experiment, kernels
-from edgefl.aggregator import Aggregator
-from edgefl.buffer import ParameterBuffer, Shape
 from edgefl.core import Core
+from edgefl.core.events import Sum
 from edgefl.errors import ConfigError
-from edgefl.events import Sum
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.privacy.accounting import epsilon
 from edgefl.privacy.tree import TreeNoise, nodes
 from edgefl.seeds import stream
+from edgefl.server.aggregator import Aggregator
 from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet, run_in_memory

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.events import Arrived, Event, Joined, Left, Summed
+from edgefl.core.events import Arrived, Event, Joined, Left, Summed
 from edgefl.record import Record
+from edgefl.record.rows import ClientRow
+from edgefl.record.store import Store
 from edgefl.report.attendance import attendance_of
-from edgefl.rows import ClientRow
-from edgefl.store import Store
 
 
 def found(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, object]:

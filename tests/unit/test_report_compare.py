@@ -12,8 +12,8 @@ from test_report import EVIL, Page
 from test_report_trace import check, read
 
 from edgefl.errors import ConfigError
+from edgefl.record.store import Store
 from edgefl.report.compare import FIGURES, common_target, compare, estimate, group, load, reached
-from edgefl.store import Store
 
 SMALL = {"clients": 6, "trips": 240}
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgefl.record import Record
+from edgefl.record.rows import Aggregation, CostRow, Meta
 from edgefl.report.costs import breakdown
-from edgefl.rows import Aggregation, CostRow, Meta
 
 
 def record(clock: str, **seconds: float) -> Record:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.events import Arrived, Failed, Joined, Sum, Summed, Train
+from edgefl.core.events import Arrived, Failed, Joined, Sum, Summed, Train
 from edgefl.strategies import Device
 from edgefl.strategies.asynchronous import _Without
 from edgefl.strategies.fedstaleweight import FedStaleWeight

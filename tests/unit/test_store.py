@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.errors import ConfigError, RunError
-from edgefl.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
-from edgefl.store import (
+from edgefl.record.store import (
     Aggregation,
     ClientRow,
     EvaluationRow,
@@ -243,8 +243,8 @@ def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from edgefl.events import Joined
-from edgefl.store import Store
+from edgefl.core.events import Joined
+from edgefl.record.store import Store
 store = Store(sys.argv[1])
 for k in range(50):
     store.journal(Joined(client=k, at_s=0.0))

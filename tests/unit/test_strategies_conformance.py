@@ -12,8 +12,8 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
+from edgefl.core.events import Left, Sum, Train
 from edgefl.errors import RunError
-from edgefl.events import Left, Sum, Train
 from edgefl.strategies import Step, Strategy, View, names, resolve
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff

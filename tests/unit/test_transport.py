@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import zmq
 
-from edgefl import kernels, wire
-from edgefl.buffer import ParameterBuffer, Shape, SlotState
+from edgefl import kernels
 from edgefl.errors import WireError
+from edgefl.messages import wire
+from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.transport import model_from, server_end
 from edgefl.transport.shm import ShmClient
 from edgefl.transport.wire import PART_BYTES, WireClient

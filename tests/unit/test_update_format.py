@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edgefl import kernels
-from edgefl.buffer import PAGE, ParameterBuffer, Shape
 from edgefl.errors import RunError
-from edgefl.update_format import FORMATS, with_scales
+from edgefl.parameters.buffer import PAGE, ParameterBuffer, Shape
+from edgefl.parameters.update_format import FORMATS, with_scales
 
 SIZE = 1000
 NAMES = sorted(FORMATS)

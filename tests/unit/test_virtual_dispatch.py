@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edgefl import wire
 from edgefl.errors import RunError
+from edgefl.messages import wire
 from edgefl.virtual.dispatch import AHEAD_S, FEWEST, MOST, MOST_LOSSES, Dispatch
 
 

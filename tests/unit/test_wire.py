@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl import wire
 from edgefl.emulation.phone import Condition
 from edgefl.errors import WireError
-from edgefl.wire import decode_from_client, decode_from_server, encode
+from edgefl.messages import wire
+from edgefl.messages.wire import decode_from_client, decode_from_server, encode
 
 DONE = wire.Done(
     client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,

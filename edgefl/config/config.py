@@ -1,0 +1,124 @@
+"""From a TOML file, ``--set`` overrides and arguments to one checked `Experiment`, and back to TOML."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl import toml
+from edgefl.config import checks, fleet
+from edgefl.config.checks import Fault
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+
+_ONE_OF: dict[tuple[str, ...], str] = {
+    ("training", "steps"): "epochs",
+    ("training", "epochs"): "steps",
+}
+"""Of these pairs only one may be given, so a later source that gives one takes the other back."""
+
+
+def load(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    clock: str | None = None,
+) -> Experiment:
+    """The experiment in the TOML file at ``path``: arguments beat ``overrides`` (``a.b=v``) beat the file.
+
+    What is returned is complete, as `validate` says; relative paths in it are looked for beside the file,
+    then in the working directory. Raises `ConfigError`, one line naming the key, what was got and what is
+    allowed.
+    """
+    path = Path(path)
+    tables = toml.read(path)
+    origin: dict[str, str] = {}
+    for text in overrides:
+        keys, value = toml.assignment(text)
+        origin[_set(tables, keys, value, f"--set {text}")] = f"--set {text}"
+    for argument, keys, given in (("--seed", ("seed",), seed), ("--clock", ("clock", "kind"), clock)):
+        if given is not None:
+            origin[_set(tables, keys, given, argument)] = argument
+    try:
+        return _experiment(tables, path.parent)
+    except Fault as fault:
+        sources = [s for key, s in origin.items() if _within(fault.key, key) or _within(key, fault.key)]
+        raise type(fault)(fault.key, f"{sources[-1] if sources else path}: {fault}") from None
+
+
+def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
+    """The experiment with every table complete and checked, however it was made.
+
+    Tables may be given as dicts and numbers as numpy scalars. A fleet file's name becomes its devices, and
+    its networks where the experiment keeps the default; paths become absolute, looked for in ``base``
+    first; neither ``training.steps`` nor ``training.epochs`` means one epoch. Raises `ConfigError`, one
+    line naming the key, what was got and what is allowed.
+
+    >>> from edgefl.experiment import Experiment, Fleet, Stop
+    >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
+    Traceback (most recent call last):
+    edgefl.config.checks.Fault: fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
+    """
+    tables = _plain(experiment)
+    given = tables.get("fleet")
+    if isinstance(given, dict) and given.get("network") == "wifi" and isinstance(given.get("devices"), str):
+        del given["network"]  # the default, which the fleet file beats
+    return _experiment(tables, Path(base))
+
+
+def dump(experiment: Experiment) -> str:
+    """The experiment as TOML text that `load` reads back as the same experiment; None is left out."""
+    return toml.write(_plain(experiment))
+
+
+def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
+    checks.shape(tables)
+    if "strategy" in tables:
+        tables = {**tables, "strategy": {"name": "fedbuff", **tables["strategy"]}}
+    tables = fleet.resolve(tables, base)
+    checks.figures(tables)
+    fleet.require(tables["fleet"])
+    training = tables.get("training", {})
+    if training.get("steps") is None and training.get("epochs") is None:
+        tables = {**tables, "training": {**training, "epochs": 1}}
+    return msgspec.convert(tables, Experiment)
+
+
+def _plain(value: Any) -> Any:
+    """Structs as dicts without their Nones, tuples as lists, numpy's numbers as Python's."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: _plain(item) for name, item in fields.items() if item is not None}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
+    """Put ``value`` at ``keys``; returns the dotted key that came to be, a table on the way or the value."""
+    table, made = tables, len(keys)
+    for place, key in enumerate(keys[:-1]):
+        if key not in table:
+            made = min(made, place + 1)
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            name = ".".join(keys[: place + 1])
+            raise ConfigError(f"{source}: {name} is {checks.shown(inner)}, not a table")
+        table = inner
+    table[keys[-1]] = value
+    if keys in _ONE_OF:
+        table.pop(_ONE_OF[keys], None)
+    return ".".join(keys[:made])
+
+
+def _within(key: str, setting: str) -> bool:
+    return key == setting or key.startswith((f"{setting}.", f"{setting}["))

@@ -1,0 +1,399 @@
+"""The server's decisions as a pure state machine: events in, actions out; no clock, no socket, no arithmetic.
+
+    Joined ─► idle ─ Train ─► running ─ Arrived ─► held ─ Sum ─► Summed ─► applied
+                ▲                │ Left: lost         │ Summed(bad): dropped
+                └──── Failed ────┘                    └ the strategy's choice: discarded
+
+Each task ends in exactly one ``Release`` (unless it runs when the run ends). The same events give the same
+actions, so a journal of events is all that a run needs to be resumed, replayed and verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgefl import experiment
+from edgefl.core import answers, arrivals
+from edgefl.core.events import (
+    Action,
+    Arrived,
+    Cancel,
+    Evaluate,
+    Evaluated,
+    Event,
+    Failed,
+    Halted,
+    Joined,
+    Left,
+    Release,
+    Stop,
+    Sum,
+    Summed,
+    Ticked,
+    Train,
+    Wake,
+)
+from edgefl.core.ledger import Ledger
+from edgefl.errors import RunError
+from edgefl.seeds import stream
+from edgefl.strategies.base import Device, Step, Strategy, Until, Update
+
+OVER = "the run is over"
+
+
+class Core(Ledger):
+    """The run's state, driven by `handle`; it is itself the `View` that the strategy is shown.
+
+    >>> from edgefl.strategies.fedbuff import FedBuff
+    >>> core = Core(FedBuff(buffer_size=1), [Device(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
+    >>> core.handle(Joined(client=0, at_s=0.0))
+    [Evaluate(version=0), Train(client=0, task=0, version=0, trip=0)]
+    >>> core.handle(Arrived(client=0, task=0, base_version=0, examples=60, steps=5, loss=2.3, at_s=4.0))
+    [Sum(version=1, tasks=(0,), weights=(1.0,), base_scale=1.0)]
+    >>> for action in core.handle(Summed(version=1, at_s=4.0)): print(action)
+    Release(task=0, fate='applied', reason='')
+    Evaluate(version=1)
+    Stop(reason='versions')
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        devices: Sequence[Device],
+        seed: int,
+        stop: experiment.Stop,
+        evaluate_every: int = 10,
+    ) -> None:
+        super().__init__(devices, seed)
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        self.strategy = strategy
+        self.stopped: str | None = None
+        """Why the run is over; None while it is not."""
+        self._stop = stop
+        self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
+        self._evaluate_every = evaluate_every
+        self._evaluated = -1
+        self._halt: str | None = None
+        self._begun = False
+        self._sum: tuple[Sum, Step] | None = None
+        self._late: list[Update] = []  # discarded by the strategy while they are being summed
+        self._wasted = 0  # failures in a row without a new version
+        self._fruitless = 0  # tasks lost in a row without one that arrived
+        self._wakes: set[float] = set()
+        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
+        self._cuts = type(strategy).until is not Strategy.until
+        self._state = self._call("begin", strategy.begin, self.devices)
+        process = strategy.arrivals()
+        self._schedule = None if process is None else arrivals.Schedule(process, stream(seed, "arrivals"))
+        self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
+            Joined: self._joined,
+            Left: self._left,
+            Arrived: self._arrived,
+            Failed: self._failed,
+            Summed: self._summed,
+            Ticked: self._ticked,
+            Evaluated: self._measured,
+            Halted: self._halted,
+        }
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in one event and say what to do about it, in order.
+
+        An event that does not fit (an unknown client, a task that is over, a repeated arrival) changes
+        nothing. After ``Stop``, only tasks that were running are still released. `RunError` for a
+        ``Summed`` that answers no ``Sum``, and for a strategy that raises or answers what cannot be done.
+        """
+        actions: list[Action] = []
+        if self.now_s < event.at_s < math.inf:
+            self.now_s = event.at_s
+        if not self._begun:
+            self._begun = True
+            self._evaluate(actions)
+            if self._stop.emulated_s is not None:
+                self._wake(self._end_s, actions)
+        if self._handlers[type(event)](event, actions) and self.stopped is None and self._sum is None:
+            self._settle(actions, stepped=type(event) is Summed)
+        return actions
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the strategy is asked again at some time before the end, whatever the clients do."""
+        return any(at_s < self._end_s for at_s in self._wakes)
+
+    def pending(self) -> list[Action]:
+        """What was asked for and not answered yet, except tasks: the ``Sum`` and every ``Wake``.
+
+        For a server that comes back: after a replay these are to be carried out again.
+        """
+        if self.stopped is not None:
+            return []
+        wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
+        return wakes if self._sum is None else [*wakes, self._sum[0]]
+
+    # ---- events: each answers whether anything changed -----------------------------------------
+
+    def _joined(self, event: Joined, actions: list[Action]) -> bool:
+        if self.stopped is not None:
+            return False
+        if self._schedule is not None and not (self.idle or self.training):
+            self._schedule.due(self.now_s)  # these came while nobody was there
+        return self.connect(event.client)
+
+    def _left(self, event: Left, actions: list[Action]) -> bool:
+        client = event.client
+        if not self.connected(client):
+            return False
+        task = self.task_of(client)
+        if task is not None and event.finishes:
+            self.leave_when_done(client)
+            return False
+        if task is not None:
+            self.end(task)
+            self.lost += 1
+            self._fruitless += 1
+            actions.append(Release(task, "lost", event.reason))
+        self.disconnect(client)
+        if task is not None:
+            self._no_update(client)
+        return True
+
+    def _arrived(self, event: Arrived, actions: list[Action]) -> bool:
+        client, task = event.client, event.task
+        found = self.owned(client, task)
+        if found is None or event.base_version != found.version:
+            return False
+        self.end(task)
+        self.trips += 1
+        self._fruitless = 0
+        if self.stopped is not None or self.now_s >= self._end_s:
+            self.discarded += 1
+            actions.append(Release(task, "discarded", OVER))
+        elif event.examples < 0 or event.steps < 0:
+            self._drop(task, client, "its count of examples or steps is below 0", actions)
+        else:
+            update = self.hold(event)
+            try:
+                discard = answers.updates(self.strategy.arrive(self._state, update, self))
+            except Exception as error:
+                raise self._raised("arrive", error) from error
+            if discard:
+                self._discard(discard, actions)
+        return True
+
+    def _failed(self, event: Failed, actions: list[Action]) -> bool:
+        client, task = event.client, event.task
+        if self.owned(client, task) is None:
+            return False
+        if self.end(task):
+            self.trips += 1
+            self.discarded += 1
+            actions.append(Release(task, "discarded", "cancelled"))
+        else:
+            self.failed += 1
+            self._wasted += 1
+            actions.append(Release(task, "lost", event.reason))
+        self._no_update(client)
+        return True
+
+    def _summed(self, event: Summed, actions: list[Action]) -> bool:
+        if self._sum is None:
+            raise RunError(f"Summed must answer a Sum, got version {event.version} with none to answer")
+        order, step = self._sum
+        bad = sorted(set(event.bad))
+        if event.version != order.version or not set(bad) <= set(order.tasks):
+            raise RunError(
+                f"Summed must answer version {order.version} and tasks {order.tasks}, "
+                f"got version {event.version} and bad tasks {event.bad}"
+            )
+        self._sum = None
+        late, self._late = self._late, []
+        if bad:
+            for task in bad:
+                client = self.update(task).client
+                self.forget((task,))
+                self._drop(task, client, "not finite or altered", actions)
+        else:
+            self._publish(order, step, actions)
+        self._discard([update for update in late if self.holds(update)], actions)
+        return True
+
+    def _ticked(self, event: Ticked, actions: list[Action]) -> bool:
+        ahead = {at_s for at_s in self._wakes if at_s > self.now_s}
+        if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # a timer that was early
+            actions.append(Wake(min(ahead)))
+        self._wakes = ahead
+        return True
+
+    def _measured(self, event: Evaluated, actions: list[Action]) -> bool:
+        if self._stop.accuracy is None or not event.accuracy >= self._stop.accuracy:
+            return False
+        self._halt = self._halt or "accuracy"
+        return True
+
+    def _halted(self, event: Halted, actions: list[Action]) -> bool:
+        self._halt = self._halt or event.reason
+        return True
+
+    # ---- what follows --------------------------------------------------------------------------
+
+    def _settle(self, actions: list[Action], stepped: bool) -> None:
+        """Make the next version if it is due, else stop if that is due, else start clients."""
+        due = self._due()
+        if due is None or (due == "trips" and not stepped):  # the last trip may fill a buffer
+            try:
+                answer = answers.step(self.strategy.step(self._state, self))
+            except Exception as error:
+                raise self._raised("step", error) from error
+            if answer is not None:
+                self._order(answer, actions)
+                return
+        if due is not None:
+            self._finish(due, actions)
+            return
+        if self._schedule is not None:
+            self.openings = self._schedule.due(self.now_s)
+            if self.idle or self.training:  # else nobody is there who could come
+                self._wake(self._schedule.next_s, actions)
+        if self.idle and self.openings:
+            try:
+                assigned = tuple(self.strategy.assign(self._state, self))
+            except Exception as error:
+                raise self._raised("assign", error) from error
+            if len(assigned) > self.openings:
+                raise self._wrong("assign", f"at most {self.openings} clients now", f"{len(assigned)}")
+            for client in assigned:
+                begun = self.start(client)
+                if begun is None:
+                    raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
+                task, trip = begun
+                until = self._until(client) if self._cuts else None
+                actions.append(Train(client, task, self.version, trip, until))
+        if self._wakes_itself:
+            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=answers.instant)
+            if at_s is not None:
+                self._wake(at_s, actions)
+
+    def _until(self, client: int) -> Until | None:
+        ask = self.strategy.until
+        until: Until | None = self._call("until", ask, self._state, client, self, read=answers.until)
+        if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
+            raise self._wrong("until", "an instant from now on and a finite gain", repr(until))
+        return until
+
+    def _order(self, step: Step, actions: list[Action]) -> None:
+        got = f"{len(step.weights)} for {len(step.updates)}"
+        if not step.updates or len(step.updates) != len(step.weights):
+            raise self._wrong("step", "a weight for each of one or more updates", got)
+        weights: dict[int, float] = {}
+        for update, weight in zip(step.updates, step.weights, strict=True):
+            if not self.holds(update):
+                raise self._wrong("step", "updates that are held", f"task {update.task}")
+            weights[update.task] = weights.get(update.task, 0.0) + weight
+        if not (math.isfinite(step.base_scale) and all(map(math.isfinite, weights.values()))):
+            raise self._wrong("step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
+        order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), step.base_scale)
+        self._sum = (order, step)
+        actions.append(order)
+
+    def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
+        self.version = order.version
+        self._wasted = 0
+        self.apply(order.tasks, order.weights)
+        if not step.keep:
+            self.forget(order.tasks)
+            actions.extend([Release(task, "applied") for task in order.tasks])
+        self._call("stepped", self.strategy.stepped, self._state, step, self)
+        for client in self._call("cancel", self.strategy.cancel, self._state, self, read=tuple):
+            task = self.task_of(client)
+            if task is None:
+                raise self._wrong("cancel", "clients with a task", f"client {client}")
+            if task not in self._cancelled:
+                self._cancelled.add(task)
+                actions.append(Cancel(client, task))
+        if self.version % self._evaluate_every == 0:
+            self._evaluate(actions)
+
+    def _due(self) -> str | None:
+        stop = self._stop
+        if self._halt is not None:
+            return self._halt
+        if stop.versions is not None and self.version >= stop.versions:
+            return "versions"
+        if self.now_s >= self._end_s:
+            return "emulated_s"
+        if stop.trips is not None and self.trips >= stop.trips:
+            return "trips"
+        if self._wasted > 100 + 10 * len(self.devices):
+            return f"no progress: {self._wasted} tasks in a row failed or gave a bad update"
+        if self._fruitless > 100 + 10 * len(self.devices):
+            return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
+        return None
+
+    def _finish(self, reason: str, actions: list[Action]) -> None:
+        if self._evaluated != self.version:
+            self._evaluate(actions)
+        self.discarded += len(self.held)
+        actions.extend([Release(update.task, "discarded", OVER) for update in self.held])
+        self.forget(tuple(self._updates))
+        self.stopped = reason
+        actions.append(Stop(reason))
+
+    # ---- small steps ---------------------------------------------------------------------------
+
+    def _no_update(self, client: int) -> None:
+        self.forget_base(client)
+        if self.stopped is None:
+            self._call("lost", self.strategy.lost, self._state, client, self)
+
+    def _drop(self, task: int, client: int, why: str, actions: list[Action]) -> None:
+        self.dropped += 1
+        self._wasted += 1
+        actions.append(Release(task, "dropped", why))
+        self._no_update(client)
+
+    def _discard(self, updates: Sequence[Update], actions: list[Action]) -> None:
+        summing = self._sum[0].tasks if self._sum is not None else ()
+        gone: dict[int, None] = {}
+        for update in updates:
+            if not self.holds(update):
+                raise self._wrong("arrive", "updates that are held", f"task {update.task}")
+            if update.task in summing:
+                self._late.append(update)
+            elif update.task not in gone:
+                gone[update.task] = None
+                actions.append(Release(update.task, "discarded"))
+        if gone:
+            self.discarded += len(gone)
+            self.forget(gone)
+
+    def _evaluate(self, actions: list[Action]) -> None:
+        self._evaluated = self.version
+        actions.append(Evaluate(self.version))
+
+    def _wake(self, at_s: float, actions: list[Action]) -> None:
+        if self.now_s < at_s < math.inf and at_s not in self._wakes:
+            self._wakes.add(at_s)
+            actions.append(Wake(at_s))
+
+    def _call(
+        self, name: str, method: Callable[..., Any], *args: Any, read: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """What the strategy answers, as ``read`` takes it: a user's may answer anything.
+
+        What each event asks is asked without it, which takes half the time.
+        """
+        try:
+            answer = method(*args)
+            return answer if read is None else read(answer)
+        except Exception as error:
+            raise self._raised(name, error) from error
+
+    def _raised(self, name: str, error: Exception) -> RunError:
+        where = f"{type(self.strategy).__name__}.{name}"
+        return RunError(f"strategy {where} raised {type(error).__name__}: {error}")
+
+    def _wrong(self, method: str, allowed: str, got: str) -> RunError:
+        return RunError(f"strategy {type(self.strategy).__name__}.{method} must give {allowed}, got {got}")

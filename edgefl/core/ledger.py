@@ -1,0 +1,217 @@
+"""Who trains what and which updates are held: the books behind `edgefl.core`, and what strategies see."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.core.events import Arrived
+from edgefl.seeds import stream
+from edgefl.strategies.base import Device, Update
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task that a client has: which client, and the version that it trains from."""
+
+    client: int
+    version: int
+
+
+class Ledger:
+    """Clients, tasks, held updates and counts; its methods keep them in agreement and decide nothing.
+
+    It is the live `edgefl.strategies.base.View`: nothing is copied to show it.
+
+    >>> books = Ledger([Device(0, "pi-4", 60), Device(1, "pi-4", 60)], seed=1)
+    >>> books.connect(1), books.connect(0), books.idle
+    (True, True, [0, 1])
+    >>> books.start(1), books.idle, books.training
+    ((0, 0), [0], 1)
+    """
+
+    def __init__(self, devices: Sequence[Device], seed: int) -> None:
+        self.devices: Sequence[Device] = tuple(devices)
+        if [device.client for device in self.devices] != list(range(len(self.devices))):
+            raise ValueError("devices must be numbered 0, 1, 2, … in order")
+        count = len(self.devices)
+        self.seed = seed
+        self.version = 0
+        self.now_s = 0.0
+        self.idle: list[int] = []
+        self.held: list[Update] = []
+        self.rng = stream(seed, "strategy")
+        self.openings = count
+
+        self.trips = 0
+        """Finished client trips: updates that arrived, used or not, and tasks that were cancelled."""
+        self.dropped = 0
+        """Updates that were not finite or were altered."""
+        self.discarded = 0
+        """Valid updates that were not used, and cancelled tasks."""
+        self.failed = 0
+        """Tasks that a client gave back of its own accord."""
+        self.lost = 0
+        """Tasks whose client left."""
+        self.applied = 0
+        """Updates that were applied; one applied in two versions counts twice."""
+        self.staleness_sum = 0
+        """Sum of the staleness of applied updates; over ``applied``, their mean."""
+        self.staleness_max = 0
+        self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
+        """Total weight with which each client's updates were applied."""
+
+        self._next_task = 0
+        self._tasks: dict[int, Task] = {}
+        self._running: dict[int, int] = {}  # client → task, in the order of starting
+        self._cancelled: set[int] = set()
+        self._leaving: set[int] = set()  # clients that go when they have finished their task
+        self._updates: dict[int, Update] = {}  # task → held update, in arrival order
+        self._trips = [0] * count
+        self._trained_from = [-1] * count
+        self._starters: tuple[int, set[int]] = (0, set())  # of a version, who trained from it last
+        self.present = bytearray(count)
+        """By client: 1 if it is connected, else 0."""
+
+    # ---- the strategy's view -------------------------------------------------------------------
+
+    @property
+    def running(self) -> Collection[int]:
+        """Clients with a task, in the order in which they were started."""
+        return self._running.keys()
+
+    @property
+    def training(self) -> int:
+        """How many clients have a task."""
+        return len(self._running)
+
+    def trained_from(self, client: int) -> int:
+        """The version of the client's last task; −1 before its first and after one that gave no update."""
+        return self._trained_from[client]
+
+    @property
+    def up_to_date(self) -> Collection[int]:
+        """Clients whose last task is from the current version."""
+        version, clients = self._starters
+        return clients if version == self.version else ()
+
+    def update(self, task: int) -> Update:
+        """The held update of ``task``, until its ``Release`` is returned; then `KeyError`."""
+        return self._updates[task]
+
+    # ---- clients -------------------------------------------------------------------------------
+
+    def connect(self, client: int) -> bool:
+        """The client is there and idle; false if it is unknown or was there."""
+        if not 0 <= client < len(self.devices) or self.present[client]:
+            return False
+        self.present[client] = 1
+        insort(self.idle, client)
+        return True
+
+    def disconnect(self, client: int) -> bool:
+        """The client is gone; false if it was not there. A task of its own must be ended before."""
+        if not self.connected(client):
+            return False
+        self.present[client] = 0
+        del self.idle[bisect_left(self.idle, client)]
+        return True
+
+    def leave_when_done(self, client: int) -> None:
+        """The client is gone as soon as its task is over."""
+        self._leaving.add(client)
+
+    def connected(self, client: int) -> bool:
+        return 0 <= client < len(self.devices) and self.present[client] == 1
+
+    # ---- tasks ---------------------------------------------------------------------------------
+
+    def start(self, client: int) -> tuple[int, int] | None:
+        """Give an idle client its next task: (task, trip); None if it is not idle."""
+        at = bisect_left(self.idle, client)
+        if at == len(self.idle) or self.idle[at] != client:
+            return None
+        del self.idle[at]
+        task, trip = self._next_task, self._trips[client]
+        self._next_task += 1
+        self._trips[client] += 1
+        self._trained_from[client] = self.version
+        if self._starters[0] != self.version:
+            self._starters = (self.version, set())
+        self._starters[1].add(client)
+        self._tasks[task] = Task(client, self.version)
+        self._running[client] = task
+        return task, trip
+
+    @property
+    def tasks(self) -> Collection[int]:
+        """Running tasks."""
+        return self._tasks.keys()
+
+    def task_of(self, client: int) -> int | None:
+        """The client's running task."""
+        return self._running.get(client)
+
+    def owned(self, client: int, task: int) -> Task | None:
+        """The running task, if it is this client's."""
+        found = self._tasks.get(task)
+        return found if found is not None and found.client == client else None
+
+    def end(self, task: int) -> bool:
+        """The task is over, its client idle, or gone if it waited for that; true if it was cancelled."""
+        client = self._tasks.pop(task).client
+        del self._running[client]
+        insort(self.idle, client)
+        if client in self._leaving:
+            self._leaving.remove(client)
+            self.disconnect(client)
+        if task in self._cancelled:
+            self._cancelled.remove(task)
+            return True
+        return False
+
+    def forget_base(self, client: int) -> None:
+        """The client's last task gave nothing, so it may be given the same version again."""
+        if client not in self._running:
+            self._trained_from[client] = -1
+            self._starters[1].discard(client)
+
+    # ---- updates -------------------------------------------------------------------------------
+
+    def hold(self, event: Arrived) -> Update:
+        """Hold an arrived update, its staleness measured now."""
+        update = Update(
+            event.task,
+            event.client,
+            event.base_version,
+            self.version - event.base_version,
+            event.examples,
+            event.steps,
+            event.loss,
+            event.at_s,
+        )
+        self._updates[event.task] = update
+        self.held.append(update)
+        return update
+
+    def holds(self, update: Update) -> bool:
+        return self._updates.get(update.task) is update
+
+    def forget(self, tasks: Iterable[int]) -> None:
+        """Hold these no more."""
+        for task in tasks:
+            del self._updates[task]
+        self.held = list(self._updates.values())
+
+    def apply(self, tasks: Sequence[int], weights: Sequence[float]) -> None:
+        """Count these held updates as applied with these weights."""
+        self.applied += len(tasks)
+        for task, weight in zip(tasks, weights, strict=True):
+            update = self._updates[task]
+            self.applied_weight[update.client] += weight
+            self.staleness_sum += update.staleness
+            if update.staleness > self.staleness_max:
+                self.staleness_max = update.staleness

@@ -1,0 +1,376 @@
+"""The parameter buffer: one shared mapping that holds published models and the updates on their way in.
+
+    page 0         header: what the mapping holds, the latest version
+    ring headers   64 bytes each: the version an entry holds
+    slot headers   64 bytes each: whose update lies there, from which version, its checksum, its state
+    ring           entries of one model and the server optimiser's state vectors, float32[D] each
+    slots          one update each, in the run's `edgefl.parameters.update_format`
+    sides          which of a client's two residuals is the one to go on from
+    residuals      two a client where updates are rounded with error feedback, float32[D] each
+
+The mapping is anonymous (a memfd where the kernel has one, else an unlinked file), so it has no name that
+could outlive its processes. The server writes version n+1 into a ring entry that nobody reads and publishes
+it by one store; a client writes only into the slot that came with its task.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from edgefl.errors import RunError, SlotError
+from edgefl.kernels.arguments import Update
+from edgefl.parameters.update_format import FORMATS, Raw, UpdateFormat
+
+Floats = npt.NDArray[np.float32]
+
+RING_BYTES = 256 * 2**20
+RING_MIN, RING_MAX = 5, 16
+MAGIC = 0x6564676566_6C31
+LAYOUT = 2
+PAGE = 4096
+
+_HEADER = np.dtype(
+    [
+        ("magic", "<i8"),
+        ("layout", "<i8"),
+        ("size", "<i8"),
+        ("ring", "<i8"),
+        ("slots", "<i8"),
+        ("vectors", "<i8"),
+        ("format", "S16"),
+        ("residuals", "<i8"),
+        ("latest_version", "<i8"),
+        ("latest_entry", "<i8"),
+    ]
+)
+_ENTRY = np.dtype([("version", "<i8"), ("unused", "<i8", (7,))])
+_SLOT = np.dtype(
+    [
+        ("state", "<i8"),
+        ("task", "<i8"),
+        ("client", "<i8"),
+        ("base_version", "<i8"),
+        ("checksum", "<u8"),
+        ("fetched", "<i8"),
+        ("lent", "<i8"),
+        ("unused", "<i8", (1,)),
+    ]
+)
+
+
+class SlotState:
+    """Who may write to a slot: nobody, the client it is leased to, or nobody until it is released.
+
+    Plain numbers: a member of an enum takes as long to look up as everything else that a slot costs.
+    """
+
+    FREE = 0
+    LEASED = 1
+    WRITTEN = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the parts of a buffer are: D parameters, ring entries, slots, optimiser vectors an entry.
+
+    ``format`` is the name of the updates' format, ``residuals`` the number of clients that keep what
+    rounding left.
+    """
+
+    size: int
+    ring: int
+    slots: int
+    vectors: int = 0
+    format: str = "float32"
+    residuals: int = 0
+
+    @property
+    def possible(self) -> bool:
+        counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1
+        return counts and self.vectors >= 0 and self.residuals >= 0 and self.format in FORMATS
+
+    @property
+    def update_format(self) -> UpdateFormat:
+        """The format of the updates in the slots."""
+        return FORMATS[self.format]
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of one update."""
+        return self.update_format.nbytes(self.size)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one vector to the next, a whole number of pages."""
+        return _pages(self.size * 4)
+
+    @property
+    def slot_stride(self) -> int:
+        """Bytes from one slot to the next, a whole number of pages."""
+        return _pages(self.update_bytes)
+
+    @property
+    def data_offset(self) -> int:
+        headers = self.ring * _ENTRY.itemsize + self.slots * _SLOT.itemsize
+        return PAGE + _pages(headers)
+
+    @property
+    def slots_offset(self) -> int:
+        return self.data_offset + self.ring * (1 + self.vectors) * self.stride
+
+    @property
+    def sides_offset(self) -> int:
+        return self.slots_offset + self.slots * self.slot_stride
+
+    @property
+    def residuals_offset(self) -> int:
+        return self.sides_offset + _pages(8 * self.residuals)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.residuals_offset + 2 * self.residuals * self.stride
+
+
+class ParameterBuffer:
+    """A view of the shared mapping. Every process of a run has one on the same memory.
+
+    >>> buffer = ParameterBuffer.create(Shape(size=3, ring=2, slots=1))
+    >>> buffer.model(0)[:] = [1, 2, 3]
+    >>> buffer.publish(version=0, entry=0)
+    >>> ParameterBuffer.attach(buffer.fd).model(0).tolist()
+    [1.0, 2.0, 3.0]
+    >>> buffer.close()
+    """
+
+    def __init__(self, fd: int, memory: mmap.mmap, shape: Shape) -> None:
+        self.fd = fd
+        self.shape = shape
+        self._memory: mmap.mmap | None = memory
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        self._whole: npt.NDArray[np.uint8] | None = whole
+        ring_end = PAGE + shape.ring * _ENTRY.itemsize
+        slots_end = ring_end + shape.slots * _SLOT.itemsize
+        self._header = whole[: _HEADER.itemsize].view(_HEADER)
+        self._entries = whole[PAGE:ring_end].view(_ENTRY)
+        self._slots = whole[ring_end:slots_end].view(_SLOT)
+        # One view a vector, made once: slicing costs more than the header writes of a whole trip.
+        vectors = range(shape.ring * (1 + shape.vectors))
+        self._vectors = [self._floats(shape.data_offset + index * shape.stride) for index in vectors]
+        kind = shape.update_format
+        starts = range(shape.slots_offset, shape.sides_offset, shape.slot_stride)
+        self._raws = [whole[start : start + shape.update_bytes] for start in starts]
+        self._updates = [kind.values(raw, shape.size) for raw in self._raws]
+        self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
+        sides = whole[shape.sides_offset : shape.sides_offset + 8 * shape.residuals]
+        self.side: memoryview[int] = sides.view(np.int64).data
+        self.state = _words(self._slots, "state")
+        self.task = _words(self._slots, "task")
+        self.client = _words(self._slots, "client")
+        self.base_version = _words(self._slots, "base_version")
+        self.checksum = _words(self._slots, "checksum")
+        self.fetched = _words(self._slots, "fetched")
+        self.lent = _words(self._slots, "lent")
+        self.entry_version = _words(self._entries, "version")
+        self._latest_version = _words(self._header, "latest_version")
+        self._latest_entry = _words(self._header, "latest_entry")
+
+    def _floats(self, start: int) -> Floats:
+        return self.memory[start : start + 4 * self.shape.size].view(np.float32)
+
+    # ---- making and unmaking -------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, shape: Shape) -> ParameterBuffer:
+        """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
+        if not shape.possible:
+            raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
+        fd = _anonymous_file()
+        try:
+            # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later. More
+            # than there is would not fail: the system would kill processes to make room.
+            if shape.total_bytes > psutil.virtual_memory().available:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            os.posix_fallocate(fd, 0, shape.total_bytes)
+            memory = mmap.mmap(fd, shape.total_bytes)
+        except (OSError, OverflowError) as error:
+            os.close(fd)
+            mib = shape.total_bytes / 2**20
+            raise RunError(
+                f"the parameter buffer needs {mib:.0f} MiB of shared memory "
+                f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters"
+                f"{_of_residuals(shape)}): "
+                f"{getattr(error, 'strerror', 'more than this system can address')}"
+            ) from error
+        buffer = cls(fd, memory, shape)
+        header = buffer._header
+        header["layout"], header["size"], header["ring"] = LAYOUT, shape.size, shape.ring
+        header["slots"], header["vectors"] = shape.slots, shape.vectors
+        header["format"], header["residuals"] = shape.format.encode(), shape.residuals
+        header["latest_version"] = header["latest_entry"] = -1
+        for entry in range(shape.ring):
+            buffer.retire(entry)
+        header["magic"] = MAGIC
+        return buffer
+
+    @classmethod
+    def attach(cls, fd: int) -> ParameterBuffer:
+        """The mapping behind a descriptor that was handed over."""
+        try:
+            memory = mmap.mmap(fd, 0)
+        except (OSError, ValueError) as error:
+            raise SlotError(f"descriptor {fd} holds no parameter buffer: {error}") from error
+        header = np.frombuffer(memory, dtype=_HEADER, count=1)[0] if len(memory) >= PAGE else None
+        if header is None or int(header["magic"]) != MAGIC or int(header["layout"]) != LAYOUT:
+            raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
+        shape = Shape(
+            size=int(header["size"]),
+            ring=int(header["ring"]),
+            slots=int(header["slots"]),
+            vectors=int(header["vectors"]),
+            format=bytes(header["format"]).decode(errors="replace"),
+            residuals=int(header["residuals"]),
+        )
+        if not shape.possible or len(memory) < shape.total_bytes:
+            raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
+        return cls(fd, memory, shape)
+
+    @property
+    def memory(self) -> Raw:
+        """All of the mapping, while it is open."""
+        assert self._whole is not None, "the buffer is closed"
+        return self._whole
+
+    def close(self) -> None:
+        """Give the descriptor back. The mapping goes when the last view of it goes."""
+        if self._memory is not None:
+            os.close(self.fd)
+            self._memory = self._whole = None
+
+    # ---- models --------------------------------------------------------------------------------
+
+    def model(self, entry: int) -> Floats:
+        """The model in a ring entry, float32[D]."""
+        return self._vectors[entry * (1 + self.shape.vectors)]
+
+    def vectors(self, entry: int) -> list[Floats]:
+        """The server optimiser's state vectors that belong to that model."""
+        first = entry * (1 + self.shape.vectors) + 1
+        return self._vectors[first : first + self.shape.vectors]
+
+    def publish(self, version: int, entry: int) -> None:
+        """Make ``entry`` the latest version. Its numbers must not change until it is retired."""
+        self.entry_version[entry] = version
+        self._latest_entry[0] = entry
+        self._latest_version[0] = version
+
+    def retire(self, entry: int) -> None:
+        """Say that an entry is about to be overwritten, so that a late reader notices."""
+        self.entry_version[entry] = -1
+
+    @property
+    def latest(self) -> tuple[int, int]:
+        """The latest version and its ring entry; (−1, −1) before the first."""
+        return self._latest_version[0], self._latest_entry[0]
+
+    def read_model(self, entry: int, version: int, out: Floats) -> None:
+        """Copy a version out. `SlotError` if the entry does not hold it from start to end of the copy."""
+        before = self.entry_version[entry]
+        np.copyto(out, self.model(entry))
+        if before != version or self.entry_version[entry] != version:
+            now = self.entry_version[entry]
+            held = f"version {now}" if now == before else f"version {before}, then {now} during the copy"
+            raise SlotError(f"ring entry {entry} holds {held}, not {version}")
+
+    # ---- slots ---------------------------------------------------------------------------------
+
+    def slot(self, slot: int) -> Update:
+        """The values of the update in a slot: D numbers of the run's format."""
+        return self._updates[slot]
+
+    def scales(self, slot: int) -> Floats | None:
+        """The scales of the update in a slot, where its format has them."""
+        return self._scales[slot]
+
+    def raw(self, slot: int) -> Raw:
+        """The update in a slot as bytes, scales and all."""
+        return self._raws[slot]
+
+    def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
+        """Hand a free slot to one task; its ring entry stays until the update is whole if it is ``lent``."""
+        if self.state[slot] != SlotState.FREE:
+            raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
+        self.task[slot] = task
+        self.client[slot] = client
+        self.base_version[slot] = base_version
+        self.checksum[slot] = 0
+        self.fetched[slot] = 0
+        self.lent[slot] = lent
+        self.state[slot] = SlotState.LEASED
+
+    def written(self, slot: int, *, task: int, checksum: int) -> None:
+        """The client's last word on its slot: the update is whole."""
+        if self.state[slot] != SlotState.LEASED or self.task[slot] != task:
+            raise SlotError(f"slot {slot} is not leased to task {task}")
+        self.checksum[slot] = checksum
+        self.state[slot] = SlotState.WRITTEN
+
+    def free(self, slot: int) -> None:
+        """Take a slot back. Only once its client can no longer write to it."""
+        self.state[slot] = SlotState.FREE
+        self.task[slot] = -1
+
+    # ---- residuals -----------------------------------------------------------------------------
+
+    def residual(self, client: int, *, new: bool = False) -> Floats:
+        """What rounding left of the client's last accepted update, float32[D].
+
+        ``new`` is where its next trip writes what it leaves. It counts from `accepted` on, so a trip that
+        is lost, or done twice, leaves nothing.
+        """
+        side = self.side[client] ^ new
+        return self._floats(self.shape.residuals_offset + (2 * client + side) * self.shape.stride)
+
+    def accepted(self, client: int) -> None:
+        """The client's update arrived: its next one starts from what this one left."""
+        if self.shape.residuals:
+            self.side[client] ^= 1
+
+
+def ring_entries(size: int, vectors: int = 0) -> int:
+    """How many versions of a model of ``size`` parameters a run keeps, with so many optimiser vectors each.
+
+    >>> ring_entries(1_663_370), ring_entries(25_000_000)
+    (16, 5)
+    """
+    return max(RING_MIN, min(RING_MAX, RING_BYTES // (4 * size * (1 + vectors))))
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _of_residuals(shape: Shape) -> str:
+    if not shape.residuals:
+        return ""
+    return f", 2 residuals for each of {shape.residuals} clients: server.error_feedback = false needs none"
+
+
+def _words(headers: npt.NDArray[np.void], field: str) -> memoryview[int]:
+    """One field of all headers. A memoryview gives and takes plain ints, several times faster than numpy."""
+    return headers[field].data
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("edgefl-parameters", os.MFD_CLOEXEC)
+    fd, name = tempfile.mkstemp(prefix="edgefl-parameters-")
+    os.unlink(name)
+    return fd

@@ -1,0 +1,194 @@
+"""Checkpoints: the model, the server optimiser's state, updates and versions still in use, in safetensors.
+
+A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core
+gives the state that belongs to these numbers, so a checkpoint holds nothing but numbers, with a checksum. It
+is written beside its place, flushed to the disk, renamed, and the folder flushed too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from edgefl import failpoints, kernels
+from edgefl.errors import ConfigError
+from edgefl.parameters.buffer import Floats
+from edgefl.parameters.update_format import Raw
+
+FORMAT = "edgefl-3"
+KEEP = 2
+_KINDS = {"<f4": "F32", "|u1": "U8"}
+
+Layout = list[tuple[str, list[int], int]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The numbers of a run at one instant."""
+
+    version: int
+    journal_seq: int
+    emulated_s: float
+    wall_s: float
+    model: Floats
+    vectors: list[Floats]
+    held: dict[int, Raw]
+    """Updates in the buffer, by task, as they lie there: arrived ones, and those that arrive later."""
+    residuals: dict[int, Floats] = field(default_factory=dict)
+    """What rounding left of clients' last updates, by client."""
+    early_residuals: dict[int, Floats] = field(default_factory=dict)
+    """The same of updates that arrive later."""
+    bases: dict[int, Floats] = field(default_factory=dict)
+    """Other versions that are still to be read: tasks start from them, or they are to be measured."""
+    answers: bytes = b""
+    """What workers said of tasks whose arrival is not due yet, msgpack."""
+
+
+def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool = False) -> Path:
+    """Write a checkpoint; with ``final`` also ``final.safetensors``, the model alone by tensor name."""
+    folder.mkdir(exist_ok=True)
+    metadata = {
+        "format": FORMAT,
+        "version": str(checkpoint.version),
+        "journal_seq": str(checkpoint.journal_seq),
+        "emulated_s": repr(checkpoint.emulated_s),
+        "wall_s": repr(checkpoint.wall_s),
+    }
+    path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
+    tensors = _tensors(checkpoint)
+    _replace(path, _safetensors(tensors, {**metadata, "checksum": _checksum(tensors)}))
+    failpoints.pass_by("named")
+    if final:
+        named = {
+            name: checkpoint.model[offset : offset + _count(shape)].reshape(shape)
+            for name, shape, offset in layout
+        }
+        _replace(folder / "final.safetensors", _safetensors(named, metadata))
+    # What a killed writer left half-written goes too.
+    for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob("*.partial")):
+        old.unlink()
+    return path
+
+
+def latest(folder: Path, *, journal_seq: int | None = None) -> Checkpoint:
+    """The newest checkpoint that reads back whole and lies within the journal's ``journal_seq`` entries.
+
+    `ConfigError` if there is none.
+    """
+    problems = []
+    for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
+        try:
+            found = _read(path)
+            if journal_seq is not None and found.journal_seq > journal_seq:
+                raise ValueError(f"the journal ends at {journal_seq}, before it")
+            return found
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            problems.append(f"{path.name}: {error}")
+    raise ConfigError(
+        f"{folder} holds no checkpoint to resume from" + "".join(f"; {problem}" for problem in problems)
+    )
+
+
+def _read(path: Path) -> Checkpoint:
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"format {metadata.get('format')!r}, not {FORMAT!r}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if metadata["checksum"] != _checksum(tensors):
+        raise ValueError("its numbers are not those that were written")
+
+    def numbered(kind: str) -> dict[int, NDArray[Any]]:
+        return {_number(name): tensors[name] for name in tensors if name.startswith(f"{kind}.")}
+
+    return Checkpoint(
+        version=int(metadata["version"]),
+        journal_seq=int(metadata["journal_seq"]),
+        emulated_s=float(metadata["emulated_s"]),
+        wall_s=float(metadata["wall_s"]),
+        model=tensors["model"],
+        vectors=[vector for _, vector in sorted(numbered("vector").items())],
+        held=numbered("held"),
+        residuals=numbered("residual"),
+        early_residuals=numbered("early"),
+        bases=numbered("base"),
+        answers=tensors["answers"].tobytes() if "answers" in tensors else b"",
+    )
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
+    """All numbers by name, as they lie in memory."""
+    tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
+    tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
+    tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
+    tensors |= {f"residual.{client}": left for client, left in checkpoint.residuals.items()}
+    tensors |= {f"early.{client}": left for client, left in checkpoint.early_residuals.items()}
+    tensors |= {f"base.{version}": model for version, model in checkpoint.bases.items()}
+    if checkpoint.answers:
+        tensors["answers"] = np.frombuffer(checkpoint.answers, dtype=np.uint8)
+    return tensors
+
+
+def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The file piece by piece: the library's own writer copies all numbers twice before the first one."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for name, tensor in tensors.items():
+        kind, stop = _KINDS[tensor.dtype.str], start + tensor.nbytes
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+
+
+def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
+    """Of all numbers: the file format has none of its own."""
+    return " ".join(f"{kernels.checksum(tensors[name]):016x}" for name in sorted(tensors))
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[2])
+
+
+def _count(shape: list[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _replace(path: Path, content: Iterator[bytes | memoryview]) -> None:
+    partial = path.with_suffix(".partial")
+    try:
+        with open(partial, "wb", buffering=0) as file:
+            for piece in content:
+                _write(file, memoryview(piece))
+                failpoints.pass_by("torn")
+            os.fsync(file.fileno())
+        failpoints.pass_by("unnamed")
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    failpoints.pass_by("renamed")
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(file: FileIO, piece: memoryview) -> None:
+    while piece:
+        piece = piece[file.write(piece) :]
