@@ -170,8 +170,11 @@ class EdgeDevice:
         handed over.
         """
         __tracebackhide__ = True
+        label = self._label(function)
         if self._session.options.save or self._session.options.compare:
             baseline.load(self._file)  # a broken one is found before minutes are spent
+        if self._session.options.compare and not self._wishes.budgets:  # nothing to learn without a baseline
+            self._before(label)
         order = Order(
             function=locate(function),
             setup=None if setup is None else locate(setup, "setup"),
@@ -184,7 +187,7 @@ class EdgeDevice:
             against=self._baseline_against(function),
             limit_s=self._wishes.limit_s,
         )
-        result = Result(self._label(function), self._measure(order))
+        result = Result(label, self._measure(order))
         self.results.append(result)
         self._believe(result, result.measured)
         return result
@@ -264,10 +267,7 @@ class EdgeDevice:
 
     def _compare(self, result: Result) -> None:
         __tracebackhide__ = True
-        now = self.entry(result)
-        before = baseline.load(self._file).get(now.key)
-        if before is None:
-            raise self._invalid(result, self._missing(now))
+        now, before = self.entry(result), self._before(result.function)
         if (why := before.unfit(now)) is not None:
             raise self._invalid(result, why)
         tolerance = self._session.options.tolerance
@@ -281,18 +281,21 @@ class EdgeDevice:
         result.invalid = why
         return Invalid(f"{result.function} on {self.name}: {why}")
 
-    def _missing(self, now: baseline.Entry) -> str:
-        others = {
-            one.host.software
-            for one in baseline.load(self._file).values()
-            if (one.test, one.function) == (now.test, now.function)
-        }
-        if others:
-            return (
+    def _before(self, function: str) -> baseline.Entry:
+        """The function's baseline. `Invalid` where there is none of this host."""
+        __tracebackhide__ = True
+        here, entries = baseline.this_host(), baseline.load(self._file)
+        if (found := entries.get((self._where.test, function, here.fingerprint))) is not None:
+            return found
+        why = f"no baseline in {self._file}; save one with --edgefl-save"
+        if others := {
+            one.host.software for key, one in entries.items() if key[:2] == (self._where.test, function)
+        }:
+            why = (
                 f"the baseline in {self._file.name} is of another host or software "
-                f"({'; '.join(sorted(others))}; here: {now.host.software}); save one here with --edgefl-save"
+                f"({'; '.join(sorted(others))}; here: {here.software}); save one here with --edgefl-save"
             )
-        return f"no baseline in {self._file}; save one with --edgefl-save"
+        raise Invalid(f"{function} on {self.name}: {why}")
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -216,9 +216,12 @@ def test_a_baseline_that_is_not_fit_to_compare_with_is_no_verdict(
     run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = baseline_file(pytester)
-    found = run(UNCHANGED, "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines([f"INVALID: step on pixel-4: no baseline in {file}; save one with --edgefl-*"])
+    with monkeypatch.context() as before_anything_is_measured:
+        before_anything_is_measured.delattr("edgefl.regression.device.measure")
+        found = run(UNCHANGED, "--edgefl-compare")
+        found.assert_outcomes(failed=1)
+        none = f"INVALID: step on pixel-4: no baseline in {file}; save one with --edgefl-*"
+        found.stdout.fnmatch_lines([none, "  pixel-4 * – * INVALID"])
 
     run(UNCHANGED, "--edgefl-save").assert_outcomes(passed=1)
     found = run(UNCHANGED.replace('"pixel-4"', '"pixel-4", network="3g"'), "--edgefl-compare")
@@ -226,6 +229,10 @@ def test_a_baseline_that_is_not_fit_to_compare_with_is_no_verdict(
     found.stdout.fnmatch_lines(["INVALID: * the profile of pixel-4 or its network has changed since*"])
 
     monkeypatch.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
+    found = run(UNCHANGED.replace('"pixel-4"', '"pixel-4", peak_mib=1'), "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["*peak_mib * 1 MiB are allowed"])  # a budget holds on any host
+    monkeypatch.delattr("edgefl.regression.device.measure")
     found = run(UNCHANGED, "--edgefl-compare")
     found.stdout.fnmatch_lines(["INVALID: *is of another host or software (torch*"])
 
