@@ -7,8 +7,10 @@ test, a function and a host: another host's figures do not compare, so a file ma
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -27,8 +29,12 @@ from edgefl.regression.orders import Against
 
 FORMAT = 1
 FOLDER = "edgefl-baselines"
-LOAD_MAX = 1.35
+LOAD_MAX = 1.2
 """Factor between the reference's CPU times then and now, up to which figures of both compare."""
+LOAD_SAME = 1.05
+"""The same, up to which the host is as it was."""
+DRIFT = 0.6
+"""Share of what the reference's CPU time changes beyond that by which the function's may change besides."""
 _DIGITS = 5
 
 Row = tuple[float, ...]
@@ -95,13 +101,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return f"stale calibration: the baseline was measured against {then}, now it is {here}"
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
-        factor = _middle(here.host_cpu_s) / _middle(then.host_cpu_s)
-        if not 1 / LOAD_MAX <= factor <= LOAD_MAX:
-            return (
-                f"this host is not what it was: {here.against.reference} takes {factor:.2f} times the CPU "
-                f"time of the baseline, at most {LOAD_MAX:g} compares"
-            )
-        return None
+        return self.loads_apart(now)
+
+    def loads_apart(self, now: Entry) -> str | None:
+        """Why the host was too busy, then or now, for the two to be compared; None if it was not."""
+        factor = self._load(now)
+        if 1 / LOAD_MAX <= factor <= LOAD_MAX:
+            return None
+        return (
+            f"this host is not what it was: {now.reference.against.reference} takes {factor:.2f} times the "
+            f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
+        )
+
+    def drift(self, now: Entry) -> float:
+        """Share of the CPU clock that may be the host's load, not the function: none where that is the same.
+
+        A busy host slows the reference, but not exactly as it slows the function.
+        """
+        return DRIFT * max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
+
+    def _load(self, now: Entry) -> float:
+        return statistics.median(now.reference.host_cpu_s) / statistics.median(self.reference.host_cpu_s)
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +174,10 @@ def together(first: Entry, second: Entry) -> Entry:
         name: getattr(first, name) + getattr(second, name)
         for name in ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
     }
-    return msgspec.structs.replace(first, **samples)
+    reference = msgspec.structs.replace(
+        first.reference, host_cpu_s=first.reference.host_cpu_s + second.reference.host_cpu_s
+    )
+    return msgspec.structs.replace(first, reference=reference, **samples)
 
 
 def path_of(test_file: Path) -> Path:
@@ -212,11 +235,6 @@ def _row(samples: Sequence[float]) -> Row:
 
 def _short(figure: float) -> float:
     return float(f"{figure:.{_DIGITS}g}")
-
-
-def _middle(samples: Sequence[float]) -> float:
-    ordered = sorted(samples)
-    return ordered[len(ordered) // 2]
 
 
 def _version() -> str:

@@ -55,11 +55,18 @@ class Compared(NamedTuple):
     change: inference.Change
     tolerance: float
     """Share of the baseline by which the median may grow."""
+    drift: float = 0.0
+    """Share of it that may be the host's, which was not loaded as it was before."""
 
     @property
     def grew(self) -> bool:
-        """By more than is tolerated; whether by chance is for its p-value to say."""
-        return self.change.shift > self.tolerance
+        """By more than is tolerated and the host explains; whether by chance is for its p-value to say."""
+        return self.change.shift > self.tolerance + self.drift
+
+    @property
+    def undecided(self) -> bool:
+        """By more than is tolerated, but the host may account for it."""
+        return self.tolerance < self.change.shift <= self.tolerance + self.drift
 
     def __str__(self) -> str:
         then, now = figure(self.change.before), figure(self.change.now)
@@ -77,7 +84,8 @@ def compare(before: Entry, now: Entry, tolerance: float = TOLERANCE) -> list[Com
         change = inference.change(old, new)
         least = LEAST_MIB.get(metric, 0.0)
         allowed = max(tolerance, least / change.before if change.before else math.inf if least else 0.0)
-        found.append(Compared(now.device, metric, change, allowed))
+        drift = before.drift(now) if metric == "cpu_s" else 0.0
+        found.append(Compared(now.device, metric, change, allowed, drift))
     return found
 
 

@@ -126,7 +126,7 @@ def test_what_was_measured_otherwise_does_not_compare() -> None:
     assert few.unfit(entry()) == "the baseline has 8 repetitions, 9 are needed"
 
 
-@pytest.mark.parametrize(("factor", "fits"), [(1.3, True), (0.8, True), (1.4, False), (0.7, False)])
+@pytest.mark.parametrize(("factor", "fits"), [(1.19, True), (0.84, True), (1.21, False), (0.83, False)])
 def test_loads_too_far_apart_do_not_compare(factor: float, fits: bool) -> None:
     before = baseline.entry("t", "f", measured([repetition()] * 9))
     now = baseline.entry("t", "f", measured([repetition(0.001 * factor, 0.001 * factor)] * 9))
@@ -134,3 +134,12 @@ def test_loads_too_far_apart_do_not_compare(factor: float, fits: bool) -> None:
     why = before.unfit(now)
     assert (why is None) == fits
     assert fits or f"takes {factor:.2f} times the CPU time" in (why or "")
+
+
+@pytest.mark.parametrize(
+    ("factor", "share"), [(1.0, 0.0), (1.05, 0.0), (1 / 1.05, 0.0), (1.15, 0.0546), (1 / 1.15, 0.0546)]
+)
+def test_what_the_hosts_load_may_account_for_grows_with_it(factor: float, share: float) -> None:
+    before = baseline.entry("t", "f", measured([repetition()] * 9))
+    now = baseline.entry("t", "f", measured([repetition(0.001 * factor, 0.001 * factor)] * 9))
+    assert before.drift(now) == pytest.approx(share, abs=1e-4)

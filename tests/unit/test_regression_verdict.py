@@ -182,3 +182,45 @@ def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(monkeypatch:
     with pytest.raises(Invalid, match="the hypervisor stole"):
         device.grown(slow, entry(noisy(seed=1)))
     assert slow.outcome == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("load", "slower", "says"),
+    [
+        (1.0, 1.08, "FAIL"),
+        (1.14, 1.08, "INVALID"),
+        (1.14, 1.15, "FAIL"),
+        (1.14, 1.0, "PASS"),
+        (1.3, 1.2, "INVALID"),
+    ],
+)
+def test_what_another_load_explains_is_no_verdict(
+    load: float, slower: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(seed: int) -> Measurement:
+        calm = noisy(slower, seed=seed)
+        return measured(
+            [
+                msgspec.structs.replace(
+                    one,
+                    cpu_s=[s * load for s in one.cpu_s],
+                    reference_cpu_s=[s * load for s in one.reference_cpu_s],
+                )
+                for one in calm
+            ]
+        )
+
+    asked: list[Plan] = []
+    monkeypatch.setattr("edgefl.regression.device.measure", lambda _, plan: (asked.append(plan), busy(3))[1])
+    monkeypatch.setattr(Session, "process", lambda *_: None)
+    where = Where("test_a", Path("test_a.py"), "test_a", 1)
+    device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options()))
+    before, result = entry(noisy(seed=1)), Result("step", busy(2))
+    try:
+        device.fitting(result, before)
+        found = "FAIL" if device.grown(result, before) else "PASS"
+    except Invalid as error:
+        found = "INVALID"
+        assert "host" in str(error)
+    assert found == says
+    assert len(asked) == (0 if says == "PASS" else 1)  # what may be the host's is measured once more
