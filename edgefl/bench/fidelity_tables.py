@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgefl.cli.tables import show as show_tables
-from edgefl.cli.tables import table
+from edgefl.report.tables import show as show_tables
+from edgefl.report.tables import table
 
 SLOWED = "off"
 """Only lines of slowed runs have this figure."""

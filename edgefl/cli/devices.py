@@ -31,7 +31,7 @@ def calibrate(
         typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
 
-    from edgefl.cli.tables import show, table
+    from edgefl.report.tables import show, table
 
     rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"

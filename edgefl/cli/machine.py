@@ -21,6 +21,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = F
         typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
         return
 
-    from edgefl.cli.tables import show, table
+    from edgefl.report.tables import show, table
 
     show(table(("what", "found", "problem"), findings, title="what this machine can do"))

@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.tables import table
 from edgefl.emulation import Device, FleetFile, Network, to_json
 from edgefl.emulation.schema import Profile
+from edgefl.report.tables import table
 
 
 def devices_table(devices: list[Device]) -> Table:

@@ -59,7 +59,8 @@ def show(
         typer.echo(json.dumps(to_json(profile), indent=2))
         return
 
-    from edgefl.cli import profile_tables, tables
+    from edgefl.cli import profile_tables
+    from edgefl.report import tables
 
     tables.show(*profile_tables.one(profile))
 
@@ -190,7 +191,8 @@ def _list(as_json: bool) -> None:
     networks = [emulation.load_network(name) for name in emulation.network_names()]
     fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
 
-    from edgefl.cli import profile_tables, tables
+    from edgefl.cli import profile_tables
+    from edgefl.report import tables
 
     tables.show(
         profile_tables.devices_table(devices),

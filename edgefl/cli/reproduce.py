@@ -69,7 +69,7 @@ def reproduce(
         findings, pictures = module.findings(quick=quick, say=say)
         page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
     if not quiet:
-        from edgefl.cli.tables import show
+        from edgefl.report.tables import show
 
         show(page.table(findings))
         typer.echo(f"{folder / 'report.html'}")

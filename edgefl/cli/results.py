@@ -28,8 +28,8 @@ def compare(
     for folder in folders:
         require_run(folder)
 
-    from edgefl.cli.tables import show
     from edgefl.report.compare import compare as beside
+    from edgefl.report.tables import show
 
     show(beside(folders, out))
 

@@ -106,6 +106,6 @@ def _finish(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
         why = (fidelity.get("reasons") or ["the emulation missed its bounds"])[0]
         typer.echo(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
     if not quiet:
-        from edgefl.cli.tables import show, summary_table
+        from edgefl.report.tables import show, summary_table
 
         show(summary_table(summary, folder))

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.learning.dataset import Dataset
-from edgefl.learning.leaf_examples import Kind, Labels, kind_of
+from edgefl.learning.leaf_examples import PHOTO, Kind, Labels, Lines, Numbers, Tweets
 
 SPLITS = ("train", "test")
 
@@ -122,3 +122,21 @@ def _data_of(found: _File, user: str, where: str) -> _User:
         return _user.decode(found.user_data[user])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not LEAF's x and y: {error}") from None
+
+
+def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
+    """What the data set is, by its first example."""
+    if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
+        return Numbers(len(first))
+    if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):
+        return Tweets()
+    if isinstance(first, str) and PHOTO.fullmatch(first):
+        from edgefl.learning.leaf_photos import Photos
+
+        return Photos(folder, image_size)
+    if isinstance(first, str) and first:
+        return Lines(len(first))
+    raise ConfigError(
+        f"{where}: x must hold numbers, tweets of five strings, names of photos or lines of letters "
+        f"(got {repr(first)[:60]})"
+    )

@@ -17,7 +17,6 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -61,24 +60,6 @@ class Kind(Protocol):
 
     def finish(self, train: list[Any], test: list[Any]) -> Finished:
         """All users' inputs together."""
-
-
-def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
-    """What the data set is, by its first example."""
-    if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
-        return Numbers(len(first))
-    if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):
-        return Tweets()
-    if isinstance(first, str) and PHOTO.fullmatch(first):
-        from edgefl.learning.leaf_photos import Photos
-
-        return Photos(folder, image_size)
-    if isinstance(first, str) and first:
-        return Lines(len(first))
-    raise ConfigError(
-        f"{where}: x must hold numbers, tweets of five strings, names of photos or lines of letters "
-        f"(got {repr(first)[:60]})"
-    )
 
 
 def whole_labels(values: Sequence[Any], classes: int | None, where: str) -> Labels:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgefl.record.rows import EvaluationRow
+from edgefl.report.comparison import Row, Run, count, plain, share
 from edgefl.report.html import draw, number, percent, seconds
 from edgefl.report.measures import (
     class_accuracy,
@@ -21,9 +21,6 @@ from edgefl.report.measures import (
 )
 from edgefl.report.page import card, figure, grid, heading, page, stat, stats, table
 from edgefl.report.style import Canvas, Key, Picture, colour, percent_axis, plain_axis, series, shorten
-
-if TYPE_CHECKING:
-    from edgefl.report.compare import Row, Run
 
 
 def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> str:
@@ -112,8 +109,6 @@ def _headline(rows: Sequence[Row]) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    from edgefl.report.compare import count, plain, share
-
     head = ["Run", "Accuracy", "Slow classes", "Trips", "Versions", "Staleness", "max", "Slow weight",
             "Trips to target", "Seconds to target", "Fidelity"]  # fmt: skip
     cells = []

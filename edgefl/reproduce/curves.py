@@ -10,7 +10,7 @@ import numpy as np
 from edgefl import config
 from edgefl.record import Record
 from edgefl.record.run_folder import EXPERIMENT_FILE
-from edgefl.report.compare import reached
+from edgefl.report.comparison import reached
 from edgefl.report.measures import applied_weight
 
 LAST = 5

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from edgefl.report.compare import estimate
+from edgefl.report.comparison import estimate
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
 

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.report import compare, compare_page
+from edgefl.report import compare_page, comparison
 from edgefl.report import page as pages
 from edgefl.report.files import write_text
 from edgefl.report.html import draw
@@ -36,23 +36,23 @@ def table(findings: Sequence[Finding]) -> Table:
     return out
 
 
-def rows_of(curves: Curves) -> list[compare.Row]:
+def rows_of(curves: Curves) -> list[comparison.Row]:
     """The arms as rows of a comparison."""
     first = next(iter(curves.records.values()))[0]
     slow = slow_group(first).labels
     arms = {
-        label: tuple(compare.Run(record.folder, record, summarize(record), slow) for record in records)
+        label: tuple(comparison.Run(record.folder, record, summarize(record), slow) for record in records)
         for label, records in curves.records.items()
     }
-    target = compare.common_target([run for runs in arms.values() for run in runs])
+    target = comparison.common_target([run for runs in arms.values() for run in runs])
     rows = []
     for label, runs in arms.items():
-        figures = [compare.figures_of(run, target) for run in runs]
+        figures = [comparison.figures_of(run, target) for run in runs]
         rows.append(
-            compare.Row(
+            comparison.Row(
                 label,
                 runs,
-                {name: compare.estimate([each[name] for each in figures]) for name in compare.FIGURES},
+                {name: comparison.estimate([each[name] for each in figures]) for name in comparison.FIGURES},
                 all(run.summary["fidelity"]["valid"] for run in runs),
             )
         )
@@ -65,7 +65,7 @@ def write(
     citation: str,
     findings: Sequence[Finding],
     *,
-    rows: Sequence[compare.Row] = (),
+    rows: Sequence[comparison.Row] = (),
     pictures: Sequence[tuple[str, str, Picture]] = (),
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
@@ -101,7 +101,7 @@ def _page(
     title: str,
     citation: str,
     findings: Sequence[Finding],
-    rows: Sequence[compare.Row],
+    rows: Sequence[comparison.Row],
     pictures: Sequence[tuple[str, str, Picture]],
     notes: Sequence[str],
 ) -> str:

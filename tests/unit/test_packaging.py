@@ -86,6 +86,33 @@ def test_nothing_from_outside_is_evaluated_or_unpickled() -> None:
                 assert called not in ("eval", "exec", "compile", "torch.load", "np.load", "numpy.load"), path
 
 
+def rooms_imported(path: Path) -> set[str]:
+    """The packages and modules of edgefl that are imported with the file, not only when it runs."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edgefl":
+            module = str(node.module).split(".")
+            found |= {module[1]} if len(module) > 1 else {alias.name for alias in node.names}
+    return found & {path.stem for path in (ROOT / "edgefl").iterdir()}
+
+
+def test_packages_import_each_other_in_one_direction() -> None:
+    below: dict[str, set[str]] = {}
+    for path in SOURCES:
+        room = path.relative_to(ROOT / "edgefl").parts[0].removesuffix(".py")
+        if room != "__init__":
+            below.setdefault(room, set()).update(rooms_imported(path) - {room})
+    while free := {room for room, uses in below.items() if not uses & below.keys()}:
+        below = {room: uses for room, uses in below.items() if room not in free}
+    assert below == {}
+
+
+def test_every_package_says_what_is_in_it() -> None:
+    for path in SOURCES:
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
 def test_importing_edgefl_imports_nothing_heavy() -> None:
     heavy = {"torch", "numba", "sklearn", "matplotlib", "scipy"}
     top = ast.parse((ROOT / "edgefl" / "__init__.py").read_text()).body

@@ -13,7 +13,8 @@ from test_report_trace import check, read
 
 from edgefl.errors import ConfigError
 from edgefl.record.store import Store
-from edgefl.report.compare import FIGURES, common_target, compare, estimate, group, load, reached
+from edgefl.report.compare import compare
+from edgefl.report.comparison import FIGURES, common_target, estimate, group, load, reached
 
 SMALL = {"clients": 6, "trips": 240}
 
