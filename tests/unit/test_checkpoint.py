@@ -78,12 +78,12 @@ def test_any_numbers_come_back_bit_for_bit(
     values: list[float],
 ) -> None:
     model = np.array(values, dtype=np.float32)
-    raw = (model * 2).view(np.uint8)
-    given_one = Checkpoint(
-        0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, raw)
-    )
     folder = tmp_path_factory.mktemp("any")
     with np.errstate(all="ignore"):
+        raw = (model * 2).view(np.uint8)
+        given_one = Checkpoint(
+            0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, raw)
+        )
         write(folder, given_one, [])
     assert_same(latest(folder), given_one)
 
