@@ -46,8 +46,10 @@ EF_PRIM double EF(folded_half)(EF(N) n)
     return EF(nlanes_half)(l, n) ? EF(fold)(l) : -1.0;
 }
 
-EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float *dst, const float *src,
-                       const ef_update *u, int64_t at, int64_t n, double *norms, int64_t stride)
+/* fresh: src is not what the last group left in the cache. */
+EF_PRIM void EF(group)(const int count, const int dtype, const int stream, int fresh, float *dst,
+                       const float *src, const ef_update *u, int64_t at, int64_t n, double *norms,
+                       int64_t stride)
 {
     const int vectors = dtype == EF_F32 ? EF_F32_VECTORS : dtype == EF_I8 ? 4 : EF_HALF_VECTORS;
     const int64_t size = ef_size(dtype), width = vectors * EF_W, part = dtype == EF_I8 ? EF_SCALE_BLOCK : EF_TILE;
@@ -71,6 +73,8 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
                 stop = i + width;
             }
             for (; i < stop; i += width) {
+                /* Of all that is read beside 10 updates of int8, the base is a quarter: 1.1 times as fast. */
+                for (int64_t l = 0; fresh && l < width; l += 16) EF_PREFETCH(from + i + l + EF_AHEAD / size);
                 EF(V) sum0 = EF(vload)(from + i), sum1, sum2, sum3;
                 if (vectors > 1) sum1 = EF(vload)(from + i + EF_W);
                 if (vectors > 2) sum2 = EF(vload)(from + i + 2 * EF_W), sum3 = EF(vload)(from + i + 3 * EF_W);
@@ -104,14 +108,14 @@ EF_PRIM void EF(group)(const int count, const int dtype, const int stream, float
 #undef EF_NORM
 
 #define EF_COUNT(count, dtype, stream)                                                                       \
-    case count: EF(group)(count, dtype, stream, dst, src, u, at, n, norms, stride); return;
+    case count: EF(group)(count, dtype, stream, fresh, dst, src, u, at, n, norms, stride); return;
 #define EF_COUNTS(dtype, stream)                                                                             \
     switch (count) {                                                                                         \
         EF_COUNT(1, dtype, stream) EF_COUNT(2, dtype, stream) EF_COUNT(3, dtype, stream)                     \
         EF_COUNT(4, dtype, stream) EF_COUNT(5, dtype, stream) EF_COUNT(6, dtype, stream)                     \
     }
 #define EF_DTYPE(name)                                                                                       \
-    EF_TARGET static void EF(group_##name)(int count, int stream, float *dst, const float *src,              \
+    EF_TARGET static void EF(group_##name)(int count, int stream, int fresh, float *dst, const float *src,   \
                                            const ef_update *u, int64_t at, int64_t n, double *norms,         \
                                            int64_t stride)                                                   \
     {                                                                                                        \
@@ -141,7 +145,8 @@ EF_TARGET static void EF(norms_again)(const ef_update *u, int64_t size, int64_t 
 EF_TARGET static void EF(span)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at,
                                int64_t n, double *norms, uint64_t *sums, const ef_step *step, int stream)
 {
-    typedef void (*group)(int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *, int64_t);
+    typedef void (*group)(int, int, int, float *, const float *, const ef_update *, int64_t, int64_t, double *,
+                          int64_t);
     static const group of_dtype[] = {EF(group_EF_F32), EF(group_EF_F16), EF(group_EF_BF16), EF(group_EF_I8)};
     static const int most[] = EF_GROUP_SIZES;
     float scratch[EF_SPAN * EF_TILE] __attribute__((aligned(64)));
@@ -160,7 +165,7 @@ EF_TARGET static void EF(span)(float *out, const float *base, const ef_update *u
         const int last = j + size == count && !step;
         float *dst = last ? out + at : scratch;
         EF(watch)();
-        of_dtype[u[j].dtype]((int)size, last && stream, dst, src, u + j, at, n, norms + j, count);
+        of_dtype[u[j].dtype]((int)size, last && stream, !j && base, dst, src, u + j, at, n, norms + j, count);
         if (EF(rounded)() && u[j].dtype == EF_BF16) EF(norms_again)(u + j, size, at, n, norms + j, count, 1);
         else if (u[j].dtype == EF_F16 || u[j].dtype == EF_BF16)
             EF(norms_again)(u + j, size, at, n, norms + j, count, 0);

@@ -137,9 +137,9 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= EF_STREAM_BYTES && written % 64 == 0 && (step || out != base);
-    /* Memory likes long stretches, which float32 waits for; narrow types wait for the L1 cache. */
+    /* Memory likes long stretches; int8 waits for the L1 cache more than for memory. */
     for (int64_t j = 0; j < count; j++)
-        if (u[j].dtype == EF_F32 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
+        if (u[j].dtype != EF_I8 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);
     for (int64_t j = 0; j < count; j++) norms[j] = 0;
     for (int64_t t = 0; t < tiles; t++)

@@ -6,7 +6,7 @@
 #define EF_W 16
 #define EF_F32_VECTORS 1
 #define EF_HALF_VECTORS 2
-#define EF_GROUP_SIZES {6, 6, 6, 4}
+#define EF_GROUP_SIZES {6, 6, 6, 5}
 
 typedef __m512 EF(V);
 typedef struct { __m512d l; } EF(N);
