@@ -137,19 +137,24 @@ def test_killed_while_it_writes_checkpoints_it_is_the_same_run(
     assert found == outcome(tmp_path / "calm")
 
 
-def test_interrupted_it_is_the_same_run(tmp_path: Path) -> None:
-    wanted = virtual(stop=Stop(versions=400))
+def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
+    wanted, folder = virtual(stop=Stop(versions=400)), tmp_path / "killed"
     edgefl.run(wanted, tmp_path / "calm")
-    command = Command.run(wanted, tmp_path / "killed")
-    for versions in (20, 60):
-        wait_for_versions(tmp_path / "killed", versions, command)
-        command.interrupt()
-        code, _, err = command.finish()
-        assert code == 130, err
-        command = Command("resume", str(tmp_path / "killed"))
+    command = Command.run(wanted, folder)
+    wait_for_versions(folder, 20, command)
+    command.interrupt()
     code, _, err = command.finish()
+    assert code == 130, err
+    command = Command("resume", str(folder))
+    wait_for_versions(folder, 60, command)
+    command.child("edgefl-server").kill()
+    code, _, err = command.finish()
+    assert code == 1, err
+    onward = f"carry on with: edgefl resume {folder}"
+    assert err.splitlines()[-1] == f"edgefl: the server process ended early (signal 9); {onward}"
+    code, _, err = Command("resume", str(folder)).finish()
     assert code == 0, err
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
+    assert outcome(folder) == outcome(tmp_path / "calm")
 
 
 KILLED_AS_IT_LOADS = """
