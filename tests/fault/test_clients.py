@@ -10,7 +10,7 @@ import pytest
 
 from edgefl import Fleet, Server, Stop
 from edgefl.record import Record
-from tests.process.runs import Command, experiment, needs_groups, summary
+from tests.process.runs import DEVICES, Command, experiment, needs_groups, summary
 
 PATIENCE_S = 30.0
 """A client that touches a gigabyte may be silent for longer than one that hangs."""
@@ -47,7 +47,7 @@ def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tm
     elif not sys.platform.startswith("linux"):
         pytest.skip("RLIMIT_DATA is enforced on Linux only")
     folder = tmp_path / "run"
-    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", memory=mechanism)
+    fleet = Fleet(devices={"nexus-6": 4, "moto-g4": 2}, network="fios", memory=mechanism)
     wanted = experiment(
         fleet=fleet,
         strategy={"name": "fedavg", "cohort": 6},
@@ -71,7 +71,7 @@ def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tm
 
 def test_a_limit_that_is_off_kills_nobody(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", memory="off")
+    fleet = Fleet(devices=DEVICES, network="fios", memory="off")
     wanted = experiment(fleet=fleet, server=Server(heartbeat_s=PATIENCE_S))
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "memory:2:0"}).finish()
     assert code == 0, err
@@ -80,7 +80,7 @@ def test_a_limit_that_is_off_kills_nobody(tmp_path: Path) -> None:
 
 def test_a_dropped_device_stays_away(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", on_death="drop")
+    fleet = Fleet(devices=DEVICES, network="fios", on_death="drop")
     wanted = experiment(fleet=fleet, stop=Stop(versions=8))
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "die:2:0"}).finish()
     assert code == 0, err
@@ -91,7 +91,7 @@ def test_a_dropped_device_stays_away(tmp_path: Path) -> None:
 
 def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    fleet = Fleet(devices={"pixel-4": 2}, network="fios", on_death="drop")
+    fleet = Fleet(devices={"pi-zero-2w": 2}, network="fios", on_death="drop")
     wanted = experiment(fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2})
     environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
     code, _, err = Command.run(wanted, folder, environment=environment).finish()

@@ -34,7 +34,7 @@ def network(folder: Path, way: str) -> str:
 
 
 def wanted(kind: str, link: str, **changes: object) -> edgefl.Experiment:
-    fleet = Fleet(devices={"pixel-4": 4}, network=link)
+    fleet = Fleet(devices={"pi-zero-2w": 4}, network=link)
     clock = Clock(kind="wall") if kind == "wall" else Clock(kind="virtual", workers=2)
     return experiment(**{"fleet": fleet, "clock": clock, **changes})
 

@@ -17,6 +17,7 @@ from edgefl.emulation.mechanisms import groups
 from edgefl.emulation.mechanisms.hierarchy import find
 from edgefl.record import Record
 from tests.process.runs import (
+    DEVICES,
     UNPRIVILEGED,
     Command,
     experiment,
@@ -37,7 +38,7 @@ def throttle(request: pytest.FixtureRequest) -> Any:
 
 
 def throttled(throttle: Any, **changes: Any) -> Any:
-    fleet = Fleet(devices={"pixel-4": 4, "pixel-3": 2}, network="fios", throttle=throttle)
+    fleet = Fleet(devices=DEVICES, network="fios", throttle=throttle)
     return experiment(fleet=fleet, **changes)
 
 
@@ -79,7 +80,7 @@ def test_ctrl_c_ends_phones_that_are_stopped_too(throttle: Any, tmp_path: Path) 
 
 def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_path: Path) -> None:
     needs_groups("cpu", "memory")
-    fleet = Fleet(devices={"pixel-4": 4}, network="fios", throttle="cgroup", memory="cgroup")
+    fleet = Fleet(devices={"pi-zero-2w": 4}, network="fios", throttle="cgroup", memory="cgroup")
     command = Command.run(experiment(fleet=fleet, stop=Stop(versions=10_000)), tmp_path / "killed")
     wait_for_versions(tmp_path / "killed", 3, command)
     outer = [find(controller).folder for controller in ("cpu", "memory")]
