@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from edgefl.errors import ConfigError
 
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
@@ -41,6 +44,7 @@ def fidelity(
     """How well phones are emulated, against what they declare; exit code 1 unless every bar is held."""
     from edgefl.bench.fidelity import run
 
+    _check(json)
     result = run(json, quick, slowed=slowed, say=lambda text: typer.echo(f"{text} …", err=True))
     return 0 if result["verdict"] == "PASS" else 1
 
@@ -55,5 +59,18 @@ def spawn(json: Json = None, quick: Quick = False) -> None:
     _measure("spawn", json, quick)
 
 
+def _check(json: Path | None) -> None:
+    """Raise `ConfigError` where the figures could not be written: before minutes are spent on them."""
+    if json is None:
+        return
+    if json.is_dir():
+        raise ConfigError(f"--json {json}: a folder, expected a file")
+    if not json.absolute().parent.is_dir():
+        raise ConfigError(f"--json {json}: no folder {json.parent}")
+    if not os.access(json if json.exists() else json.absolute().parent, os.W_OK):
+        raise ConfigError(f"--json {json}: cannot be written")
+
+
 def _measure(what: str, json: Path | None, quick: bool) -> None:
+    _check(json)
     import_module(f"edgefl.bench.{what}").run(json, quick)

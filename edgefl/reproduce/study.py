@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
-from edgefl import config
+from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.reproduce.curves import Curves
@@ -47,9 +47,16 @@ class Study:
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
         for change in changes:
-            key = change.partition("=")[0]
-            if arms := [arm.label for arm in self.arms if key in {c.partition("=")[0] for c in arm.changes}]:
-                raise ConfigError(f"--set {change}: {key} is what tells {arms[0]} from the other arms")
+            keys, _ = toml.assignment(change)
+            if keys == ("seed",):
+                raise ConfigError(
+                    f"--set {change}: every arm runs with seeds {', '.join(map(str, self.seeds))}"
+                )
+            for arm in self.arms:
+                for own, _ in map(toml.assignment, arm.changes):
+                    if own[: len(keys)] == keys[: len(own)]:
+                        what = f"{'.'.join(own)} is what tells {arm.label} from the other arms"
+                        raise ConfigError(f"--set {change}: {what}")
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 

@@ -118,8 +118,11 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart(sma
         assert (wanted.stop.versions, wanted.training.lr) == (2, 0.25)
     assert "stop.versions=2, training.lr=0.25" in changed.notes[-1]
     assert small.changed([]) == small
-    with pytest.raises(ConfigError, match=r"strategy\.buffer_size is what tells b from the other arms"):
-        small.changed(["strategy.buffer_size=3"])
+    for change in ("strategy.buffer_size=3", " strategy . buffer_size=3", "strategy={name='fedavg'}"):
+        with pytest.raises(ConfigError, match=r"strategy\.buffer_size is what tells b from the other arms"):
+            small.changed([change])
+    with pytest.raises(ConfigError, match="every arm runs with seeds 1, 2"):
+        small.changed(["seed=7"])
 
 
 @pytest.mark.parametrize(

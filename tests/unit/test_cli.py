@@ -284,6 +284,30 @@ def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     assert calls == [(Path("f.json"), True), (None, False)]
 
 
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("", "a folder, expected a file"), ("nowhere/f.json", "no folder"), ("file/f.json", "no folder")],
+)
+@pytest.mark.parametrize("what", [*BENCHES, "fidelity"])
+def test_bench_measures_nothing_that_it_could_not_write(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    what: str,
+    file: str,
+    says: str,
+) -> None:
+    (tmp_path / "file").touch()
+    calls = Calls()
+    stand_in(monkeypatch, f"edgefl.bench.{what}", run=calls)
+    assert main(["bench", what, "--json", str(tmp_path / file)]) == 2
+    assert calls == []
+    err = capsys.readouterr().err
+    assert err.startswith(f"edgefl: --json {tmp_path / file}".rstrip("/"))
+    assert says in err
+    assert err.count("\n") == 1
+
+
 # ---- help --------------------------------------------------------------------------------------
 
 
