@@ -35,6 +35,8 @@ LOAD_SAME = 1.05
 """The same, up to which the host is as it was."""
 DRIFT = 0.6
 """Share of what the reference's CPU time changes beyond that by which the function's may change besides."""
+DRIFT_WAITED = 0.16
+"""Of the share of time spent waiting for a core: who was interrupted finds the caches cold."""
 _DIGITS = 5
 
 Row = tuple[float, ...]
@@ -79,6 +81,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     edgefl: str
     host: Host
     steal: float | None
+    waited: float
+    """Share of the time in which it could have run and had no core, median."""
     reference: Reference
     flop: float
     host_cpu_s: Row
@@ -118,7 +122,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         A busy host slows the reference, but not exactly as it slows the function.
         """
-        return DRIFT * max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
+        slower = max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
+        return DRIFT * slower + DRIFT_WAITED * abs(now.waited - self.waited)
 
     def _load(self, now: Entry) -> float:
         return statistics.median(now.reference.host_cpu_s) / statistics.median(self.reference.host_cpu_s)
@@ -143,6 +148,7 @@ def entry(test: str, function: str, measured: Measurement) -> Entry:
         edgefl=_version(),
         host=this_host(),
         steal=_short(measured.steal) if measured.steal is not None else None,
+        waited=_short(statistics.median(one.waited for one in measured.repetitions)),
         reference=Reference(
             against=ready.against,
             version=reference.VERSION,
@@ -177,7 +183,8 @@ def together(first: Entry, second: Entry) -> Entry:
     reference = msgspec.structs.replace(
         first.reference, host_cpu_s=first.reference.host_cpu_s + second.reference.host_cpu_s
     )
-    return msgspec.structs.replace(first, reference=reference, **samples)
+    waited = max(first.waited, second.waited)
+    return msgspec.structs.replace(first, reference=reference, waited=waited, **samples)
 
 
 def path_of(test_file: Path) -> Path:

@@ -220,12 +220,13 @@ class EdgeDevice:
         self._believe(result, again)
         both = baseline.together(now, self._entry(result.function, again))
         compared = verdict.compare(before, both, tolerance)
-        for one in compared:
-            if one.undecided:
-                why = f"{one}; up to {one.drift:.1%} of it may be the host's other load"
-                raise self._invalid(result, why)
         grew = verdict.changed(compared, devices * len(TESTED))
-        return [one for one, more in zip(compared, grew, strict=True) if more]
+        found = [one for one, more in zip(compared, grew, strict=True) if more]
+        for one in compared:
+            if one.undecided and not found:
+                why = f"{one}; the host's load is another, which makes that uncertain by {one.drift:.1%}"
+                raise self._invalid(result, why)
+        return found
 
     def fitting(self, result: Result, before: baseline.Entry) -> baseline.Entry:
         """The result as an entry that compares with its baseline. `Invalid` if it does not.

@@ -65,8 +65,8 @@ class Compared(NamedTuple):
 
     @property
     def undecided(self) -> bool:
-        """By more than is tolerated, but the host may account for it."""
-        return self.tolerance < self.change.shift <= self.tolerance + self.drift
+        """The host's other load may be what makes it more than is tolerated, or what hides that it is."""
+        return self.drift > 0 and abs(self.change.shift - self.tolerance) <= self.drift
 
     def __str__(self) -> str:
         then, now = figure(self.change.before), figure(self.change.now)
