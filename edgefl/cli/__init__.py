@@ -13,6 +13,7 @@ Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,9 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without †, … or µ shows ? for them
     try:
         code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)
         _flush()

@@ -130,3 +130,16 @@ def test_narrow_terminals_are_heeded() -> None:
         [*EDGEFL, "profiles"], env=os.environ | {"COLUMNS": "60"}, capture_output=True, text=True, check=True
     )
     assert max(map(len, done.stdout.splitlines())) <= 60
+
+
+def test_a_terminal_that_knows_ascii_only_is_no_error() -> None:
+    done = subprocess.run(
+        [*EDGEFL, "profiles", "pixel-4"],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pixel-4" in done.stdout
+    assert "?" in done.stdout
