@@ -144,10 +144,11 @@ def _call_overhead_us() -> float:
 
 def _measured(row: Row) -> dict[str, Any]:
     work = work_of(*row)
+    fewer = row.threads < kernels.threads()
     kernels.set_threads(row.threads)
     try:
         calls = dict(contenders(work))
-        if row.threads == 1:  # only what one thread of ours does; the others' threads are their own
+        if fewer:  # only what one thread of ours does; the others' threads are their own
             calls = {name: call for name, call in calls.items() if name in ONE_THREAD}
         counts = {name: _calls_a_turn(call) for name, call in calls.items()}
         turns: dict[str, list[float]] = {name: [] for name in calls}
