@@ -35,6 +35,7 @@ class Peers:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._looked: float | None = None
+        self._forgave = False
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
@@ -65,18 +66,20 @@ class Peers:
         del self._by_name[role, number], self._by_identity[peer.identity]
         return peer
 
-    def look(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Who is `silent`, for who asks again and again, at least four times in so many seconds.
+    def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
+        """Who is `silent`, for who means to ask every ``every_s``.
 
-        Time in which nobody asked does not count: this process was stopped, starved or suspended, and
-        whatever stood in its way stood in the others', too.
+        A look that is late by much was kept from it: this process was stopped, starved or suspended, and
+        whatever stood in its way stood in the others', too, so that the delay does not count. But not at two
+        looks in a row: who hangs is found by a server that is always slow, too.
         """
         now = self._monotonic()
         away_s = 0.0 if self._looked is None else now - self._looked
         self._looked = now
-        if away_s > seconds / 2:
+        self._forgave = not self._forgave and away_s > max(2 * every_s, seconds / 2)
+        if self._forgave:
             for peer in self._by_name.values():
-                peer.heard = min(now, peer.heard + away_s)
+                peer.heard = min(now, peer.heard + away_s - every_s)
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:

@@ -35,13 +35,15 @@ class Roster:
         self._peers, self._experiment = peers, experiment
         self._store, self._gauge = store, gauge
         self._clock, self._alarms, self._channel = clock, alarms, channel
+        self.look_every_s = max(0.1, experiment.server.heartbeat_s / 4)
+        """How often `find_silent` is to be called."""
         self.returning = 0
         """Peers that are dead and will be started again."""
 
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel who was not heard for too long; a client is silent during a step, so it may take one."""
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
-        for peer, silent_s in self._peers.look(seconds):
+        for peer, silent_s in self._peers.look(seconds, self.look_every_s):
             if peer.role == control.EVALUATOR and peer.ready and silent_s < BUSY_S:
                 continue
             self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")

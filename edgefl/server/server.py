@@ -216,7 +216,7 @@ class Server:
     def _set_alarms(self) -> None:
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
-        self._alarms.every(max(0.1, self._experiment.server.heartbeat_s / 4), self._find_silent)
+        self._alarms.every(self._roster.look_every_s, self._find_silent)
         self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
 
     def _commit(self) -> None:

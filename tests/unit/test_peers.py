@@ -127,17 +127,44 @@ def test_counts_and_roles(table: Table) -> None:
     assert table.peers.unready == 1
 
 
+class Looks:
+    """A server that means to look every ``every_s``, and one client that hangs from the first look on."""
+
+    def __init__(self, table: Table, seconds: float, every_s: float) -> None:
+        self.table, self.seconds, self.every_s = table, seconds, every_s
+        table.ready(CLIENT, 0)
+        assert not self.after(0.0)
+
+    def after(self, seconds: float) -> bool:
+        """Whether a look so much later than the one before finds it."""
+        self.table.now += seconds
+        return [peer.number for peer, _ in self.table.peers.look(self.seconds, self.every_s)] == [0]
+
+
 def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
-    table.ready(CLIENT, 0)
+    looks = Looks(table, seconds=5.0, every_s=1.25)
+    assert not looks.after(60.0)  # the whole host was suspended: a look that should have been after 1.25 s
+    assert [looks.after(1.25) for _ in range(3)] == [False] * 3
+    assert looks.after(1.25)
 
-    def look() -> list[int]:
-        return [peer.number for peer, _ in table.peers.look(5.0)]
 
-    def pass_by(seconds: float) -> list[int]:
-        table.now += seconds
-        return look()
+def test_looks_that_are_not_late_forgive_nothing(table: Table) -> None:
+    looks = Looks(table, seconds=0.15, every_s=0.1)  # the shortest interval there is
+    assert not looks.after(0.1)
+    assert looks.after(0.1)
 
-    assert look() == []
-    assert pass_by(60.0) == []  # the whole host was suspended
-    assert [pass_by(1.25) for _ in range(4)] == [[]] * 4  # and the client has its five seconds from then on
-    assert pass_by(1.25) == [0]
+
+@pytest.mark.parametrize(("late_s", "until"), [(3.0, 3), (4.0, 2), (60.0, 2)])
+def test_who_hangs_is_found_by_a_server_that_is_always_late(table: Table, late_s: float, until: int) -> None:
+    looks = Looks(table, seconds=5.0, every_s=1.25)
+    assert [looks.after(late_s) for _ in range(until)] == [False] * (until - 1) + [True]
+
+
+def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> None:
+    looks = Looks(table, seconds=5.0, every_s=1.25)
+    table.now += 59.0
+    peer = table.peers.get(CLIENT, 0)
+    assert peer is not None
+    table.peers.heard(peer.identity)
+    assert not looks.after(1.0)
+    assert peer.heard == table.now
