@@ -7,6 +7,6 @@ fleet    the names in ``[fleet]`` to profiles that exist
 
 from __future__ import annotations
 
-from edgefl.config.config import dump, load, validate
+from edgefl.config.config import ONE_OF, dump, load, validate
 
-__all__ = ["dump", "load", "validate"]
+__all__ = ["ONE_OF", "dump", "load", "validate"]

@@ -15,9 +15,9 @@ from edgefl.config.checks import Fault
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 
-_ONE_OF: dict[tuple[str, ...], str] = {
-    ("training", "steps"): "epochs",
-    ("training", "epochs"): "steps",
+ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("training", "steps"): ("training", "epochs"),
+    ("training", "epochs"): ("training", "steps"),
 }
 """Of these pairs only one may be given, so a later source that gives one takes the other back."""
 
@@ -115,8 +115,8 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
             raise ConfigError(f"{source}: {name} is {checks.shown(inner)}, not a table")
         table = inner
     table[keys[-1]] = value
-    if keys in _ONE_OF:
-        table.pop(_ONE_OF[keys], None)
+    if keys in ONE_OF:
+        table.pop(ONE_OF[keys][-1], None)
     return ".".join(keys[:made])
 
 

@@ -54,7 +54,7 @@ class Study:
                 )
             for arm in self.arms:
                 for own, _ in map(toml.assignment, arm.changes):
-                    if own[: len(keys)] == keys[: len(own)]:
+                    if own[: len(keys)] == keys[: len(own)] or own == config.ONE_OF.get(keys):
                         what = f"{'.'.join(own)} is what tells {arm.label} from the other arms"
                         raise ConfigError(f"--set {change}: {what}")
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()

@@ -125,6 +125,14 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart(sma
         small.changed(["seed=7"])
 
 
+def test_a_change_that_would_take_back_what_an_arm_sets_is_refused(small: Small) -> None:
+    one_step = replace(small, arms=(*small.arms, Arm("c", ("training.steps=1",))))
+    for change in ("training.epochs=2", "training.steps=2", "training={epochs=2}"):
+        with pytest.raises(ConfigError, match=r"training\.steps is what tells c from the other arms"):
+            one_step.changed([change])
+    assert small.changed(["training.epochs=2"]).experiment(small.arms[1], 1, quick=True).training.epochs == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
