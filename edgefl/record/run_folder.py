@@ -108,13 +108,16 @@ def require_resumable(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a run that has not begun wrote into ``folder``, but for its experiment."""
-    for ending in ("", "-wal", "-shm", "-journal"):
-        (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
+    """Remove what a run that has not begun wrote into ``folder``, but for its experiment.
+
+    The record goes last: until then it says from where the run can be started again.
+    """
     for partial in (folder / CHECKPOINTS).glob("*.partial"):
         partial.unlink()
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # there is none, or somebody's own file lies in it
         (folder / CHECKPOINTS).rmdir()
+    for ending in ("-journal", "-wal", "-shm", ""):
+        (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 
 
 def _lock(file: int, folder: Path) -> None:
@@ -129,6 +132,7 @@ def _lock(file: int, folder: Path) -> None:
 def _forget(folder: Path, made: bool) -> None:
     with contextlib.suppress(OSError):
         clear(folder)
+    with contextlib.suppress(OSError):
         (folder / EXPERIMENT_FILE).unlink()
         if made:
             folder.rmdir()

@@ -102,6 +102,38 @@ def test_what_a_run_wrote_before_it_began_is_cleared(
     assert files(tmp_path) == ["experiment.toml"]
 
 
+def test_what_another_put_beside_the_checkpoints_stays_and_hinders_nothing(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").touch()
+    killed_as_it_began(tmp_path)
+    (tmp_path / "checkpoints" / "notes.txt").touch()
+    run_folder.clear(tmp_path)
+    assert files(tmp_path) == ["checkpoints", "experiment.toml"]
+    assert files(tmp_path / "checkpoints") == ["notes.txt"]
+
+
+def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def fail_early() -> None:
+        with run_folder.new(folder, ""):
+            killed_as_it_began(folder)
+            (folder / "checkpoints" / "locked.partial").mkdir()  # cannot be unlinked
+            raise RuntimeError("early")
+
+    with pytest.raises(RuntimeError, match="early"):
+        fail_early()
+    assert "experiment.toml" not in files(folder)
+
+
+def test_the_record_is_cleared_last(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").touch()
+    killed_as_it_began(tmp_path)
+    (tmp_path / "checkpoints" / "locked.partial").mkdir()  # it ends here as if it were killed
+    with pytest.raises(OSError, match="locked"):
+        run_folder.clear(tmp_path)
+    assert run_folder.base_of(tmp_path) == Path("/where/modules/are")
+
+
 def test_what_has_begun_is_not_begun_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     edgefl.run(experiment(clock=Clock(kind="virtual"), stop=Stop(versions=2)), folder)
