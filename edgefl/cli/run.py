@@ -58,7 +58,10 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
 ) -> None:
-    """Carry on with a run after a crash or Ctrl-C."""
+    """Carry on with a run after a crash or Ctrl-C.
+
+    A run that was killed before its first checkpoint starts again.
+    """
     require_run(folder)
 
     from edgefl.supervisor import supervisor

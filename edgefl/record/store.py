@@ -1,4 +1,6 @@
-"""The run record: one SQLite file in the run's folder, written by the server process only.
+"""The run record: one SQLite file in the run's folder, written by one process at a time.
+
+The supervisor writes before the server starts and after it has ended, the server in between.
 
     Store(dir)     appends: the journal of events, the trips, versions, evaluations, incidents and costs
     Record(dir)    reads (record.py), also while the run is going on
@@ -78,7 +80,7 @@ FOLD_MS = 100
 class Store:
     """Writer of ``<dir>/record.sqlite``; makes the file if it is not there.
 
-    Not for several threads, and one writer a run. Raises `ConfigError` if the file is not a run record of
+    Not for several threads, and one writer at a time. Raises `ConfigError` if the file is not a run record of
     this version of edgefl, `RunError` if it cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined
