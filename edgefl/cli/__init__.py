@@ -4,9 +4,9 @@
     run          run, resume
     results      compare, report, trace, verify
     reproduce    reproduce
-    devices      profiles, calibrate
+    devices      calibrate, and profiles: profiles.py, profile_tables.py
     machine      doctor
-    bench        bench aggregate, ingest, spawn
+    bench        bench aggregate, fidelity, ingest, spawn
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
 """
@@ -62,7 +62,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")  # a terminal without †, … or µ shows ? for them
     try:
         code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)

@@ -143,3 +143,15 @@ def test_a_terminal_that_knows_ascii_only_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "pixel-4" in done.stdout
     assert "?" in done.stdout
+
+
+def test_an_error_keeps_what_a_terminal_that_knows_ascii_only_cannot_show() -> None:
+    done = subprocess.run(
+        [*EDGEFL, "resume", "Läufe"],
+        env=os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "ascii:backslashreplace"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert r"L\xe4ufe: no such folder" in done.stderr
