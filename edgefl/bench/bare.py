@@ -24,6 +24,7 @@ from edgefl import kernels
 from edgefl.bench.bare_sockets import trips_through_kernel, trips_through_zmq
 from edgefl.bench.forks import forked
 from edgefl.channel import Channel, Closed
+from edgefl.kernels.arguments import Floats, Update
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.processes import become_child
 
@@ -76,19 +77,7 @@ def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
 
     def client(number: int) -> None:
         os.close(start)
-        base = np.zeros(ask.parameters, np.float32)
-        update = np.ones(ask.parameters, np.float32)
-        model, slot = buffer.model(0), buffer.slot(number)
-
-        def copies() -> None:
-            np.copyto(base, model)
-            np.copyto(slot, update)
-
-        def passes() -> None:
-            np.copyto(base, model)
-            kernels.delta(slot, base, model)
-
-        trip = passes if ask.what == "passes" else copies
+        trip = trip_of(ask.what, buffer.model(0), buffer.slot(number))
         trip()
         os.write(end, np.float64(0.0).tobytes())
         os.read(go, 1)
@@ -108,6 +97,22 @@ def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
         for pid in pids:
             os.waitpid(pid, 0)
     return sum(rates)
+
+
+def trip_of(what: Limit, model: Floats, slot: Update) -> Callable[[], None]:
+    """What one client does with the memory in a trip, to be called again and again."""
+    base, trained = np.zeros(model.shape, np.float32), np.zeros(model.shape, np.float32)
+    update = np.ones(model.shape, np.float32)
+
+    def copies() -> None:
+        np.copyto(base, model)
+        np.copyto(slot, update)
+
+    def passes() -> None:
+        np.copyto(trained, model)  # a training that changes nothing
+        kernels.delta(slot, trained, model)
+
+    return passes if what == "passes" else copies
 
 
 def _repeated(call: Callable[[], object], ask: Ask) -> tuple[int, float]:

@@ -68,6 +68,14 @@ def test_bare_limits(transport: bare.Transport, what: bare.Limit) -> None:
         assert expect(channel, bare.Answer).trips_per_s > 0
 
 
+def test_a_bare_trip_copies_an_update_or_makes_it() -> None:
+    model, slot = np.arange(1, 6, dtype=np.float32), np.full(5, 7, np.float32)
+    bare.trip_of("memory", model, slot)()
+    assert slot.tolist() == [1.0] * 5
+    bare.trip_of("passes", model, slot)()
+    assert slot.tolist() == [0.0] * 5  # the model less the model: nothing was trained
+
+
 def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spawn.json"
     result = spawn.run(path, counts=(1, 4), repetitions=1)
