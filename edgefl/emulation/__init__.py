@@ -10,12 +10,14 @@ presence           when it is online: windows, churn; availability reads a fleet
 trace              replaying a recorded link
 cell               links that many phones share
 pacing             work-paced waiting against absolute deadlines
+held               a phase of computing that a governor slows
 memory             a client's memory limit without privileges
 confinement        which of these means hold the phones of a run, and the cell of one phone
 mechanisms         what holds a process that does not cooperate: signals, control groups
 capacity           does the fleet fit the host: time scale, stolen time
 calibration        what the host computes and moves a second, and a device's slowdown against it
 host_operations    the operations that a calibration times
+usage              who used the host during a run, and what a quota took from it
 fidelity           how far the emulation was from what it declared
 """
 

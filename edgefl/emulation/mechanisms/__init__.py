@@ -1,5 +1,6 @@
 """Mechanisms that hold a process to the pace and memory of a device, behind one seam.
 
+throttle    the seam: a throttle on any process
 target      a process: the CPU time it has used, stopping it
 account     what it was allowed, against what it has used
 duty        SIGSTOP and SIGCONT
@@ -8,6 +9,8 @@ governor    the thread that looks after throttled processes
 hierarchy   where control groups are; versions 1 and 2
 groups      control groups of our own, gone with us
 memory      a control group's memory limit
+enclosure   limits that others have set on this process
+load        a process that knows nothing of limits, to try them on
 probe       which of them work here, and why not
 
 Work-paced waiting (``edgefl.emulation.pacing``) is the best where code cooperates: it needs no privileges and
