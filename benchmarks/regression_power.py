@@ -115,7 +115,7 @@ class Bench:
             device = self._device(session)
             result = device.run(training_step, setup=prepared, **kind.arguments)
             row |= circumstances(self.before, result.measured)
-            now = device.fitting(result, self.before)
+            now = device.entry(result)
             for one in verdict.compare(self.before, now):
                 row[one.metric] = [one.change.shift if one.change.before else 0.0, one.change.p]
             found = {one.metric for one in device.grown(result, self.before)}

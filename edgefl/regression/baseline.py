@@ -96,8 +96,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What it is the only one of in a file."""
         return self.test, self.function, self.host.fingerprint
 
-    def unfit(self, now: Entry) -> str | None:
-        """Why ``now`` cannot be compared with this; None if it can."""
+    def differs(self, now: Entry) -> str | None:
+        """Why ``now`` can at no load be compared with this; None if it can."""
         if self.profile_sha256 != now.profile_sha256:
             return f"the profile of {now.device} or its network has changed since the baseline was saved"
         then, here = self.reference, now.reference
@@ -105,7 +105,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return f"stale calibration: the baseline was measured against {then}, now it is {here}"
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
-        return self.loads_apart(now)
+        return None
 
     def loads_apart(self, now: Entry) -> str | None:
         """Why the host was too busy, then or now, for the two to be compared; None if it was not."""
@@ -175,16 +175,12 @@ def this_host() -> Host:
 
 
 def together(first: Entry, second: Entry) -> Entry:
-    """The samples of two measurements of the same function, in their order."""
+    """The samples of two measurements of the same function, in their order; all else is the first's."""
     samples = {
         name: getattr(first, name) + getattr(second, name)
         for name in ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
     }
-    reference = msgspec.structs.replace(
-        first.reference, host_cpu_s=first.reference.host_cpu_s + second.reference.host_cpu_s
-    )
-    waited = max(first.waited, second.waited)
-    return msgspec.structs.replace(first, reference=reference, waited=waited, **samples)
+    return msgspec.structs.replace(first, **samples)
 
 
 def path_of(test_file: Path) -> Path:

@@ -16,7 +16,7 @@ from edgefl.regression import baseline, verdict
 from edgefl.regression.imports import locate
 from edgefl.regression.inference import LEAST_REPETITIONS
 from edgefl.regression.measurement import Measurement, Plan, measure
-from edgefl.regression.orders import Against, Order
+from edgefl.regression.orders import Order
 from edgefl.regression.session import Session
 from edgefl.regression.verdict import TESTED, Compared, Outcome
 
@@ -173,8 +173,9 @@ class EdgeDevice:
         label = self._label(function)
         if self._session.options.save or self._session.options.compare:
             baseline.load(self._file)  # a broken one is found before minutes are spent
-        if self._session.options.compare and not self._wishes.budgets:  # nothing to learn without a baseline
-            self._before(label)
+        before = self._before(label) if self._session.options.compare else None
+        if isinstance(before, str) and not self._wishes.budgets:  # nothing to learn without a baseline
+            raise Invalid(f"{label} on {self.name}: {before}")
         order = Order(
             function=locate(function),
             setup=None if setup is None else locate(setup, "setup"),
@@ -184,7 +185,7 @@ class EdgeDevice:
             device=self._wishes.profile,
             network=self._network_name,
             seed=0,
-            against=self._baseline_against(function),
+            against=before.reference.against if isinstance(before, baseline.Entry) else None,
             limit_s=self._wishes.limit_s,
         )
         result = Result(label, self._measure(order))
@@ -202,24 +203,26 @@ class EdgeDevice:
                 self._compare(result)
 
     def grown(self, result: Result, before: baseline.Entry) -> list[Compared]:
-        """The metrics that take more than their baseline.
+        """The metrics that take more than their baseline. `Invalid` where the host's load leaves that open.
 
         Where one seems to, or is on the way to it, the function is measured a second time and both
         measurements count together: what a neighbour on the host did may look like a change for some seconds,
-        or hide one.
+        or hide one. A load at which nothing compares may pass, too.
         """
         __tracebackhide__ = True
         tolerance, devices = self._session.options.tolerance, self._where.devices
         group = f"{self._where.group} {result.function}"
         now = self.entry(result)
+        if before.loads_apart(now) is not None:
+            now = self._again(result, before)
         first = verdict.compare(before, now, tolerance * DOUBTFUL)
         changed = self._session.changed(group, devices, first)
-        if not changed and not any(one.undecided for one in first):
+        looks = (*first, *verdict.compare(before, now, tolerance))
+        if not changed and not any(one.undecided for one in looks):
             return []
-        again = measure(self._session.process(self._where.file), result.measured.plan)
-        self._believe(result, again)
-        both = baseline.together(now, self._entry(result.function, again))
-        compared = verdict.compare(before, both, tolerance)
+        later = self._again(result, before)
+        drift = max(before.drift(now), before.drift(later))
+        compared = verdict.compare(before, baseline.together(now, later), tolerance, drift)
         grew = verdict.changed(compared, devices * len(TESTED))
         found = [one for one, more in zip(compared, grew, strict=True) if more]
         for one in compared:
@@ -228,17 +231,13 @@ class EdgeDevice:
                 raise self._invalid(result, why)
         return found
 
-    def fitting(self, result: Result, before: baseline.Entry) -> baseline.Entry:
-        """The result as an entry that compares with its baseline. `Invalid` if it does not.
-
-        Where only the host's load is in the way, the function is measured once more: that may have passed.
-        """
+    def _again(self, result: Result, before: baseline.Entry) -> baseline.Entry:
+        """Another measurement of what was measured. `Invalid` if it does not compare with the baseline."""
         __tracebackhide__ = True
-        if before.loads_apart(self.entry(result)) is not None:
-            result.measured = measure(self._session.process(self._where.file), result.measured.plan)
-            self._believe(result, result.measured)
-        now = self.entry(result)
-        if (why := before.unfit(now)) is not None:
+        measured = measure(self._session.process(self._where.file), result.measured.plan)
+        self._believe(result, measured)
+        now = self._entry(result.function, measured)
+        if (why := before.loads_apart(now)) is not None:
             raise self._invalid(result, why)
         return now
 
@@ -273,26 +272,20 @@ class EdgeDevice:
         self._names[name] = self._names.get(name, 0) + 1
         return name if self._names[name] == 1 else f"{name} {self._names[name]}"
 
-    def _baseline_against(self, function: Callable[..., Any]) -> Against | None:
-        """A function that is compared is measured against what its baseline was."""
-        if not self._session.options.compare:
-            return None
-        here = baseline.this_host().fingerprint
-        found = [
-            one.reference.against
-            for one in baseline.load(self._file).values()
-            if (one.test, one.host.fingerprint) == (self._where.test, here)
-            and one.function.split(" ")[0] == function.__qualname__
-        ]
-        return found[0] if found else None
-
     def _compare(self, result: Result) -> None:
         __tracebackhide__ = True
-        before = self._before(result.function)
-        now = self.fitting(result, before)
-        tolerance = self._session.options.tolerance
-        wrong = [more] if (more := verdict.more_flop(before, now, tolerance)) else []
-        wrong += map(str, self.grown(result, before))
+        before, now = self._before(result.function), self.entry(result)
+        if isinstance(before, str):
+            raise self._invalid(result, before)
+        if (why := before.differs(now)) is not None:
+            raise self._invalid(result, why)
+        more = verdict.more_flop(before, now, self._session.options.tolerance)
+        wrong = [] if more is None else [more]
+        try:
+            wrong += map(str, self.grown(result, before))
+        except Invalid:
+            if not wrong:  # what is counted grew, whatever the host's load
+                raise
         result.failures += wrong
         if wrong:
             raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")
@@ -301,21 +294,19 @@ class EdgeDevice:
         result.invalid = why
         return Invalid(f"{result.function} on {self.name}: {why}")
 
-    def _before(self, function: str) -> baseline.Entry:
-        """The function's baseline. `Invalid` where there is none of this host."""
-        __tracebackhide__ = True
+    def _before(self, function: str) -> baseline.Entry | str:
+        """The function's baseline, or why there is none of this host."""
         here, entries = baseline.this_host(), baseline.load(self._file)
         if (found := entries.get((self._where.test, function, here.fingerprint))) is not None:
             return found
-        why = f"no baseline in {self._file}; save one with --edgefl-save"
         if others := {
             one.host.software for key, one in entries.items() if key[:2] == (self._where.test, function)
         }:
-            why = (
+            return (
                 f"the baseline in {self._file.name} is of another host or software "
                 f"({'; '.join(sorted(others))}; here: {here.software}); save one here with --edgefl-save"
             )
-        raise Invalid(f"{function} on {self.name}: {why}")
+        return f"no baseline in {self._file}; save one with --edgefl-save"
 
 
 def _plain(name: str, value: Any) -> Any:

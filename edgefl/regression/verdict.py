@@ -76,16 +76,21 @@ class Compared(NamedTuple):
         )
 
 
-def compare(before: Entry, now: Entry, tolerance: float = TOLERANCE) -> list[Compared]:
-    """Every tested metric of an entry against that of its baseline."""
+def compare(
+    before: Entry, now: Entry, tolerance: float = TOLERANCE, drift: float | None = None
+) -> list[Compared]:
+    """Every tested metric of an entry against that of its baseline.
+
+    ``drift`` is how much of the CPU clock may be the host's load; None: what the two entries' loads say.
+    """
+    drift = before.drift(now) if drift is None else drift
     found = []
     for metric in TESTED:
         old, new = getattr(before, metric), getattr(now, metric)
         change = inference.change(old, new)
         least = LEAST_MIB.get(metric, 0.0)
         allowed = max(tolerance, least / change.before if change.before else math.inf if least else 0.0)
-        drift = before.drift(now) if metric == "cpu_s" else 0.0
-        found.append(Compared(now.device, metric, change, allowed, drift))
+        found.append(Compared(now.device, metric, change, allowed, drift if metric == "cpu_s" else 0.0))
     return found
 
 

@@ -15,7 +15,7 @@ from edgefl.experiment import Cells, Churn
 from edgefl.record import Record, run_folder
 from edgefl.supervisor import supervisor
 
-from .runs import Command, experiment, wait_for_versions
+from .runs import Command, experiment, versions_of, wait_for_versions
 from .test_dynamics import CHURN
 from .test_dynamics import fleet as phones
 
@@ -138,15 +138,16 @@ def test_killed_while_it_writes_checkpoints_it_is_the_same_run(
 
 
 def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
-    wanted, folder = virtual(stop=Stop(versions=400)), tmp_path / "killed"
+    wanted, folder = virtual(stop=Stop(versions=1000)), tmp_path / "killed"
     edgefl.run(wanted, tmp_path / "calm")
     command = Command.run(wanted, folder)
     wait_for_versions(folder, 20, command)
     command.interrupt()
     code, _, err = command.finish()
     assert code == 130, err
+    reached = versions_of(folder)
     command = Command("resume", str(folder))
-    wait_for_versions(folder, 60, command)
+    wait_for_versions(folder, reached + 20, command)
     command.child("edgefl-server").kill()
     code, _, err = command.finish()
     assert code == 1, err

@@ -118,12 +118,12 @@ def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
 
 def test_what_was_measured_otherwise_does_not_compare() -> None:
     before = entry()
-    assert before.unfit(entry()) is None
-    assert "profile of pixel-3a or its network has changed" in (before.unfit(entry(network="3g")) or "")
+    assert before.differs(entry()) is None
+    assert "profile of pixel-3a or its network has changed" in (before.differs(entry(network="3g")) or "")
     older = msgspec.structs.replace(before, reference=msgspec.structs.replace(before.reference, version=0))
-    assert (older.unfit(entry()) or "").startswith("stale calibration: the baseline was measured against")
+    assert (older.differs(entry()) or "").startswith("stale calibration: the baseline was measured against")
     few = msgspec.structs.replace(before, cpu_s=before.cpu_s[:8])
-    assert few.unfit(entry()) == "the baseline has 8 repetitions, 9 are needed"
+    assert few.differs(entry()) == "the baseline has 8 repetitions, 9 are needed"
 
 
 @pytest.mark.parametrize(("factor", "fits"), [(1.19, True), (0.84, True), (1.21, False), (0.83, False)])
@@ -131,7 +131,7 @@ def test_loads_too_far_apart_do_not_compare(factor: float, fits: bool) -> None:
     before = baseline.entry("t", "f", measured([repetition()] * 9))
     now = baseline.entry("t", "f", measured([repetition(0.001 * factor, 0.001 * factor)] * 9))
     assert before.cpu_s == now.cpu_s
-    why = before.unfit(now)
+    why = before.loads_apart(now)
     assert (why is None) == fits
     assert fits or f"takes {factor:.2f} times the CPU time" in (why or "")
 
@@ -143,3 +143,9 @@ def test_what_the_hosts_load_may_account_for_grows_with_it(factor: float, share:
     before = baseline.entry("t", "f", measured([repetition()] * 9))
     now = baseline.entry("t", "f", measured([repetition(0.001 * factor, 0.001 * factor)] * 9))
     assert before.drift(now) == pytest.approx(share, abs=1e-4)
+
+
+def test_waiting_for_a_core_is_a_load_too() -> None:
+    before = baseline.entry("t", "f", measured([repetition(waited=0.1)] * 9))
+    now = baseline.entry("t", "f", measured([repetition(waited=0.6)] * 9))
+    assert before.drift(now) == now.drift(before) == pytest.approx(0.08)

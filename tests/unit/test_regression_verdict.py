@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
-from regression_samples import measured, noisy, repetition
+from regression_samples import READY, measured, noisy, repetition
 
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline, verdict
 from edgefl.regression.device import EdgeDevice, Result, Where, Wishes
 from edgefl.regression.measurement import Measurement, Plan
+from edgefl.regression.orders import Against
 from edgefl.regression.session import Options, Session
 
 
@@ -184,47 +186,122 @@ def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(monkeypatch:
     assert slow.outcome == "INVALID"
 
 
+def loaded(slower: float, load: float = 1.0, waited: float = 0.0, seed: int = 2) -> Measurement:
+    return measured(
+        [
+            msgspec.structs.replace(
+                one,
+                cpu_s=[s * load for s in one.cpu_s],
+                reference_cpu_s=[s * load for s in one.reference_cpu_s],
+                waited=waited,
+            )
+            for one in noisy(slower, seed=seed)
+        ]
+    )
+
+
+class Again:
+    """A device whose further measurements are these, one after the other."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *measurements: Measurement, **options: object
+    ) -> None:
+        self.left = list(measurements)
+        monkeypatch.setattr("edgefl.regression.device.measure", lambda *_: self.left.pop(0))
+        monkeypatch.setattr(Session, "process", lambda *_: None)
+        where = Where("test_a", Path("test_a.py"), "test_a", 1)
+        self.device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options(**options)))  # type: ignore[arg-type]
+
+    def says(self, result: Result, before: baseline.Entry) -> str:
+        try:
+            return "FAIL" if self.device.grown(result, before) else "PASS"
+        except Invalid as error:
+            assert "host" in str(error)
+            assert result.outcome == "INVALID"
+            return "INVALID"
+
+
 @pytest.mark.parametrize(
-    ("load", "waited", "slower", "says"),
+    ("load", "waited", "slower", "says", "asked"),
     [
-        (1.0, 0.0, 1.08, "FAIL"),
-        (1.1, 0.0, 1.06, "INVALID"),
-        (1.1, 0.0, 1.12, "FAIL"),
-        (1.1, 0.0, 1.0, "PASS"),
-        (1.3, 0.0, 1.2, "INVALID"),
-        (1.0, 0.5, 1.0, "INVALID"),
-        (1.0, 0.5, 0.95, "PASS"),
-        (1.0, 0.5, 1.2, "FAIL"),
+        (1.0, 0.0, 1.0, "PASS", 0),
+        (1.0, 0.0, 1.04, "PASS", 1),  # on the way to it
+        (1.0, 0.0, 1.08, "FAIL", 1),
+        (1.1, 0.0, 1.06, "INVALID", 1),
+        (1.1, 0.0, 1.12, "FAIL", 1),
+        (1.1, 0.0, 1.0, "PASS", 0),
+        (1.3, 0.0, 1.2, "INVALID", 1),
+        (1.0, 0.5, 1.0, "INVALID", 1),
+        (1.0, 0.5, 0.9, "PASS", 0),
+        (1.0, 0.5, 1.2, "FAIL", 1),
     ],
 )
 def test_what_another_load_explains_is_no_verdict(
-    load: float, waited: float, slower: float, says: str, monkeypatch: pytest.MonkeyPatch
+    load: float, waited: float, slower: float, says: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def busy(seed: int) -> Measurement:
-        calm = noisy(slower, seed=seed)
-        return measured(
-            [
-                msgspec.structs.replace(
-                    one,
-                    cpu_s=[s * load for s in one.cpu_s],
-                    reference_cpu_s=[s * load for s in one.reference_cpu_s],
-                    waited=waited,
-                )
-                for one in calm
-            ]
-        )
+    again = Again(monkeypatch, loaded(slower, load, waited, seed=3))
+    result = Result("step", loaded(slower, load, waited))
+    assert again.says(result, entry(noisy(seed=1))) == says
+    assert len(again.left) == 1 - asked
 
-    asked: list[Plan] = []
-    monkeypatch.setattr("edgefl.regression.device.measure", lambda _, plan: (asked.append(plan), busy(3))[1])
+
+def test_a_load_that_passes_is_waited_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(monkeypatch, loaded(1.0, seed=3))
+    result = Result("step", loaded(1.0, load=1.5))
+    assert again.says(result, entry(noisy(seed=1))) == "PASS"
+    assert result.measured.reference_cpu_s[0] == pytest.approx(0.0003)  # what the budgets were held against
+
+
+@pytest.mark.parametrize(("second", "says"), [(1 / 1.15, "INVALID"), (1.0, "INVALID"), (1.8, "INVALID")])
+def test_neither_measurements_load_makes_up_for_the_others(
+    second: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = Again(monkeypatch, loaded(1.08, load=second, seed=3))
+    assert again.says(Result("step", loaded(1.08, load=1.15)), entry(noisy(seed=1))) == says
+
+
+def test_counted_flop_fail_whatever_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(monkeypatch, loaded(1.0, waited=0.5, seed=3), compare=True)
+    ready = msgspec.structs.replace(READY, flop=2 * READY.flop)
+    result = Result("step", measured(loaded(1.0, waited=0.5).repetitions, ready=ready))
+    before = entry(noisy(seed=1))
+    monkeypatch.setattr(EdgeDevice, "_before", lambda *_: before)
+    again.device.results.append(result)
+    with pytest.raises(NotMet, match=r"counted FLOP \+100"):
+        again.device.judge()
+    assert result.outcome == "FAIL"
+
+
+def test_no_baseline_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = Again(monkeypatch, compare=True)
+    result = Result("step", measured(noisy()))
+    again.device.results.append(result)
+    with pytest.raises(Invalid, match="no baseline in"):
+        again.device.judge()
+    assert result.outcome == "INVALID"
+
+
+def test_a_function_that_is_run_twice_has_a_baseline_for_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "test_a.py"
+    where = Where("test_a", file, "test_a", 1)
+    against = [Against(reference="train-small", units=units, calls=1) for units in (5, 9)]
+    ready = [msgspec.structs.replace(READY, against=one) for one in against]
+    entries = [
+        baseline.entry("test_a", name, measured(noisy(), ready=one))
+        for name, one in zip(("dumps", "dumps 2"), ready, strict=True)
+    ]
+    baseline.save(baseline.path_of(file), entries)
+    asked: list[Against | None] = []
+
+    def measure(_: object, plan: Plan) -> Measurement:
+        asked.append(plan.order.against)
+        return measured(noisy())
+
+    monkeypatch.setattr("edgefl.regression.device.measure", measure)
     monkeypatch.setattr(Session, "process", lambda *_: None)
-    where = Where("test_a", Path("test_a.py"), "test_a", 1)
-    device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options()))
-    before, result = entry(noisy(seed=1)), Result("step", busy(2))
-    try:
-        device.fitting(result, before)
-        found = "FAIL" if device.grown(result, before) else "PASS"
-    except Invalid as error:
-        found = "INVALID"
-        assert "host" in str(error)
-    assert found == says
-    assert says == "PASS" or len(asked) == 1  # what may be the host's is measured once more
+    device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options(compare=True)))
+    for value in (1, 2):
+        device.run(json.dumps, value)
+    assert asked == against
