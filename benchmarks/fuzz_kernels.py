@@ -178,6 +178,19 @@ def _checksum_case(rng: np.random.Generator) -> Any:
     return run
 
 
+def _delta_case(rng: np.random.Generator) -> Any:
+    size = _size(rng) * int(rng.integers(1, 5))
+    trained, base = (_placed(_floats(size, rng), rng) for _ in range(2))
+    place = _place(rng)
+
+    def run(backend: str) -> list[np.ndarray]:
+        out = _blank(size, np.float32, place)
+        seen = kernels.delta(out, trained, base, backend)
+        return [out, np.array([seen == kernels.checksum(out, "reference")])]
+
+    return run
+
+
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
     """Bits, but for which NaN a NaN is."""
     if a.dtype.kind == "f":
@@ -201,7 +214,8 @@ def _ways(names: list[str]) -> list[tuple[str, str | None]]:
 
 def _differs(seed: int, number: int, ways: list[tuple[str, str | None]]) -> str | None:
     rng = np.random.default_rng([seed, number])
-    make = [_sum_case, _sum_case, _step_case, _quantize_case, _checksum_case][rng.integers(0, 5)]
+    makers = [_sum_case, _sum_case, _step_case, _quantize_case, _checksum_case, _delta_case]
+    make = makers[rng.integers(0, len(makers))]
     run = make(rng)
     kernels.set_threads(1 + number % 3) if number % 64 == 0 else None
     expected = run("reference")

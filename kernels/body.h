@@ -81,35 +81,47 @@ EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n
 
 /* Even and odd 32-bit words of every 64-bit lane; `later` sums the running sums, so that the position
  * weights need no multiplication: sum_j j*w_j = rounds*sum - later. */
-EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2])
+typedef struct { EF(U) even, odd, later_even, later_odd; } EF(W);
+enum { EF(WORDS) = sizeof(EF(U)) / 4 };
+
+EF_PRIM void EF(wadd)(EF(W) *w, const void *p)
 {
-    enum { LANES = sizeof(EF(U)) / 8, WORDS = 2 * LANES };
-    EF(U) even = {0}, odd = {0}, later_even = {0}, later_odd = {0};
-    const int64_t rounds = n / WORDS;
-    for (int64_t r = 0; r < rounds; r++) {
-        EF(U) x;
-        memcpy(&x, p + r * (int64_t)sizeof x, sizeof x);
-        even += x & 0xffffffffu;
-        odd += x >> 32;
-        later_even += even;
-        later_odd += odd;
-    }
-    uint64_t s1 = 0, s2 = 0;
-    for (int l = 0; l < LANES; l++) {
-        s1 += even[l] + odd[l];
-        s2 += WORDS * ((uint64_t)rounds * (even[l] + odd[l]) - (later_even[l] + later_odd[l]));
-        s2 += (uint64_t)(2 * l + 1) * even[l] + (uint64_t)(2 * l + 2) * odd[l];
-    }
-    for (int64_t i = rounds * WORDS; i < n; i++) {
-        uint32_t w;
-        memcpy(&w, p + 4 * i, 4);
-        s1 += w;
-        s2 += (uint64_t)(i + 1) * w;
-    }
-    s[0] += s1;
-    s[1] += s2;
+    EF(U) x;
+    memcpy(&x, p, sizeof x);
+    w->even += x & 0xffffffffu;
+    w->odd += x >> 32;
+    w->later_even += w->even;
+    w->later_odd += w->odd;
 }
 
+/* Add the two sums of so many rounds to s, the first word being word `at` of s. */
+EF_PRIM void EF(wfold)(const EF(W) *w, uint64_t rounds, uint64_t at, uint64_t s[2])
+{
+    uint64_t s1 = 0, s2 = 0;
+    for (int l = 0; l < EF(WORDS) / 2; l++) {
+        s1 += w->even[l] + w->odd[l];
+        s2 += EF(WORDS) * (rounds * (w->even[l] + w->odd[l]) - (w->later_even[l] + w->later_odd[l]));
+        s2 += (uint64_t)(2 * l + 1) * w->even[l] + (uint64_t)(2 * l + 2) * w->odd[l];
+    }
+    s[0] += s1;
+    s[1] += s2 + at * s1;
+}
+
+EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2])
+{
+    EF(W) w = {{0}, {0}, {0}, {0}};
+    const int64_t rounds = n / EF(WORDS);
+    for (int64_t r = 0; r < rounds; r++) EF(wadd)(&w, p + r * (int64_t)sizeof(EF(U)));
+    EF(wfold)(&w, (uint64_t)rounds, 0, s);
+    for (int64_t i = rounds * EF(WORDS); i < n; i++) {
+        uint32_t word;
+        memcpy(&word, p + 4 * i, 4);
+        s[0] += word;
+        s[1] += (uint64_t)(i + 1) * word;
+    }
+}
+
+#include "body_delta.h"
 #include "body_step.h"
 #include "body_quantize.h"
 #include "body_sum.h"
@@ -135,7 +147,8 @@ EF_TARGET static uint64_t EF(read)(const unsigned char *p, int64_t bytes)
     return all;
 }
 
-static const ef_isa EF(isa) = {EF_ISA_NAME, EF(span), EF(quantize), EF(block_norm), EF(words), EF(read)};
+static const ef_isa EF(isa) = {EF_ISA_NAME, EF(span), EF(quantize), EF(block_norm), EF(words), EF(delta),
+                          EF(read)};
 
 #undef EF
 #undef EF_ISA_NAME

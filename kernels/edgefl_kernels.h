@@ -68,6 +68,9 @@ typedef struct {
     double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
     /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i, both modulo 2^64, i counted from 0. */
     void (*words)(const unsigned char *p, int64_t n, uint64_t s[2]);
+    /* out = trained - base, s as above of the words of out; `around`: past the caches, out aligned to 64 bytes. */
+    void (*delta)(ef_loose_float *out, const ef_loose_float *trained, const ef_loose_float *base, int64_t n, int around,
+                  uint64_t s[2]);
     uint64_t (*read)(const unsigned char *p, int64_t bytes);
 } ef_isa;
 

@@ -10,7 +10,6 @@ import pytest
 from edgefl import kernels
 
 BACKENDS = [name for name, status in kernels.backends().items() if status == "ok"]
-PIECE = 4096
 
 
 def any_bits(size: int, seed: int) -> Any:
@@ -22,7 +21,7 @@ def any_bits(size: int, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [0, 1, 3, 17, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, 100_003])
+@pytest.mark.parametrize("size", [0, 1, 3, 17, 31, 32, 33, 63, 64, 65, 127, 4095, 4096, 100_003])
 def test_the_bits_of_a_difference_and_of_its_checksum(backend: str, size: int) -> None:
     trained, base = any_bits(size, 1), any_bits(size, 2)
     with np.errstate(all="ignore"):
@@ -37,7 +36,7 @@ def test_the_bits_of_a_difference_and_of_its_checksum(backend: str, size: int) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + PIECE + 3, 300_001])
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + 4099, 300_001])
 def test_large_ones_are_written_around_the_caches_to_the_same_bits(backend: str, size: int) -> None:
     memory = np.zeros(4 * size + 128, np.uint8)
     trained, base = any_bits(size, 3), any_bits(size, 4)
