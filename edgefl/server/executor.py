@@ -36,11 +36,15 @@ from edgefl.record.store import Store
 from edgefl.server.aggregator import Aggregator, Lease
 from edgefl.server.stopwatch import Stopwatch
 
+LONG_SUM_BYTES = 2**20
+"""Bytes of updates whose sum takes longer than it takes to send a task."""
+
 
 class Outbox(Protocol):
     """What the executor cannot do itself."""
 
     def train(self, task: wire.Task) -> None: ...
+    def flush(self) -> None: ...
     def cancel(self, client: int, task: int) -> None: ...
     def assess(self, version: int, entry: int) -> None: ...
     def wake(self, at_s: float) -> None: ...
@@ -233,6 +237,8 @@ class Executor:
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
+        if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
+            self.outbox.flush()  # those who have a task need not wait for the sum
         before = self.watch.to("sum")
         result = self.aggregator.sum(action, entry)
         self.watch.to("publish")

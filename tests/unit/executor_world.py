@@ -75,6 +75,8 @@ class World:
         self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []
         self.most_deferred = 0
+        self.unsent: set[int] = set()
+        """Tasks that a real outbox would hold until its next flush."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         slots = strategy.slots(CLIENTS)
@@ -106,10 +108,14 @@ class World:
     def train(self, task: wire.Task) -> None:
         assert task.task not in self.tasks
         self.tasks[task.task] = task
+        self.unsent.add(task.task)
         place = (task.client, task.trip)
         draw = stream(self.seed, "trip", *place)
         read_s = 40.0 if place in self.faults.slow_to_read else float(draw.uniform(0.1, 0.3))
         self._at(self.now + read_s, lambda: self._fetch(task, draw))
+
+    def flush(self) -> None:
+        self.unsent.clear()
 
     def cancel(self, client: int, task: int) -> None:
         self.cancelled.append((client, task))

@@ -10,10 +10,12 @@ import pytest
 from executor_world import SIZE, World
 
 from edgefl import experiment
+from edgefl.core.events import Sum
 from edgefl.messages import control, wire
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.record import Record
-from edgefl.server import outbox
+from edgefl.server import executor, outbox
+from edgefl.server.aggregator import SumResult
 from edgefl.server.outbox import SocketOutbox
 from edgefl.server.peers import Peers
 from edgefl.server.stopwatch import Stopwatch
@@ -92,6 +94,26 @@ def test_many_do_not_wait_for_the_last(office: Office) -> None:
         while office.got(client) is not None:
             counts[client] += 1
     assert sum(counts) == outbox.AT_ONCE
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_tasks_do_not_wait_for_a_long_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
+    many = 3 * 4 * SIZE  # the bytes of the updates in a sum
+    monkeypatch.setattr(executor, "LONG_SUM_BYTES", many if long else many + 1)
+    world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()
+    unsent: list[int] = []
+    add = world.aggregator.sum
+
+    def summed(action: Sum, entry: int) -> SumResult:
+        unsent.append(len(world.unsent))
+        return add(action, entry)
+
+    monkeypatch.setattr(world.aggregator, "sum", summed)
+    world.finish().close()
+    assert len(unsent) == 20
+    assert (max(unsent) == 0) is long
 
 
 def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:
