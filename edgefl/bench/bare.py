@@ -2,15 +2,17 @@
 
 Bare sockets (`edgefl.bench.bare_sockets`): ZeroMQ for ``wire``, kernel sockets for ``shm``.
 
-Bare memory: each client copies the model out of the parameter buffer and its update into its slot, all of
+Bare memory: each client copies the model out of the parameter buffer and its update into a slot, all of
 them at once and without a word; then the kernel alone sums the slots. Both use the whole machine, so a trip
-takes at least the two times together. ``passes`` is the same with what a trip over shared memory cannot do
-without: the update is not there to be copied, it is the difference of the trained vector and the model, which
-is written into the slot with its checksum.
+takes at least the two times together. It is the memory of a run in the order of a run: trips take turns at
+the slots, and after so many updates comes the next version. ``passes`` is the same with what a trip over
+shared memory cannot do without: the update is not there to be copied, it is the difference of the trained
+vector and the model, which is written into the slot with its checksum.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -25,11 +27,11 @@ from edgefl.bench.bare_sockets import trips_through_kernel, trips_through_zmq
 from edgefl.bench.forks import forked
 from edgefl.channel import Channel, Closed
 from edgefl.kernels.arguments import Floats, Update
-from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.processes import become_child
 
 Transport = Literal["shm", "wire"]
-Limit = Literal["socket", "memory", "passes"]
+Limit = Literal["socket", "memory", "still", "passes"]
 LOOK_PARAMETERS = 100_000
 """Parameters that are copied between two looks at the clock."""
 
@@ -61,11 +63,21 @@ def through_socket(ask: Ask) -> float:
 
 def through_memory(ask: Ask) -> float:
     """Trips a second of copying at full speed and then summing at full speed."""
-    buffer = ParameterBuffer.create(Shape(ask.parameters, 2, max(ask.clients, ask.updates)))
+    slots = ask.clients + ask.updates
+    ring = min(max(2, ask.clients), ring_entries(ask.parameters))
+    buffer = ParameterBuffer.create(Shape(ask.parameters, ring, slots))
     copies = _copying(ask, buffer)
-    slots = [buffer.slot(slot) for slot in range(ask.updates)]
-    out, model, weights = buffer.model(1), buffer.model(0), [1.0 / ask.updates] * ask.updates
-    sums, seconds = _repeated(lambda: kernels.weighted_sum(out, model, slots, weights), ask)
+    weights, made = [1.0 / ask.updates] * ask.updates, itertools.count()
+
+    def add() -> None:
+        version = next(made)
+        first = version * ask.updates
+        updates = [buffer.slot(trip % slots) for trip in range(first, first + ask.updates)]
+        kernels.weighted_sum(
+            buffer.model((version + 1) % ring), buffer.model(version % ring), updates, weights
+        )
+
+    sums, seconds = _repeated(add, slots, ask)
     buffer.close()
     return 1.0 / (1.0 / copies + seconds / (sums * ask.updates))
 
@@ -77,11 +89,13 @@ def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
 
     def client(number: int) -> None:
         os.close(start)
-        trip = trip_of(ask.what, buffer.model(0), buffer.slot(number))
-        trip()
-        os.write(end, np.float64(0.0).tobytes())
-        os.read(go, 1)
-        trips, seconds = _repeated(trip, ask)
+        trip = trip_of(ask, buffer, number)
+
+        def begin() -> None:
+            os.write(end, np.float64(0.0).tobytes())
+            os.read(go, 1)
+
+        trips, seconds = _repeated(trip, buffer.shape.slots, ask, begin)
         os.write(end, np.float64(trips / seconds).tobytes())
 
     pids = forked(ask.clients, client)
@@ -99,26 +113,40 @@ def _copying(ask: Ask, buffer: ParameterBuffer) -> float:
     return sum(rates)
 
 
-def trip_of(what: Limit, model: Floats, slot: Update) -> Callable[[], None]:
+def trip_of(ask: Ask, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
     """What one client does with the memory in a trip, to be called again and again."""
-    base, trained = np.zeros(model.shape, np.float32), np.zeros(model.shape, np.float32)
-    update = np.ones(model.shape, np.float32)
+    shape, trips = buffer.shape, itertools.count(client, ask.clients)
+    base, trained = np.zeros(shape.size, np.float32), np.zeros(shape.size, np.float32)
+    update = np.ones(shape.size, np.float32)
+
+    def places() -> tuple[Floats, Update]:
+        trip = next(trips)
+        return buffer.model(trip // ask.updates % shape.ring), buffer.slot(trip % shape.slots)
 
     def copies() -> None:
+        model, slot = places()
         np.copyto(base, model)
         np.copyto(slot, update)
 
     def passes() -> None:
+        model, slot = places()
         np.copyto(trained, model)  # a training that changes nothing
         kernels.delta(slot, trained, model)
 
-    return passes if what == "passes" else copies
+    return passes if ask.what == "passes" else copies
 
 
-def _repeated(call: Callable[[], object], ask: Ask) -> tuple[int, float]:
-    """How often it was called in about half of the ask's seconds, and in how many exactly."""
+def _repeated(
+    call: Callable[[], object], first: int, ask: Ask, begin: Callable[[], None] = lambda: None
+) -> tuple[int, float]:
+    """How often it was called in about half of the ask's seconds, and in how many exactly.
+
+    The ``first`` calls, which find memory that was never touched, come before ``begin`` and do not count.
+    """
     a_look = max(1, LOOK_PARAMETERS // ask.parameters)
-    call()
+    for _ in range(first):
+        call()
+    begin()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < ask.seconds / 2 or not calls:
         for _ in range(a_look):

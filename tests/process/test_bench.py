@@ -12,6 +12,7 @@ from edgefl import RunError
 from edgefl.bench import bare, ingest, spawn
 from edgefl.bench.idle import DELTA
 from edgefl.bench.started import expect, started
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.record import Record
 
 CLIENTS = 3
@@ -69,11 +70,26 @@ def test_bare_limits(transport: bare.Transport, what: bare.Limit) -> None:
 
 
 def test_a_bare_trip_copies_an_update_or_makes_it() -> None:
-    model, slot = np.arange(1, 6, dtype=np.float32), np.full(5, 7, np.float32)
-    bare.trip_of("memory", model, slot)()
-    assert slot.tolist() == [1.0] * 5
-    bare.trip_of("passes", model, slot)()
-    assert slot.tolist() == [0.0] * 5  # the model less the model: nothing was trained
+    buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=3))
+    buffer.slot(1)[:] = 7
+    copies, passes = (
+        bare.Ask(what, "shm", 5, clients=2, updates=1, seconds=1.0) for what in ("memory", "passes")
+    )
+    bare.trip_of(copies, buffer, client=1)()
+    assert buffer.slot(1).tolist() == [1.0] * 5
+    bare.trip_of(passes, buffer, client=1)()
+    assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
+    buffer.close()
+
+
+def test_bare_trips_take_turns_at_all_slots() -> None:
+    buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=5))
+    ask = bare.Ask("memory", "shm", 5, clients=3, updates=2, seconds=1.0)
+    clients = [bare.trip_of(ask, buffer, client) for client in range(3)]
+    for trip in range(5):
+        clients[trip % 3]()
+        assert [bool(buffer.slot(slot).any()) for slot in range(5)] == [slot <= trip for slot in range(5)]
+    buffer.close()
 
 
 def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
