@@ -131,13 +131,21 @@ def legend(keys: Sequence[Key]) -> str:
     return f'<ul class="keys">{items}</ul>' if items else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[int] = (0,)) -> str:
-    """A table; the columns ``text`` are words (left), the others numbers (right). Cells are escaped."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: Sequence[int] = (0,),
+    wrap: Sequence[int] | None = None,
+) -> str:
+    """A table; the columns ``text`` are words (left), the others numbers (right). Cells are escaped.
+
+    Long words of the columns ``wrap``, by default the last, go on in the next line.
+    """
+    wrapped = (len(head) - 1,) if wrap is None else wrap
 
     def cell(tag: str, k: int, value: str) -> str:
-        kind = (
-            ' class="n"' if k not in text else ' class="text"' if tag == "td" and k == len(head) - 1 else ""
-        )
+        kind = ' class="n"' if k not in text else ' class="text"' if tag == "td" and k in wrapped else ""
         return f"<{tag}{kind}>{escape(value)}</{tag}>"
 
     top = "".join(cell("th", k, name) for k, name in enumerate(head))

@@ -74,7 +74,7 @@ study = Study(
     ),
     judge=judge,
     notes=(
-        "On MNIST; --set data.name=fashion-mnist takes the paper's other data.",
+        "Data: MNIST, unless --set data.name=… says otherwise below.",
         "FLOPs count forward and backward pass, three times the paper's count: its seconds are ours / 3.",
     ),
 )

@@ -83,5 +83,5 @@ study = Study(
         Arm(FEDBUFF, ("strategy.name=fedbuff",)),
     ),
     judge=judge,
-    notes=("On MNIST; --set data.name=fashion-mnist takes the paper's other data.",),
+    notes=("Data: MNIST, unless --set data.name=… says otherwise below.",),
 )

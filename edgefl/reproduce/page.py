@@ -157,4 +157,4 @@ def _claims(findings: Sequence[Finding]) -> str:
         [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
         for one in findings
     ]
-    return pages.table(head, cells, text=(0, 1, 2, 3, 4))
+    return pages.table(head, cells, text=(0, 1, 2, 3, 4), wrap=(0, 1, 2, 4))
