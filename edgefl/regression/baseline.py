@@ -10,12 +10,13 @@ import json
 import math
 import os
 import platform
+import re
 import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,7 +40,18 @@ DRIFT_WAITED = 0.16
 """Of the share of time spent waiting for a core: who was interrupted finds the caches cold."""
 _DIGITS = 5
 
-Row = tuple[float, ...]
+MOST_SAMPLES = 2_000_000
+MOST = 1e12
+"""Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
+MOST_FLOP = 1e24
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Flop = Annotated[float, msgspec.Meta(ge=0, le=MOST_FLOP)]
+Figure = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Taken = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+"""What can be divided by."""
+_Length = msgspec.Meta(min_length=1, max_length=MOST_SAMPLES)
+Row = Annotated[tuple[Figure, ...], _Length]
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +60,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fingerprint: str
     """Of CPU, cores, libraries and Python: another one does not compare."""
     cpu: str
-    cores: int
+    cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
 
 
@@ -56,9 +68,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What the host's CPU time was held against: its calibration at that moment."""
 
     against: Against
-    version: int
-    flop: float
-    host_cpu_s: Row
+    version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+    flop: Flop
+    host_cpu_s: Annotated[tuple[Taken, ...], _Length]
     """Of a unit, one a repetition."""
 
     def __str__(self) -> str:
@@ -76,15 +88,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device: str
     network: str | None
     profile_sha256: str
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     mechanism: str
     edgefl: str
     host: Host
-    steal: float | None
-    waited: float
+    steal: Share | None
+    waited: Share
     """Share of the time in which it could have run and had no core, median."""
     reference: Reference
-    flop: float
+    flop: Flop
     host_cpu_s: Row
     cpu_s: Row
     """Emulated seconds by the CPU clock."""
@@ -105,6 +117,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return f"stale calibration: the baseline was measured against {then}, now it is {here}"
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
+        return None
+
+    def uneven(self) -> str | None:
+        """Which row has another number of repetitions than ``cpu_s``; None if none has."""
+        rows = {name: getattr(self, name) for name in ("host_cpu_s", "peak_mib", "sent_mib")}
+        rows["reference.host_cpu_s"] = self.reference.host_cpu_s
+        for name, row in rows.items():
+            if len(row) != len(self.cpu_s):
+                return f"{name}: got {len(row)} figures; allowed: {len(self.cpu_s)}, as many as cpu_s has"
         return None
 
     def loads_apart(self, now: Entry) -> str | None:
@@ -201,11 +222,18 @@ def load(path: Path) -> dict[tuple[str, str, str], Entry]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        file = msgspec.json.decode(content, type=_File)
-    except msgspec.DecodeError as error:
+        plain = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a file of baselines: {error}") from None
+    try:
+        file = msgspec.convert(plain, _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_unfit(plain, str(error))}") from None
     if file.edgefl_baselines != FORMAT:
         raise ConfigError(f"{path}: edgefl_baselines: got {file.edgefl_baselines}; allowed: {FORMAT}")
+    for place, one in enumerate(file.entries):
+        if (why := one.uneven()) is not None:
+            raise ConfigError(f"{path}: entries[{place}].{why}")
     return {one.key: one for one in file.entries}
 
 
@@ -219,6 +247,17 @@ def save(path: Path, entries: Iterable[Entry]) -> None:
         file.write(text)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
+
+
+def _unfit(plain: Any, error: str) -> str:
+    """One line for what msgspec says of a value; of one that is out of range it does not say what was got."""
+    allowed, out_of_range, place = error.removeprefix("Expected ").removesuffix("`").partition(" - at `$.")
+    if not out_of_range or not re.search("[<>]", allowed):
+        return f"not a file of baselines: {error}"
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
+        plain = plain[name or int(index)]
+    got = f"{len(plain)} figures" if isinstance(plain, list) else plain
+    return f"{place}: got {got}; allowed: {allowed.replace('`', '')}"
 
 
 def _text(value: Any, indent: str = "") -> str:

@@ -6,11 +6,15 @@ Repeat ──► Repetition | Ended      once a repetition, each in a process of
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
+
+MOST_AT_A_TIME = 10_000
+"""Calls or units in a shot: a call that does nothing is timed a few thousand at a time."""
+AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -30,9 +34,9 @@ class Against(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     reference: ReferenceName
-    units: int
+    units: AtATime
     """Units of the reference in a shot of it."""
-    calls: int
+    calls: AtATime
     """Calls of the function in a shot: what is timed as one."""
 
 

@@ -14,7 +14,7 @@ from edgefl.emulation.schema import Device, Network
 from edgefl.processes import keep_freed_memory
 from edgefl.regression import reference as references
 from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
-from edgefl.regression.orders import Against, Ready, Repetition
+from edgefl.regression.orders import MOST_AT_A_TIME, Against, Ready, Repetition
 from edgefl.regression.peak import Peak
 from edgefl.regression.phone import Phone
 from edgefl.regression.reference import Reference
@@ -85,8 +85,8 @@ def get_ready(subject: Subject, wanted: Against | None) -> Ready:
     )
     reference = references.make(name)
     unit_s = min(_cpu_s(lambda: reference.run(1)) for _ in range(5))
-    calls = min(most_calls, max(1, round(SHOT_S / cpu_s)))
-    units = max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s))
+    calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
+    units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     against = wanted or Against(reference=name, units=units, calls=calls)
     shot_s = against.calls * cpu_s
     return Ready(

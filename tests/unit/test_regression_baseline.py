@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import stat
 from pathlib import Path
@@ -95,6 +96,7 @@ def test_no_file_is_no_baseline(path: Path) -> None:
         ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "contains unknown field `x`"),
         ('{"edgefl_baselines": 2, "entries": []}', "edgefl_baselines: got 2; allowed: 1"),
         ("\udcff", "not a file of baselines: "),
+        ('{"edgefl_baselines": "\udcff"}', "not a file of baselines: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
 def test_a_broken_file_is_one_line_that_names_it(path: Path, content: str, says: str) -> None:
@@ -109,6 +111,99 @@ def test_a_broken_file_is_one_line_that_names_it(path: Path, content: str, says:
     with pytest.raises(ConfigError):
         baseline.save(path, [entry()])
     assert path.read_bytes() == before
+
+
+NUMBERS = [
+    ("reference.against.units", 1, 10_000),
+    ("reference.against.calls", 1, 10_000),
+    ("reference.version", 0, 1_000_000),
+    ("reference.flop", 0, 1e24),
+    ("reference.host_cpu_s", None, 1e12),
+    ("host.cores", 1, 1_000_000),
+    ("seed", 0, 2**63 - 1),
+    ("steal", 0, 1.0),
+    ("waited", 0, 1.0),
+    ("flop", 0, 1e24),
+    ("host_cpu_s", 0, 1e12),
+    ("cpu_s", 0, 1e12),
+    ("peak_mib", 0, 1e12),
+    ("sent_mib", 0, 1e12),
+]
+"""Every number of an entry, its least (None: above 0) and its most."""
+
+
+@functools.cache
+def as_saved() -> str:
+    return json.dumps({"edgefl_baselines": 1, "entries": [msgspec.to_builtins(entry())]})
+
+
+def tampered(path: Path, key: str, value: str) -> str:
+    """What is said of a file in which this number, or the third of its row, is another."""
+    plain = json.loads(as_saved())
+    *outer, last = key.split(".")
+    table = plain["entries"][0]
+    for name in outer:
+        table = table[name]
+    holder, at = (table[last], 2) if isinstance(table[last], list) else (table, last)
+    holder[at] = "HERE"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(plain).replace('"HERE"', value))
+    try:
+        baseline.load(path)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < len(str(path)) + 150
+        return str(error)
+    return "taken"
+
+
+def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
+    def numbers(table: dict[str, object], prefix: str = "") -> set[str]:
+        found: set[str] = set()
+        for name, value in table.items():
+            if isinstance(value, dict):
+                found |= numbers(value, f"{prefix}{name}.")
+            elif not isinstance(value, str):
+                found.add(prefix + name)
+        return found
+
+    assert numbers(msgspec.to_builtins(entry())) == {key for key, _, _ in NUMBERS}
+
+
+@pytest.mark.parametrize(("key", "least", "most"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
+def test_a_number_no_measurement_gives_is_refused(
+    key: str, least: float | None, most: float, path: Path
+) -> None:
+    whole, place = isinstance(most, int), f"entries[0].{key}"
+    kind = "int" if whole else "float"
+    for value in ("NaN", "Infinity", "-Infinity"):
+        assert "JSON is malformed" in tampered(path, key, value)
+    for value, got in (("true", "bool"), ('"7"', "str"), ("[]", "array"), ("{}", "object")):
+        assert f"got `{got}` - at `$.{place}" in tampered(path, key, value)
+    assert "out of range" in tampered(path, key, "1e400")
+    said = tampered(path, key, "1e30")
+    assert ("Expected `int`, got `float`" if whole else "got 1e+30; allowed: float <= ") in said
+    if whole:
+        assert "Expected `int`, got `float`" in tampered(path, key, "2.5")
+    assert f": got {10**30}; allowed: {kind} <= {most}" in tampered(path, key, str(10**30))
+    assert f": got -1; allowed: {kind} >" in tampered(path, key, "-1")
+    assert tampered(path, key, str(most)) == "taken"
+    assert place in tampered(path, key, str(most + 1 if whole else most * 1.001))
+    assert (tampered(path, key, "0") == "taken") == (least == 0)
+
+
+def test_rows_are_as_long_as_each_other_and_not_empty(path: Path) -> None:
+    baseline.save(path, [entry(), msgspec.structs.replace(entry("test_z[pi-4]"), peak_mib=(1.0,) * 3)])
+    with pytest.raises(
+        ConfigError, match=r"entries\[1\]\.peak_mib: got 3 figures; allowed: 15, as many as cpu_s"
+    ):
+        baseline.load(path)
+    path.unlink()
+    baseline.save(path, [msgspec.structs.replace(entry(), cpu_s=())])
+    with pytest.raises(
+        ConfigError, match=r"entries\[0\]\.cpu_s: got 0 figures; allowed: array of length >= 1"
+    ):
+        baseline.load(path)
 
 
 def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
