@@ -73,12 +73,6 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_cpu_s: Annotated[tuple[Taken, ...], _Length]
     """Of a unit, one a repetition."""
 
-    def __str__(self) -> str:
-        against = self.against
-        return (
-            f"{against.reference} of version {self.version} ({against.units} units to {against.calls} calls)"
-        )
-
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One function of one test on one device, with its raw samples, one a repetition."""
@@ -108,13 +102,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What it is the only one of in a file."""
         return self.test, self.function, self.host.fingerprint
 
-    def differs(self, now: Entry) -> str | None:
-        """Why ``now`` can at no load be compared with this; None if it can."""
-        if self.profile_sha256 != now.profile_sha256:
-            return f"the profile of {now.device} or its network has changed since the baseline was saved"
-        then, here = self.reference, now.reference
-        if (then.against, then.version) != (here.against, here.version):
-            return f"stale calibration: the baseline was measured against {then}, now it is {here}"
+    def outdated(self, profile_sha256: str) -> str | None:
+        """Why nothing that is measured with the profile of this digest compares; None if it does."""
+        if self.profile_sha256 != profile_sha256:
+            return f"the profile of {self.device} or its network has changed since the baseline was saved"
+        if self.reference.version != reference.VERSION:
+            return (
+                f"stale calibration: the baseline was measured against {self.reference.against.reference} of "
+                f"version {self.reference.version}, now it is {reference.VERSION}"
+            )
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
         return None

@@ -213,12 +213,17 @@ def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
 
 def test_what_was_measured_otherwise_does_not_compare() -> None:
     before = entry()
-    assert before.differs(entry()) is None
-    assert "profile of pixel-3a or its network has changed" in (before.differs(entry(network="3g")) or "")
+    same = before.profile_sha256
+    assert before.outdated(same) is None
+    assert "profile of pixel-3a or its network has changed" in (
+        before.outdated(entry(network="3g").profile_sha256) or ""
+    )
     older = msgspec.structs.replace(before, reference=msgspec.structs.replace(before.reference, version=0))
-    assert (older.differs(entry()) or "").startswith("stale calibration: the baseline was measured against")
+    assert older.outdated(same) == (
+        "stale calibration: the baseline was measured against train-small of version 0, now it is 1"
+    )
     few = msgspec.structs.replace(before, cpu_s=before.cpu_s[:8])
-    assert few.differs(entry()) == "the baseline has 8 repetitions, 9 are needed"
+    assert few.outdated(same) == "the baseline has 8 repetitions, 9 are needed"
 
 
 @pytest.mark.parametrize(("factor", "fits"), [(1.19, True), (0.84, True), (1.21, False), (0.83, False)])

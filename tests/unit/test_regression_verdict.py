@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -209,8 +211,8 @@ class Again:
         self.left = list(measurements)
         monkeypatch.setattr("edgefl.regression.device.measure", lambda *_: self.left.pop(0))
         monkeypatch.setattr(Session, "process", lambda *_: None)
-        where = Where("test_a", Path("test_a.py"), "test_a", 1)
-        self.device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options(**options)))  # type: ignore[arg-type]
+        self.where = Where("test_a", Path("test_a.py"), "test_a", 1)
+        self.device = EdgeDevice(Wishes("pixel-3a"), self.where, Session(Options(**options)))  # type: ignore[arg-type]
 
     def says(self, result: Result, before: baseline.Entry) -> str:
         try:
@@ -279,6 +281,33 @@ def test_no_baseline_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Invalid, match="no baseline in"):
         again.device.judge()
     assert result.outcome == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"profile_sha256": "0" * 16}, "the profile of pixel-3a or its network has changed since"),
+        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, now it is 1"),
+        ({"cpu_s": (1.0,) * 8}, "the baseline has 8 repetitions, 9 are needed"),
+    ],
+)
+@pytest.mark.parametrize("budgets", [{}, {"seconds": 10.0}])
+def test_a_baseline_that_cannot_compare_is_found_before_anything_is_measured(
+    change: dict[str, Any], says: str, budgets: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = baseline.entry("test_a", "dumps", measured(noisy()))
+    if "reference" in change:
+        change = {"reference": msgspec.structs.replace(before.reference, **change["reference"])}
+    stored = msgspec.structs.replace(before, **change)
+    monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
+    again = Again(monkeypatch, measured(noisy()), compare=True)
+    device = EdgeDevice(Wishes("pixel-3a", budgets=budgets), again.where, Session(Options(compare=True)))
+    if budgets:  # which hold everywhere
+        device.run(json.dumps, 1)
+    find = device.judge if budgets else partial(device.run, json.dumps, 1)
+    with pytest.raises(Invalid, match=rf"^dumps on pixel-3a: {says}.*; save it again with --edgefl-save$"):
+        find()
+    assert len(again.left) == (0 if budgets else 1)
 
 
 def test_a_function_that_is_run_twice_has_a_baseline_for_each(
