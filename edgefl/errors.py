@@ -6,6 +6,7 @@
     ├── WireError        a peer sent bytes that are not a message; the peer is dropped and counted
     ├── SlotError        the parameter buffer was used against its rules
     ├── RunError         a run that started could not go on; the command line exits with 1
+    │   └── FolderError      its folder cannot be written: the disk is full, or gone
     ├── NotMet           a device test's budget or baseline is not met
     │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
     └── Invalid          a device test's figures cannot be believed, so they pass nothing
@@ -41,6 +42,10 @@ class SlotError(EdgeflError):
 
 class RunError(EdgeflError):
     """A run that had started could not go on."""
+
+
+class FolderError(RunError):
+    """A run's folder cannot be written; once it can be, the run goes on from its last checkpoint."""
 
 
 class NotMet(EdgeflError, AssertionError):

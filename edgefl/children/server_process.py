@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from edgefl import kernels
 from edgefl.channel import Channel, Closed
 from edgefl.emulation.pacing import set_time_slice
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError, FolderError
 from edgefl.messages import control
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import allow_open_files, become_child
+from edgefl.record import run_folder
 from edgefl.server.server import Server
 from edgefl.virtual.server import VirtualServer
 
@@ -23,17 +25,24 @@ def main(channel_fd: int, parent_pid: int) -> int:
     try:
         plan = channel.receive()
         assert isinstance(plan, control.Serve)
+        return _serve(channel, plan)
+    except Closed:
+        return 1
+
+
+def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
+    try:
         buffer = ParameterBuffer.attach(channel.descriptor())
         kind = VirtualServer if plan.experiment.clock.kind == "virtual" else Server
         with kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend):
             kind(channel, plan, buffer).run()
-    except Closed:
+    except (FolderError, OSError) as error:
+        what = error if isinstance(error, FolderError) else f"the run's folder cannot be written: {error}"
+        way_on = run_folder.way_on(Path(plan.run_dir))
+        channel.send(control.Broken(f"{what}{way_on}", config=False))
         return 1
     except EdgeflError as error:
         channel.send(control.Broken(str(error), config=isinstance(error, ConfigError)))
-        return 1
-    except OSError as error:
-        channel.send(control.Broken(f"the run's folder cannot be written: {error}", config=False))
         return 1
     return 0
 

@@ -71,6 +71,11 @@ def resumable(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
+def way_on(folder: Path) -> str:
+    """The end of the message of a run that failed: how to carry on with it, where that can be done."""
+    return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
+
+
 def begun(folder: Path) -> bool:
     """Whether anything has happened in the run in ``folder``: nothing does before its first checkpoint."""
     if resumable(folder):

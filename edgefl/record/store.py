@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from edgefl.core.events import Event, event_decoder, event_encoder
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, FolderError
 from edgefl.record.record import Record, check_file
 from edgefl.record.rows import (
     APPLICATION_ID,
@@ -81,7 +81,7 @@ class Store:
     """Writer of ``<dir>/record.sqlite``; makes the file if it is not there.
 
     Not for several threads, and one writer at a time. Raises `ConfigError` if the file is not a run record of
-    this version of edgefl, `RunError` if it cannot be written.
+    this version of edgefl, `FolderError` if it cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined
     >>> folder = tempfile.mkdtemp()
@@ -245,12 +245,12 @@ class Store:
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
-            raise RunError(f"run record {self.path} cannot be written: {error}") from None
+            raise FolderError(f"run record {self.path} cannot be written: {error}") from None
 
     def commit(self) -> None:
         """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
 
-        On `RunError` (disk full, locked) nothing was written and everything still waits.
+        On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
         first = self._seq + 1 - len(self._journal)
         finished = dict(self._finished)  # what a trip's own row takes along needs no statement of its own

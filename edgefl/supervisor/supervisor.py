@@ -34,7 +34,7 @@ from edgefl.emulation.capacity import (
 )
 from edgefl.emulation.confinement import Means, secured
 from edgefl.emulation.usage import UsageMeter
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.messages import control
 from edgefl.parameters import checkpoint
@@ -193,7 +193,13 @@ class _Supervisor:
             stack.enter_context(self._view)
             self._loop()
         assert self._end is not None
-        conclusion.conclude(self._folder, self._memory, self._usage.usage())
+        try:
+            conclusion.conclude(self._folder, self._memory, self._usage.usage())
+        except (EdgeflError, OSError) as error:
+            way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
+            raise RunError(
+                f"the run's summary, report or trace cannot be written: {error}{way_on}"
+            ) from error
         if self._end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
@@ -234,10 +240,7 @@ class _Supervisor:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._children[name].wait(1.0)
             how = f"ended early (signal {-code})" if code < 0 else f"ended early (exit code {code})"
-        onward = (
-            f"; carry on with: edgefl resume {self._folder}" if run_folder.resumable(self._folder) else ""
-        )
-        return f"the {name} process {how}{onward}"
+        return f"the {name} process {how}{run_folder.way_on(self._folder)}"
 
     # ---- messages ------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""kill -9 of each process of a run: one clear line, nothing left, and the run can be resumed."""
+"""kill -9 of each process of a run, and a full disk: one clear line, nothing left, the run can be resumed."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -44,6 +45,26 @@ def test_a_killed_supervisor_leaves_nothing(whole_group: bool, tmp_path: Path) -
     command.finish()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    check_resumes(folder)
+
+
+@pytest.mark.parametrize("writer", ["server", "supervisor"])
+def test_a_full_disk_ends_the_run_with_one_line_that_says_how_to_carry_on(
+    writer: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(long_run(), folder)
+    wait_for_versions(folder, 3, command)
+    pid = command.child("edgefl-server").pid if writer == "server" else command.process.pid
+    # The kernel refuses this process's every further byte, as it does when there is no room.
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+    if writer == "supervisor":
+        command.interrupt()
+    code, _, err = command.finish()
+    assert code == 1
+    assert err.endswith(f"; carry on with: edgefl resume {folder}\n")
+    assert "cannot be written: " in err.splitlines()[-1]
+    assert "Traceback" not in err
     check_resumes(folder)
 
 
