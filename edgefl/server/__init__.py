@@ -9,6 +9,7 @@ peers         who is connected, who was last heard when
 roster        what happens to peers that are silent, lie or die
 attendance    phones that come and go by themselves, under the wall clock
 assessments   versions on their way to the evaluator
+checkpoints   when they are written
 continuity    a checkpoint of the run's state, and the state from a checkpoint
 description   what is written about a run before it begins
 progress      the figures that the live view and the summary take from it

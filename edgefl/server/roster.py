@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgefl.channel import Channel
+from edgefl.emulation.capacity import usable_cores
 from edgefl.experiment import Experiment
 from edgefl.messages import control
 from edgefl.record.store import Store
@@ -89,6 +90,17 @@ class Roster:
         client = peer.number if peer.role == control.CLIENT else None
         self._store.incident(self._clock.now_s(), client, kind, detail[:MOST_DETAIL])
         self._gauge.incidents[kind] += 1
+
+
+def slowest_step_s(plan: control.Serve, active: int) -> float:
+    """Wall seconds that a client's training step may take, with so many training: until then it is silent."""
+    prepared = plan.prepared
+    seconds = prepared.host_step_s * max(1.0, active / usable_cores())
+    if plan.experiment.fleet.throttle == "paced":
+        return seconds
+    # A phone is not heard while its process is stopped: its step takes as long as the device's.
+    steps = zip(prepared.emulated_compute_s, prepared.steps, strict=True)
+    return max(seconds, plan.time_scale * max(compute_s / count for compute_s, count in steps))
 
 
 MOST_DETAIL = 500

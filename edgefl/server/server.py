@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from edgefl.channel import Channel
 from edgefl.core import Core
 from edgefl.core.events import Failed, Halted, Left, Stop, Ticked
-from edgefl.emulation.capacity import usable_cores
 from edgefl.errors import EdgeflError, RunError
 from edgefl.messages import control, wire
 from edgefl.parameters.buffer import ParameterBuffer
@@ -26,6 +26,7 @@ from edgefl.server import continuity
 from edgefl.server.aggregator import Aggregator
 from edgefl.server.assessments import Assessments
 from edgefl.server.attendance import Attendance
+from edgefl.server.checkpoints import Checkpoints
 from edgefl.server.clock import Alarms, WallClock
 from edgefl.server.description import describe
 from edgefl.server.executor import Executor
@@ -33,7 +34,7 @@ from edgefl.server.outbox import SocketOutbox
 from edgefl.server.peers import CLIENTS, Peer, Peers
 from edgefl.server.progress import Gauge
 from edgefl.server.reception import Reception
-from edgefl.server.roster import Roster
+from edgefl.server.roster import Roster, slowest_step_s
 from edgefl.server.stopwatch import Stopwatch
 from edgefl.sockets import bind
 from edgefl.strategies import resolve
@@ -42,8 +43,6 @@ from edgefl.transport import server_end
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
-CHECKPOINT_SHARE = 0.05
-"""Most of the time that checkpoints may take."""
 GOODBYE_S = 120.0
 """Longest wait for the last evaluation."""
 
@@ -85,6 +84,7 @@ class Server:
             self._dynamics,
             restored=frozenset(self._aggregator.leases),
         )
+        self._checkpoints = Checkpoints(self._save, experiment.checkpoint.every_s, self._alarms, self._watch)
         self._attendance = Attendance(
             experiment, self._dynamics, self._executor, self._peers, self._clock, self._alarms, self.note
         )
@@ -99,7 +99,10 @@ class Server:
         )
 
     def _make_outbox(self) -> SocketOutbox:
-        return SocketOutbox(
+        return self._connected(SocketOutbox)
+
+    def _connected(self, outbox: Callable[..., SocketOutbox]) -> SocketOutbox:
+        return outbox(
             self._socket,
             self._peers,
             self._transport,
@@ -144,10 +147,7 @@ class Server:
             start(strategy.optimizer(), self._buffer.vectors(self._buffer.latest[1]))
             describe(self._store, plan, strategy)
         self._clock = self._make_clock(emulated_s, wall_s)
-        active = strategy.max_training(len(devices))
-        self._slowest_step_s = plan.prepared.host_step_s * max(1.0, active / usable_cores())
-        if experiment.fleet.throttle != "paced":  # a phone is not heard while its process is stopped
-            self._slowest_step_s = max(self._slowest_step_s, _longest_step_s(plan))
+        self._slowest_step_s = slowest_step_s(plan, strategy.max_training(len(devices)))
         self._store.set_meta(status="running")
         self._store.commit()
 
@@ -200,7 +200,7 @@ class Server:
             return
         self._started = True
         if not self._plan.resume:
-            self._checkpoint()  # whatever happens from now on, the run can be resumed
+            self._checkpoints.write()  # whatever happens from now on, the run can be resumed
         self._clock.start()
         if self._core.stopped is not None:  # it was over but for its last evaluation
             self._executor.carry_out([Stop(self._core.stopped)])
@@ -217,7 +217,7 @@ class Server:
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
         self._alarms.every(self._roster.look_every_s, self._find_silent)
-        self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
+        self._checkpoints.begin()
 
     def _commit(self) -> None:
         before = self._watch.to("record")
@@ -344,23 +344,13 @@ class Server:
         """Work in flight. Tasks are lost with their phones' processes; versions to be measured are not."""
         return continuity.Ahead(entries=self._assessments.entries)
 
-    def _checkpoint(self, *, final: bool = False) -> None:
-        before = self._watch.to("checkpoint")
+    def _save(self, *, final: bool) -> None:
         layout = self._plan.prepared.layout
         continuity.save(self._folder, self._executor, self._clock, layout, self._ahead(), final=final)
-        self._watch.to(before)
-
-    def _checkpoint_again(self) -> None:
-        """Now and then, but never for more than a small share of the time."""
-        started = time.monotonic()
-        self._checkpoint()
-        took_s = time.monotonic() - started
-        rest_s = max(self._experiment.checkpoint.every_s, took_s / CHECKPOINT_SHARE)
-        self._alarms.after(rest_s, self._checkpoint_again)
 
     def _conclude(self) -> None:
         interrupted = self._interrupted and self._core.stopped is None
-        self._checkpoint(final=True)
+        self._checkpoints.write(final=True)
         self._outbox.goodbye(*CLIENTS, control.EVALUATOR)
         model = self._buffer.model(self._buffer.latest[1])
         self._store.set_meta(
@@ -391,9 +381,3 @@ class Server:
             if version in restored.entries:
                 self._executor.assessing[version] = asked
                 self._assessments.ask(version, restored.entries[version])
-
-
-def _longest_step_s(plan: control.Serve) -> float:
-    """Wall seconds of the slowest device's training step."""
-    pairs = zip(plan.prepared.emulated_compute_s, plan.prepared.steps, strict=True)
-    return plan.time_scale * max(compute_s / steps for compute_s, steps in pairs)

@@ -3,6 +3,7 @@
     agenda    what is to happen, by its time
     trip      a trip that is under way: what it takes is drawn the moment it starts
     dispatch  which tasks wait, which worker computes which, and what came back
+    outbox    what the server says: to the agenda, or by its socket
     server    takes events from the agenda as soon as what they need has been computed
     worker    computes tasks of any client at full speed
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any
 
 from edgefl import failpoints
 from edgefl.channel import Channel
@@ -24,6 +24,7 @@ from edgefl.server.server import Server
 from edgefl.sockets import Frame
 from edgefl.virtual.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
 from edgefl.virtual.dispatch import Dispatch
+from edgefl.virtual.outbox import VirtualOutbox
 from edgefl.virtual.trip import Trip
 
 EVENTS_AT_ONCE = 128
@@ -31,22 +32,6 @@ EVENTS_AT_ONCE = 128
 MOST_TURNS = 1000
 """Times that a phone comes and goes, on average, without any of them being given a task, before the run is
 given up."""
-
-
-class VirtualOutbox(SocketOutbox):
-    """Tasks and cancels enter the agenda; the rest leaves as it does under the wall clock."""
-
-    def __init__(
-        self, *args: Any, begin: Callable[[wire.Task], None], end: Callable[[int, int], None], **named: Any
-    ) -> None:
-        super().__init__(*args, **named)
-        self._begin, self._end = begin, end
-
-    def train(self, task: wire.Task) -> None:
-        self._begin(task)
-
-    def cancel(self, client: int, task: int) -> None:
-        self._end(client, task)
 
 
 class VirtualServer(Server):
@@ -78,20 +63,11 @@ class VirtualServer(Server):
     def _make_clock(self, emulated_s: float, wall_s: float) -> VirtualClock:
         return VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
 
-    def _make_outbox(self) -> VirtualOutbox:
-        return VirtualOutbox(
-            self._socket,
-            self._peers,
-            self._transport,
-            self._watch,
-            fetched=self._aggregator.fetched,
-            stuck=lambda peer: self.expel(peer, "hang", "does not take its messages"),
-            assess=self._assessments.ask,
-            wake=lambda at_s: self._agenda.enter(Due(at_s, TICK)),
-            stopped=self._note_stop,
-            begin=self._begin,
-            end=self._end,
-        )
+    def _make_outbox(self) -> SocketOutbox:
+        return self._connected(partial(VirtualOutbox, begin=self._begin, end=self._end))
+
+    def _wake(self, at_s: float) -> None:
+        self._agenda.enter(Due(at_s, TICK))
 
     # ---- the fleet and the workers -------------------------------------------------------------
 
