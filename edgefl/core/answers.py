@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-from edgefl.strategies.base import Step, Until, Update
+from edgefl.errors import RunError
+from edgefl.strategies.base import Step, Strategy, Until, Update
+
+
+def ask(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
+    """What the strategy answers, as ``read`` takes it. `RunError` if it raises.
+
+    What each event asks the core asks without it, which takes half the time.
+    """
+    try:
+        answer = getattr(strategy, method)(*args)
+        return answer if read is None else read(answer)
+    except Exception as error:
+        raise raised(strategy, method, error) from error
+
+
+def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
+    """The run's end because a strategy raised."""
+    where = f"{type(strategy).__name__}.{method}"
+    return RunError(f"strategy {where} raised {type(error).__name__}: {error}")
+
+
+def wrong(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
+    """The run's end because a strategy answered what cannot be done."""
+    return RunError(f"strategy {type(strategy).__name__}.{method} must give {allowed}, got {got}")
 
 
 def step(answer: Any) -> Step | None:
@@ -35,3 +61,18 @@ def until(answer: Any) -> Until | None:
 def instant(answer: Any) -> float | None:
     """An emulated time, or None."""
     return None if answer is None else float(answer)
+
+
+def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> dict[int, float]:
+    """The weight of each task of a step that can be made; of an update that is named twice the sum."""
+    got = f"{len(step.weights)} for {len(step.updates)}"
+    if not step.updates or len(step.updates) != len(step.weights):
+        raise wrong(strategy, "step", "a weight for each of one or more updates", got)
+    found: dict[int, float] = {}
+    for update, weight in zip(step.updates, step.weights, strict=True):
+        if not holds(update):
+            raise wrong(strategy, "step", "updates that are held", f"task {update.task}")
+        found[update.task] = found.get(update.task, 0.0) + weight
+    if not (math.isfinite(step.base_scale) and all(map(math.isfinite, found.values()))):
+        raise wrong(strategy, "step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
+    return found

@@ -85,7 +85,7 @@ class Core(Ledger):
         self._wakes: set[float] = set()
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
         self._cuts = type(strategy).until is not Strategy.until
-        self._state = self._call("begin", strategy.begin, self.devices)
+        self._state = answers.ask(strategy, "begin", self.devices)
         process = strategy.arrivals()
         self._schedule = None if process is None else arrivals.Schedule(process, stream(seed, "arrivals"))
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
@@ -178,7 +178,7 @@ class Core(Ledger):
             try:
                 discard = answers.updates(self.strategy.arrive(self._state, update, self))
             except Exception as error:
-                raise self._raised("arrive", error) from error
+                raise answers.raised(self.strategy, "arrive", error) from error
             if discard:
                 self._discard(discard, actions)
         return True
@@ -246,7 +246,7 @@ class Core(Ledger):
             try:
                 answer = answers.step(self.strategy.step(self._state, self))
             except Exception as error:
-                raise self._raised("step", error) from error
+                raise answers.raised(self.strategy, "step", error) from error
             if answer is not None:
                 self._order(answer, actions)
                 return
@@ -261,39 +261,37 @@ class Core(Ledger):
             try:
                 assigned = tuple(self.strategy.assign(self._state, self))
             except Exception as error:
-                raise self._raised("assign", error) from error
+                raise answers.raised(self.strategy, "assign", error) from error
             if len(assigned) > self.openings:
-                raise self._wrong("assign", f"at most {self.openings} clients now", f"{len(assigned)}")
+                raise answers.wrong(
+                    self.strategy, "assign", f"at most {self.openings} clients now", f"{len(assigned)}"
+                )
             for client in assigned:
                 begun = self.start(client)
                 if begun is None:
-                    raise self._wrong("assign", "clients that are idle, each once", f"client {client}")
+                    raise answers.wrong(
+                        self.strategy, "assign", "clients that are idle, each once", f"client {client}"
+                    )
                 task, trip = begun
                 until = self._until(client) if self._cuts else None
                 actions.append(Train(client, task, self.version, trip, until))
         if self._wakes_itself:
-            at_s = self._call("wake_s", self.strategy.wake_s, self._state, self, read=answers.instant)
+            at_s = answers.ask(self.strategy, "wake_s", self._state, self, read=answers.instant)
             if at_s is not None:
                 self._wake(at_s, actions)
 
     def _until(self, client: int) -> Until | None:
-        ask = self.strategy.until
-        until: Until | None = self._call("until", ask, self._state, client, self, read=answers.until)
+        until: Until | None = answers.ask(
+            self.strategy, "until", self._state, client, self, read=answers.until
+        )
         if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
-            raise self._wrong("until", "an instant from now on and a finite gain", repr(until))
+            raise answers.wrong(
+                self.strategy, "until", "an instant from now on and a finite gain", repr(until)
+            )
         return until
 
     def _order(self, step: Step, actions: list[Action]) -> None:
-        got = f"{len(step.weights)} for {len(step.updates)}"
-        if not step.updates or len(step.updates) != len(step.weights):
-            raise self._wrong("step", "a weight for each of one or more updates", got)
-        weights: dict[int, float] = {}
-        for update, weight in zip(step.updates, step.weights, strict=True):
-            if not self.holds(update):
-                raise self._wrong("step", "updates that are held", f"task {update.task}")
-            weights[update.task] = weights.get(update.task, 0.0) + weight
-        if not (math.isfinite(step.base_scale) and all(map(math.isfinite, weights.values()))):
-            raise self._wrong("step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
+        weights = answers.weights(self.strategy, step, self.holds)
         order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), step.base_scale)
         self._sum = (order, step)
         actions.append(order)
@@ -305,11 +303,11 @@ class Core(Ledger):
         if not step.keep:
             self.forget(order.tasks)
             actions.extend([Release(task, "applied") for task in order.tasks])
-        self._call("stepped", self.strategy.stepped, self._state, step, self)
-        for client in self._call("cancel", self.strategy.cancel, self._state, self, read=tuple):
+        answers.ask(self.strategy, "stepped", self._state, step, self)
+        for client in answers.ask(self.strategy, "cancel", self._state, self, read=tuple):
             task = self.task_of(client)
             if task is None:
-                raise self._wrong("cancel", "clients with a task", f"client {client}")
+                raise answers.wrong(self.strategy, "cancel", "clients with a task", f"client {client}")
             if task not in self._cancelled:
                 self._cancelled.add(task)
                 actions.append(Cancel(client, task))
@@ -346,7 +344,7 @@ class Core(Ledger):
     def _no_update(self, client: int) -> None:
         self.forget_base(client)
         if self.stopped is None:
-            self._call("lost", self.strategy.lost, self._state, client, self)
+            answers.ask(self.strategy, "lost", self._state, client, self)
 
     def _drop(self, task: int, client: int, why: str, actions: list[Action]) -> None:
         self.dropped += 1
@@ -359,7 +357,7 @@ class Core(Ledger):
         gone: dict[int, None] = {}
         for update in updates:
             if not self.holds(update):
-                raise self._wrong("arrive", "updates that are held", f"task {update.task}")
+                raise answers.wrong(self.strategy, "arrive", "updates that are held", f"task {update.task}")
             if update.task in summing:
                 self._late.append(update)
             elif update.task not in gone:
@@ -377,23 +375,3 @@ class Core(Ledger):
         if self.now_s < at_s < math.inf and at_s not in self._wakes:
             self._wakes.add(at_s)
             actions.append(Wake(at_s))
-
-    def _call(
-        self, name: str, method: Callable[..., Any], *args: Any, read: Callable[[Any], Any] | None = None
-    ) -> Any:
-        """What the strategy answers, as ``read`` takes it: a user's may answer anything.
-
-        What each event asks is asked without it, which takes half the time.
-        """
-        try:
-            answer = method(*args)
-            return answer if read is None else read(answer)
-        except Exception as error:
-            raise self._raised(name, error) from error
-
-    def _raised(self, name: str, error: Exception) -> RunError:
-        where = f"{type(self.strategy).__name__}.{name}"
-        return RunError(f"strategy {where} raised {type(error).__name__}: {error}")
-
-    def _wrong(self, method: str, allowed: str, got: str) -> RunError:
-        return RunError(f"strategy {type(self.strategy).__name__}.{method} must give {allowed}, got {got}")
