@@ -15,6 +15,9 @@ from edgefl.toml import literal
 
 MAX_CLIENTS = 100_000
 MAX_COUNT = 10**9
+MAX_WORKERS = 256
+"""Each is a process that computes; results are the same for any number of them."""
+MAX_FLOAT32 = 3e38
 
 
 class Fault(ConfigError):
@@ -228,6 +231,7 @@ def _count(value: Any) -> bool:
 _Rule = tuple[Callable[[Any], bool], str]
 _POSITIVE: _Rule = (_positive, "a finite number greater than 0")
 _NOT_NEGATIVE: _Rule = (_not_negative, "a finite number of at least 0")
+_STEP: _Rule = (lambda v: 0 < v <= MAX_FLOAT32, f"a number greater than 0 and at most {MAX_FLOAT32:g}")
 _COUNT: _Rule = (_count, f"a whole number from 1 to {MAX_COUNT}")
 
 _RULES: dict[str, _Rule] = {
@@ -250,10 +254,13 @@ _RULES: dict[str, _Rule] = {
     "training.steps": _COUNT,
     "training.epochs": _COUNT,
     "training.batch_size": _COUNT,
-    "training.lr": _POSITIVE,
+    "training.lr": _STEP,
     "training.momentum": (lambda v: 0 <= v < 1, "a number of at least 0 and below 1"),
-    "training.weight_decay": _NOT_NEGATIVE,
-    "clock.workers": _COUNT,
+    "training.weight_decay": (
+        lambda v: 0 <= v <= MAX_FLOAT32,
+        f"a number of at least 0 and at most {MAX_FLOAT32:g}",
+    ),
+    "clock.workers": (lambda v: 1 <= v <= MAX_WORKERS, f"a whole number from 1 to {MAX_WORKERS}"),
     "clock.time_scale": _POSITIVE,
     "server.heartbeat_s": _POSITIVE,
     "evaluation.every_versions": _COUNT,

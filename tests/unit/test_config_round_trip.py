@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgefl import config, toml
+from edgefl.config.checks import MAX_FLOAT32, MAX_WORKERS
 from edgefl.errors import ConfigError
 from edgefl.experiment import (
     Checkpoint,
@@ -93,15 +94,15 @@ def experiments(draw: st.DrawFn) -> Experiment:
             steps=draw(COUNT) if steps else None,
             epochs=None if steps else draw(COUNT),
             batch_size=draw(COUNT),
-            lr=draw(POSITIVE),
+            lr=draw(st.floats(min_value=0, exclude_min=True, max_value=MAX_FLOAT32)),
             momentum=draw(st.floats(0, 1, exclude_max=True)),
-            weight_decay=draw(NOT_NEGATIVE),
+            weight_decay=draw(st.floats(min_value=0, max_value=MAX_FLOAT32)),
             lr_normalization=draw(st.booleans()),
         ),
         strategy=draw(TABLES) | {"name": draw(TEXT)},
         clock=Clock(
             kind=draw(st.sampled_from(["wall", "virtual"])),
-            workers=draw(st.none() | COUNT),
+            workers=draw(st.none() | st.integers(1, MAX_WORKERS)),
             time_scale=draw(POSITIVE | st.just("auto")),
         ),
         server=Server(transport=draw(st.sampled_from(["shm", "wire"])), heartbeat_s=draw(POSITIVE)),
