@@ -31,7 +31,7 @@ EF_PRIM EF(V) EF(vsign)(EF(V) x)
 }
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, 0)); }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-/* Loads that fill both halves of a register and one shuffle: widening moves take three times as long on Zen. */
+/* Loads that fill both halves of a register, and one shuffle within them: widening moves work across them. */
 #define EF_NONE (char)0x80
 #define EF_HIGH_WORD(i) EF_NONE, EF_NONE, i, i + 1
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
@@ -66,7 +66,7 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 {
     return EF(nadd_halves)(n, _mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 }
-/* Widening from memory spares two shuffles a vector: a sum that is in the cache runs 1.5 times as fast. */
+/* Widening from memory spares two shuffles a vector. */
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
