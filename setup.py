@@ -62,7 +62,7 @@ setup(
     package_data={
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
-        "edgefl._kernels_src": ["*.c", "*.cu", "*.h"],
+        "edgefl._kernels_src": ["*.c", "*.cu", "*.cuh", "*.h"],
         "edgefl._profiles": ["**/*.toml", "**/*.trace"],
         "edgefl._experiments": ["**/*.toml"],
     },

@@ -89,7 +89,7 @@ def _target() -> Path | None:
     if folder is None:
         return None
     digest = hashlib.sha256()
-    for name in ("cuda.cu", "edgefl_kernels.h"):
+    for name in ("cuda.cu", "cuda_kernels.cuh", "edgefl_kernels.h"):
         digest.update((folder / name).read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "edgefl" / f"libedgefl_cuda-{digest.hexdigest()[:16]}.so"

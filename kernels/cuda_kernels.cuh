@@ -1,0 +1,212 @@
+/* What runs on a CUDA device: sums and steps over tiles, and the launch of each.
+ *
+ * Elements have the reference's bits: __fmul_rn and __fadd_rn round every product and every sum and are never
+ * fused, updates are taken in ascending order, denormals count (no -ftz). Norms are summed in double in an
+ * order of their own, fixed by the grid: the same bits from run to run, within 1e-12 of the reference's. */
+#pragma once
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "edgefl_kernels.h"
+
+namespace {
+constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
+constexpr int QUADS = 16;                     /* groups of four elements for each thread of a tile */
+constexpr int TILE = THREADS * QUAD * QUADS;  /* elements for a block of threads: more than a tile of the CPU's */
+
+struct quad {
+    float x[QUAD], scale; /* the scale and the sum of the integers' squares: int8 only */
+    int squares;
+};
+struct words {
+    uint64_t sum, weighted;
+};
+enum { NO_STEP = EF_OPTIMIZERS };
+
+/* Four elements from i on, as floats; the bytes of those past n are zeros. Adds their words to `w`. */
+template <int DTYPE, bool SUMS>
+__device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, int64_t first, words *w)
+{
+    constexpr int SIZE = DTYPE == EF_F32 ? 4 : DTYPE == EF_I8 ? 1 : 2;
+    quad q;
+    uint32_t raw[SIZE];
+    const char *p = (const char *)u.data + i * SIZE;
+    if (i + QUAD <= n) {
+        if (DTYPE == EF_F32) *(uint4 *)raw = __ldcs((const uint4 *)p);
+        else if (DTYPE == EF_I8) raw[0] = __ldcs((const uint32_t *)p);
+        else *(uint2 *)raw = __ldcs((const uint2 *)p);
+    } else {
+#pragma unroll
+        for (int b = 0; b < QUAD * SIZE; b++) {
+            if (b % 4 == 0) raw[b / 4] = 0;
+            if (b < (int)(n - i) * SIZE) raw[b / 4] |= (uint32_t)(unsigned char)p[b] << (8 * (b % 4));
+        }
+    }
+    /* Indices that are known when this is compiled keep arrays in registers: hence the unrolling. */
+    if (SUMS) {
+        const uint64_t at = (uint64_t)(first + i) * SIZE / 4 + 1;
+#pragma unroll
+        for (int j = 0; j < (int)(sizeof raw / 4); j++) {
+            w->sum += raw[j];
+            w->weighted += (at + j) * raw[j];
+        }
+    }
+    q.scale = DTYPE == EF_I8 ? u.scales[i / EF_SCALE_BLOCK] : 1.0f;
+    q.squares = 0;
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) {
+        if (DTYPE == EF_F32) q.x[j] = __uint_as_float(raw[j]);
+        else if (DTYPE == EF_BF16) q.x[j] = __uint_as_float(raw[j / 2] >> (16 * (j % 2)) << 16);
+        else if (DTYPE == EF_F16) q.x[j] = __half2float(__ushort_as_half((unsigned short)(raw[j / 2] >> (16 * (j % 2)))));
+        else {
+            const int value = (int8_t)(raw[0] >> (8 * j));
+            q.squares += value * value;
+            q.x[j] = __fmul_rn(q.scale, (float)value);
+        }
+    }
+    return q;
+}
+
+/* sums += weight * update over this block's tile; partial: this warp's share of the squared norm. */
+template <int DTYPE, bool SUMS>
+__device__ __forceinline__ void take(quad (&total)[QUADS], const ef_update &u, int64_t start, int64_t n, int64_t first,
+                                     double *partial, words *sums)
+{
+    double norm = 0.0;
+    words w = {0, 0};
+#pragma unroll
+    for (int g = 0; g < QUADS; g++) {
+        const int64_t i = start + (int64_t)g * THREADS * QUAD;
+        if (i >= n) continue;
+        const quad q = load<DTYPE, SUMS>(u, i, n, first, &w);
+#pragma unroll
+        for (int j = 0; j < QUAD; j++) {
+            total[g].x[j] = __fadd_rn(total[g].x[j], __fmul_rn(u.weight, q.x[j]));
+            if (DTYPE != EF_I8) norm = __fma_rn((double)q.x[j], (double)q.x[j], norm); /* exact products */
+        }
+        if (DTYPE == EF_I8) norm = __fma_rn((double)q.scale * (double)q.scale, (double)q.squares, norm);
+    }
+    for (int d = 16; d; d /= 2) {
+        norm = __dadd_rn(norm, __shfl_down_sync(~0u, norm, d));
+        if (SUMS) w.sum += __shfl_down_sync(~0u, w.sum, d), w.weighted += __shfl_down_sync(~0u, w.weighted, d);
+    }
+    if (threadIdx.x % 32) return;
+    *partial = norm;
+    if (SUMS) {
+        atomicAdd((unsigned long long *)&sums->sum, (unsigned long long)w.sum);
+        atomicAdd((unsigned long long *)&sums->weighted, (unsigned long long)w.weighted);
+    }
+}
+
+__device__ __forceinline__ float sign(float x)
+{
+    return x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? 0.0f : x;
+}
+
+/* One element of a step: see ef_step. */
+template <int KIND>
+__device__ __forceinline__ void step(const ef_step &s, int64_t i, float g)
+{
+    float a, b, direction;
+    if (KIND == EF_MOMENTUM) {
+        direction = a = __fadd_rn(__fmul_rn(s.old_a[i], s.keep1), g);
+    } else {
+        const float squared = __fmul_rn(g, g), old = s.old_b[i];
+        a = __fadd_rn(__fmul_rn(s.old_a[i], s.keep1), __fmul_rn(g, s.add1));
+        if (KIND == EF_ADAGRAD) b = __fadd_rn(old, squared);
+        else if (KIND == EF_ADAM) b = __fadd_rn(__fmul_rn(old, s.keep2), __fmul_rn(squared, s.add2));
+        else b = __fsub_rn(old, __fmul_rn(__fmul_rn(squared, sign(__fsub_rn(old, squared))), s.add2));
+        s.new_b[i] = b;
+        direction = __fdiv_rn(a, __fadd_rn(__fsqrt_rn(b), s.epsilon));
+    }
+    s.new_a[i] = a;
+    s.out[i] = __fadd_rn(s.base[i], __fmul_rn(direction, s.lr));
+}
+
+/* One block a tile: its sum stays in registers while the updates pass, each with QUADS wide loads in flight.
+ * `first` is the place of this part in the whole; partial is tiles x count x WARPS, sums is count. */
+template <int KIND, bool SUMS>
+__global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *base, const ef_update *u, int64_t count,
+                                                     int64_t n, int64_t first, double *partial, words *sums, ef_step s)
+{
+    const int64_t start = (int64_t)blockIdx.x * TILE + threadIdx.x * QUAD;
+    quad total[QUADS];
+#pragma unroll
+    for (int g = 0; g < QUADS; g++) {
+        const int64_t i = start + (int64_t)g * THREADS * QUAD;
+        float4 whole = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (base && i + QUAD <= n) whole = *(const float4 *)(base + i);
+        else if (base && i < n) {
+            whole.x = base[i];
+            if (i + 1 < n) whole.y = base[i + 1];
+            if (i + 2 < n) whole.z = base[i + 2];
+        }
+        total[g] = {{whole.x, whole.y, whole.z, whole.w}, 1.0f, 0};
+    }
+    for (int64_t k = 0; k < count; k++) {
+        double *share = partial + ((int64_t)blockIdx.x * count + k) * WARPS + threadIdx.x / 32;
+        words *w = SUMS ? sums + k : nullptr;
+        switch (u[k].dtype) {
+        case EF_F16: take<EF_F16, SUMS>(total, u[k], start, n, first, share, w); break;
+        case EF_BF16: take<EF_BF16, SUMS>(total, u[k], start, n, first, share, w); break;
+        case EF_I8: take<EF_I8, SUMS>(total, u[k], start, n, first, share, w); break;
+        default: take<EF_F32, SUMS>(total, u[k], start, n, first, share, w);
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < QUADS; g++) {
+        const int64_t i = start + (int64_t)g * THREADS * QUAD;
+        const quad &t = total[g];
+        if (KIND == NO_STEP && i + QUAD <= n) {
+            __stcs((float4 *)(out + i), make_float4(t.x[0], t.x[1], t.x[2], t.x[3]));
+            continue;
+        }
+#pragma unroll
+        for (int j = 0; j < QUAD; j++) {
+            if (i + j >= n) continue;
+            if (KIND == NO_STEP) out[i + j] = t.x[j];
+            else step<KIND == NO_STEP ? EF_MOMENTUM : KIND>(s, i + j, t.x[j]);
+        }
+    }
+}
+
+/* norms[k] = the sum of all tiles' warps' shares, in an order that depends on their number alone. */
+__global__ void __launch_bounds__(THREADS) add_norms(const double *partial, int64_t tiles, int64_t count, double *norms)
+{
+    __shared__ double shares[THREADS];
+    const int64_t k = blockIdx.x;
+    double sum = 0.0;
+    for (int64_t t = threadIdx.x; t < tiles * WARPS; t += THREADS)
+        sum = __dadd_rn(sum, partial[(t / WARPS * count + k) * WARPS + t % WARPS]);
+    shares[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) shares[threadIdx.x] = __dadd_rn(shares[threadIdx.x], shares[threadIdx.x + half]);
+    }
+    if (!threadIdx.x) norms[k] = shares[0];
+}
+
+template <int KIND>
+void launch(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, int64_t first, double *partial,
+            words *sums, const ef_step &s, cudaStream_t stream)
+{
+    const unsigned tiles = (unsigned)((n + TILE - 1) / TILE);
+    if (sums) sum_tiles<KIND, true><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
+    else sum_tiles<KIND, false><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
+}
+
+void sum_part(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, int64_t first, double *partial,
+              words *sums, const ef_step *step, cudaStream_t stream)
+{
+    const ef_step s = step ? *step : ef_step{};
+    switch (step ? s.kind : NO_STEP) {
+    case EF_MOMENTUM: return launch<EF_MOMENTUM>(out, base, u, count, n, first, partial, sums, s, stream);
+    case EF_ADAM: return launch<EF_ADAM>(out, base, u, count, n, first, partial, sums, s, stream);
+    case EF_YOGI: return launch<EF_YOGI>(out, base, u, count, n, first, partial, sums, s, stream);
+    case EF_ADAGRAD: return launch<EF_ADAGRAD>(out, base, u, count, n, first, partial, sums, s, stream);
+    default: return launch<NO_STEP>(out, base, u, count, n, first, partial, sums, s, stream);
+    }
+}
+
+} // namespace
