@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgefl.cli.run import named_folder
 from edgefl.errors import ConfigError, unknown
 from edgefl.reproduce import PAPERS
 
@@ -24,7 +25,9 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder; default runs/reproduce-PAPER. Runs in it are not repeated."
+            metavar="DIR",
+            help="Folder; default runs/reproduce-PAPER. Runs in it are not repeated.",
+            parser=named_folder,
         ),
     ] = None,
     changes: Annotated[
@@ -39,15 +42,15 @@ def reproduce(
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))
     folder = out or Path("runs") / f"reproduce-{paper}{'-quick' if quick else ''}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: a file, expected a folder")
 
     def say(text: str) -> None:
         if not quiet:
             typer.echo(text, err=True)
 
+    from edgefl.record.run_folder import require_no_run
     from edgefl.reproduce import page
 
+    require_no_run(folder)
     module = import_module(f"edgefl.reproduce.{paper}")
     kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):

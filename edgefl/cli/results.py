@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.run import require_run
+from edgefl.cli.run import named_folder, require_run
 
 
 def add(app: typer.Typer) -> None:
@@ -21,7 +21,9 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write summary.json, report.html and trace.json here."),
+        typer.Option(
+            metavar="DIR", help="Write summary.json, report.html and trace.json here.", parser=named_folder
+        ),
     ] = None,
 ) -> None:
     """Runs side by side: a table, and with --out a picture."""

@@ -21,6 +21,13 @@ class Interrupted(EdgeflError):
     """Ctrl-C came while a run was on its way."""
 
 
+def named_folder(text: str) -> Path:
+    """The folder that an option names. `ConfigError` for an empty name, which would be this folder."""
+    if not text:
+        raise ConfigError("--out '': no name, expected a folder")
+    return Path(text)
+
+
 def add(app: typer.Typer) -> None:
     app.command()(run)
     app.command()(resume)
@@ -35,7 +42,10 @@ def run(
     clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
     seed: Annotated[int | None, typer.Option(help="Beats seed.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.", parser=named_folder
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
 ) -> None:

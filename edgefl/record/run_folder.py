@@ -28,8 +28,9 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
     If what follows fails before there is a checkpoint, nothing is left: the same command works again.
     Raises `ConfigError` if the folder is not empty or cannot be made.
     """
-    made = not folder.exists()
+    made = False
     try:
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         taken = (folder / EXPERIMENT_FILE).exists()
         if taken or any(folder.iterdir()):
@@ -50,6 +51,14 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
         raise
     finally:
         os.close(file)
+
+
+def require_no_run(folder: Path) -> None:
+    """Raise `ConfigError` if ``folder`` is a file, or holds a run: other results would replace its own."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: a file, expected a folder")
+    if any((folder / name).exists() for name in (EXPERIMENT_FILE, FILE_NAME)):
+        raise ConfigError(f"--out {folder}: holds a run, which would be overwritten; give another folder")
 
 
 @contextlib.contextmanager

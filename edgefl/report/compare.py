@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.record.run_folder import require_no_run
 from edgefl.report import summary as summaries
 from edgefl.report.comparison import FIGURES, Row, Run, common_target, count, group, load, plain, share
 from edgefl.report.files import write_text
@@ -23,8 +24,11 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Tab
     Runs that differ in nothing but their seed are one row, mean ± half the 95% interval of the mean
     (Student's t). The slow phones' classes are those that only the first run's slow phones hold. ``out``
     gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
-    Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data.
+    Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data, and if
+    ``out`` is a run's folder or a file.
     """
+    if out is not None:
+        require_no_run(Path(out))
     runs = load(folders)
     rows = group(runs)
     if out is not None:

@@ -142,6 +142,10 @@ def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.C
     assert text == "--out full: not empty, expected a new or empty folder"
     text = refused(capsys, 2, "run", "e.toml", "--out", "e.toml")
     assert text == "--out e.toml: a file, expected a new or empty folder"
+    long = "x" * 300
+    text = refused(capsys, 2, "run", "e.toml", "--out", long)
+    assert text == f"{'x' * 59}…: a name too long for the file system"
+    assert refused(capsys, 2, "run", "e.toml", "--out", "") == "--out '': no name, expected a folder"
     (here / "empty").mkdir()
     assert main(["run", "e.toml", "--out", "empty", "-q"]) == 0
     assert len(runs) == 2
@@ -167,6 +171,9 @@ def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.C
         (["report", "nowhere"], "nowhere: no such folder"),
         (["compare", "nowhere"], "nowhere: no such folder"),
         (["compare"], "Missing argument 'DIR'; see: edgefl compare --help"),
+        (["compare", ".", "--out", ""], "--out '': no name, expected a folder"),
+        (["reproduce", "fedbuff", "--out", ""], "--out '': no name, expected a folder"),
+        (["reproduce", "fedbuff", "--out", "e.toml"], "--out e.toml: a file, expected a folder"),
         (["profiles", "pi4"], "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
         (["profiles", "./x.toml"], "x.toml: no such file"),
         (["profiles", "check"], "Missing argument 'FILE'; see: edgefl profiles check --help"),

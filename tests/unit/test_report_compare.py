@@ -95,6 +95,18 @@ def test_a_comparison_folder_has_all_three_files(runs: Path) -> None:
     check(read(runs / "trace.json"))
 
 
+@pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
+def test_a_run_is_not_overwritten_by_a_comparison(runs: Path, tmp_path: Path, mark: str) -> None:
+    (tmp_path / mark).touch()
+    (tmp_path / "summary.json").write_text("the run's own")
+    with pytest.raises(ConfigError, match=f"^--out {tmp_path}: holds a run, which would be overwritten"):
+        compare([runs / "fedbuff"], tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([mark, "summary.json"])
+    assert (tmp_path / "summary.json").read_text() == "the run's own"
+    with pytest.raises(ConfigError, match=f"^--out {tmp_path / mark}: a file, expected a folder$"):
+        compare([runs / "fedbuff"], tmp_path / mark)
+
+
 def test_runs_that_cannot_be_compared_say_why(runs: Path, tmp_path: Path) -> None:
     good = runs / "fedbuff"
     with pytest.raises(ConfigError, match="name at least one"):
