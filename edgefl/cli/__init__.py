@@ -13,6 +13,8 @@ Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be 
 
 from __future__ import annotations
 
+import codecs
+import errno
 import io
 import os
 import sys
@@ -62,8 +64,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # a terminal without †, … or µ shows ? for them
+        if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
+            stream.reconfigure(errors="replace")  # a terminal, or the C locale, without †, … or µ shows ?
     try:
         code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)
         _flush()
@@ -86,15 +88,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EdgeflError as error:
         return _say(1, str(error))
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # somebody asked for it
+            return _say(2, f"{_short(os.fsdecode(error.filename))}: a name too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
+
+
+def _takes_all(stream: io.TextIOWrapper) -> bool:
+    """Whether no text is an error. surrogateescape, the C locale's way, lets only names of files through."""
+    if stream.errors == "surrogateescape":
+        return codecs.lookup(stream.encoding).name == "utf-8"
+    return stream.errors != "strict"
 
 
 def _say(code: int, text: str) -> int:
     print("edgefl:", " ".join(text.splitlines()), file=sys.stderr)
     _flush()
     return code
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 60 else f"{name[:59]}…"
 
 
 def _misused(error: Any) -> int:

@@ -132,10 +132,18 @@ def test_narrow_terminals_are_heeded() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 60
 
 
-def test_a_terminal_that_knows_ascii_only_is_no_error() -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["asked for", "C locale"],
+)
+def test_a_terminal_that_knows_ascii_only_is_no_error(told: dict[str, str]) -> None:
     done = subprocess.run(
         [*EDGEFL, "profiles", "pixel-4"],
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        env=os.environ | told,
         capture_output=True,
         text=True,
         check=False,
