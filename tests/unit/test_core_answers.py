@@ -139,6 +139,36 @@ def test_a_strategy_that_answers_nonsense_is_named(what: str, message: str) -> N
     assert message in str(caught.value)
 
 
+class Careless(Scripted):
+    """Has its faults in functions that its methods call."""
+
+    def cancel(self, state: Any, view: View) -> Sequence[int]:
+        return _at_fault()
+
+
+def _at_fault() -> Sequence[int]:
+    raise LookupError("oh")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place"),
+    [
+        (Careless(what="keep"), f" ({__file__}:{_at_fault.__code__.co_firstlineno + 1})"),
+        (Scripted(what="step-none"), "is not iterable"),
+    ],
+    ids=["its own", "read from its answer"],
+)
+def test_a_strategy_that_raises_says_in_which_line(strategy: Scripted, place: str) -> None:
+    def drive() -> None:
+        core = started(2, strategy=strategy)
+        core.handle(arrived(0, 0))
+        core.handle(Summed(1, 1.0))
+
+    with pytest.raises(RunError) as caught:
+        drive()
+    assert str(caught.value).endswith(place)
+
+
 def test_no_answer_to_an_arrival_discards_nothing() -> None:
     core = started(2, strategy=Scripted(what="arrive-none"))
     assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
