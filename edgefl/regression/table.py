@@ -97,12 +97,12 @@ def lines(found: Sequence[Row]) -> Iterator[str]:
         cells = (
             _time(row.seconds),
             _time(row.host_cpu_s),
-            "–" if row.peak_mib is None else f"{row.peak_mib:.1f}",
+            "–" if row.peak_mib is None else f"{row.peak_mib:.{int(row.peak_mib < 1000)}f}",
             _amount(row.sent_mib),
             _amount(row.joules),
             str(row.repetitions or "–"),
         )
-        figures = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+        figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.outcome}"
         if row.outcome != "PASS":
             yield from textwrap.wrap(
@@ -113,18 +113,21 @@ def lines(found: Sequence[Row]) -> Iterator[str]:
 def _time(seconds: float | None) -> str:
     """Three digits and a unit.
 
-    >>> _time(0.000739), _time(2.01), _time(None)
-    ('0.739 ms', '2.01 s', '–')
+    >>> _time(3.11e-6), _time(0.0147), _time(2.01), _time(None)
+    ('3.11 µs', '14.7 ms', '2.01 s', '–')
     """
     if seconds is None:
         return "–"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    for unit, one in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * one:
+            return f"{_amount(seconds / one)} {unit}"
+    return f"{_amount(seconds * 1e6)} µs"
 
 
 def _amount(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _short(name: str, width: int) -> str:

@@ -29,9 +29,20 @@ def test_a_device_is_a_line_below_its_test() -> None:
     assert list(lines([PASSED, other])) == [
         "                         device  host CPU    MiB  sent MiB        J   n",
         "tests/test_step.py::test_step: step",
-        "  pixel-3a               2.01 s  0.312 ms  118.2         0        –  15  PASS",
-        "  moto-g4                2.01 s  0.312 ms  118.2         0        –  15  PASS",
+        "  pixel-3a               2.01 s    312 µs  118.2         0        –  15  PASS",
+        "  moto-g4                2.01 s    312 µs  118.2         0        –  15  PASS",
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.22e-9, 3.11e-6, 0.0009996, 0.9996, 999.6, 123456.7])
+def test_columns_do_not_run_together(seconds: float) -> None:
+    row = msgspec.structs.replace(
+        PASSED, seconds=seconds, host_cpu_s=seconds, peak_mib=123456.7, sent_mib=1.2345e-7, joules=1.2345e-5
+    )
+    figures = list(lines([row]))[2].split()
+    time = figures[1:3]
+    assert float(time[0]) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[time[1]] == pytest.approx(seconds, rel=0.01)
+    assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "PASS"]
 
 
 def test_what_did_not_pass_says_why_and_no_line_is_too_wide() -> None:
