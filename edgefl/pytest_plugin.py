@@ -11,6 +11,7 @@ it imports nothing that measures until a test has the mark or the fixture.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,8 @@ _MARK = (
     "sent_mib=, joules=): run on these emulated devices, one test each, within these budgets; without the "
     "edge_device fixture the test itself is what runs there"
 )
+_LINES = 3
+"""Of an exception's message, that the table shows."""
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
 _ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
@@ -157,9 +160,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except pytest.skip.Exception:
         raise
     except BaseException as error:
-        lines = str(error).split("\n")
-        # Of a traceback from the device, what the table has room for: where it was, and what.
-        failed = " ".join(" ".join(dict.fromkeys((lines[0], lines[-1]))).split()) or type(error).__name__
+        failed = _in_short(str(error)) or type(error).__name__
         raise
     finally:
         _keep(pyfuncitem, device, failed, invalid)
@@ -238,6 +239,17 @@ class _Rows:
         rows = msgspec.convert(self._rows, list[Row])
         for line in (*lines(rows), *self._notes):
             terminalreporter.write_line(line)
+
+
+def _in_short(message: str) -> str:
+    """What the table has room for: of a traceback from the device where it was, and the exception.
+
+    >>> _in_short('step failed:\\n  File "a.py", line 3, in step\\nValueError: the loss is\\nnot finite')
+    'step failed: ValueError: the loss is not finite'
+    """
+    first, *rest = message.split("\n")
+    after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # a traceback's frames are indented
+    return " ".join(" ".join((first, *itertools.islice(after, _LINES))).split())
 
 
 def _keep(item: pytest.Function, device: EdgeDevice, failed: str, invalid: str) -> None:

@@ -170,6 +170,7 @@ class EdgeDevice:
         handed over.
         """
         __tracebackhide__ = True
+        where = locate(function)
         label = self._label(function)
         if self._session.options.save or self._session.options.compare:
             baseline.load(self._file)  # a broken one is found before minutes are spent
@@ -177,7 +178,7 @@ class EdgeDevice:
         if isinstance(before, str) and not self._wishes.budgets:  # then there is nothing to learn
             raise Invalid(f"{label} on {self.name}: {before}")
         order = Order(
-            function=locate(function),
+            function=where,
             setup=None if setup is None else locate(setup, "setup"),
             args=[_plain(f"argument {place}", value) for place, value in enumerate(args)],
             kwargs={name: _plain(f"argument {name}", value) for name, value in kwargs.items()},
@@ -196,6 +197,11 @@ class EdgeDevice:
     def judge(self) -> None:
         """After the test: the budgets of its mark, and the baselines. `NotMet` or `Invalid` for the first."""
         __tracebackhide__ = True
+        if not (self._names or self.results):
+            raise NotMet(
+                "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: "
+                "then the test itself runs on the device"
+            )
         for result in self.results:
             if self._wishes.budgets:
                 result.assert_budget(**self._wishes.budgets)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
+import reprlib
 import sys
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,12 @@ def locate(function: Any, name: str = "the function") -> Function:
     edgefl.errors.ConfigError: the function must be defined at the top of a module, so that another process \
 finds it (got a lambda)
     """
+    if not callable(function):
+        got = " ".join(reprlib.repr(function).split())
+        raise ConfigError(f"{name} must be a function at the top of a module (got {got}: not callable)")
+    if (kind := _suspended(function)) is not None:
+        got = f"{_name(function)}, {kind}"
+        raise ConfigError(f"{name} must do its work when it is called, as a plain function does (got {got})")
     if not inspect.isfunction(function):
         raise _lost(name, f"a {type(function).__name__}")
     module, qualname = function.__module__, function.__qualname__
@@ -32,7 +39,7 @@ finds it (got a lambda)
     if "<locals>" in qualname:
         raise _lost(name, f"{qualname.replace('.<locals>', '')}, which is inside another function")
     try:
-        found: Any = reduce(getattr, qualname.split("."), sys.modules[module])
+        found: Any = functools.reduce(getattr, qualname.split("."), sys.modules[module])
         file = inspect.getsourcefile(function)
     except (AttributeError, KeyError, TypeError):
         found, file = None, None
@@ -46,9 +53,29 @@ finds it (got a lambda)
     )
 
 
+def _suspended(function: Any) -> str | None:
+    """What a function is that answers with an object at once and does nothing until that is used."""
+    for kind, known in (
+        ("a coroutine function", inspect.iscoroutinefunction),
+        ("a generator function", inspect.isgeneratorfunction),
+        ("an async generator function", inspect.isasyncgenfunction),
+    ):
+        if known(function):  # of a partial, too
+            return kind
+    return None
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
 def _static(module: ModuleType, qualname: str) -> bool:
     *owners, last = qualname.split(".")
-    return isinstance(inspect.getattr_static(reduce(getattr, owners, module), last, None), staticmethod)
+    return isinstance(
+        inspect.getattr_static(functools.reduce(getattr, owners, module), last, None), staticmethod
+    )
 
 
 def find(where: Function) -> Callable[..., Any]:

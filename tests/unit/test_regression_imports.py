@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -67,7 +68,6 @@ def test_a_function_at_the_top_is_found_again() -> None:
         (Step().run, "(got a method)"),
         (Step.run, "(got Step.run, a method, which would need its object)"),
         (Step, "(got a type)"),
-        (7, "(got a int)"),
         (globals()["impostor"], "renamed, whose name there is another object's)"),
     ],
 )
@@ -76,6 +76,46 @@ def test_what_another_process_could_not_find_is_refused(function: object, got: s
         locate(function)
     assert str(caught.value).startswith("the function must be defined at the top of a module, so that")
     assert str(caught.value).endswith(got)
+
+
+async def waits() -> int:
+    return 7
+
+
+def gives() -> Iterator[int]:
+    yield 7
+
+
+async def gives_later() -> AsyncIterator[int]:
+    yield 7
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (waits, "waits, a coroutine function"),
+        (gives, "gives, a generator function"),
+        (gives_later, "gives_later, an async generator function"),
+        (functools.partial(waits), "waits, a coroutine function"),
+        (functools.partial(functools.partial(gives)), "gives, a generator function"),
+    ],
+)
+def test_a_function_that_would_do_nothing_yet_is_refused(function: object, got: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(function, "setup")
+    assert str(caught.value) == (
+        f"setup must do its work when it is called, as a plain function does (got {got})"
+    )
+
+
+@pytest.mark.parametrize(("thing", "got"), [(3, "3"), (None, "None"), (["a\nb"], r"['a\nb']")])
+def test_what_cannot_be_called_is_refused(thing: object, got: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(thing)
+    assert (
+        str(caught.value)
+        == f"the function must be a function at the top of a module (got {got}: not callable)"
+    )
 
 
 def test_an_inner_function_is_refused_by_name() -> None:
