@@ -25,6 +25,10 @@ class Arm:
     label: str
     changes: tuple[str, ...]
     """As ``edgefl run --set`` takes them."""
+    full: tuple[str, ...] = ()
+    """What else it changes at the paper's own size, such as the steps that the paper tuned there."""
+    quick: tuple[str, ...] = ()
+    """What else it changes with ``--quick``."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Study:
                     f"--set {change}: every arm runs with seeds {', '.join(map(str, self.seeds))}"
                 )
             for arm in self.arms:
-                for own, _ in map(toml.assignment, arm.changes):
+                for own, _ in map(toml.assignment, (*arm.changes, *arm.full, *arm.quick)):
                     if own[: len(keys)] == keys[: len(own)] or own == config.ONE_OF.get(keys):
                         what = f"{'.'.join(own)} is what tells {arm.label} from the other arms"
                         raise ConfigError(f"--set {change}: {what}")
@@ -62,7 +66,8 @@ class Study:
 
     def experiment(self, arm: Arm, seed: int, *, quick: bool) -> Experiment:
         """The run of one arm and seed."""
-        return config.load(self.file(quick), (*arm.changes, *self.changes), seed=seed)
+        steps = arm.quick if quick else arm.full
+        return config.load(self.file(quick), (*arm.changes, *steps, *self.changes), seed=seed)
 
     def file(self, quick: bool) -> Path:
         """The settings, as they lie in the package or beside it in a source tree."""

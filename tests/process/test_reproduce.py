@@ -35,6 +35,29 @@ def test_every_arm_is_an_experiment_that_can_be_run(study: Study, quick: bool) -
     assert (checked[0].data.name == "digits") == quick
 
 
+def test_defedavg_takes_the_steps_of_its_table() -> None:
+    study = next(study for study in STUDIES if study.name == "defedavg")
+    steps = {}
+    for arm in study.arms:
+        each = study.experiment(arm, 1, quick=False)
+        steps[arm.label] = (each.strategy["server_lr"], each.training.lr)
+    assert steps == {  # Wang 2024, table II, FashionMNIST, n = 10
+        "DeFedAvg-nIID": (0.1, 0.05),
+        "non-IID FedAvg": (0.1, 0.05),
+        "non-IID FedBuff": (0.1, 0.005),
+        "DeFedAvg-IID": (0.1, 0.05),
+        "IID FedAvg": (1.0, 0.1),
+        "IID AsySG": (0.1, 0.1),  # 0.1 of the mean of ten gradients, which it sums
+    }
+
+
+def test_what_an_arm_changes_in_small_it_changes_only_there(small: Small) -> None:
+    arm = Arm("a", (), full=("training.lr=0.5",), quick=("training.lr=0.25",))
+    assert [small.experiment(arm, 1, quick=quick).training.lr for quick in (False, True)] == [0.5, 0.25]
+    with pytest.raises(ConfigError, match=r"training\.lr is what tells a from the other arms"):
+        replace(small, arms=(arm, Arm("b", ()))).changed(["training.lr=1"])
+
+
 @dataclass(frozen=True)
 class Small(Study):
     """A study whose settings are a test's."""
