@@ -45,7 +45,7 @@ def table(rows: Sequence[Row]) -> Table:
     out.add_column("", no_wrap=True)
     for row in rows:
         f = row.figures
-        verdict = Text("VALID", "green") if row.valid else Text("INVALID", "bold red")
+        verdict = Text(row.verdict, {"VALID": "green", "INVALID": "bold red"}.get(row.verdict, ""))
         out.add_row(
             Text(row.label),
             share(f["accuracy"]),

@@ -119,7 +119,7 @@ def _table(rows: Sequence[Row]) -> str:
              count(f["versions"]), plain(f["staleness_mean"].mean), plain(f["staleness_max"].mean),
              str(f["slow_weight"]) if np.isfinite(f["slow_weight"].mean) else "–",
              count(f["trips_to_target"]),
-             plain(f["emulated_s_to_target"].mean), "VALID" if row.valid else "INVALID"]
+             plain(f["emulated_s_to_target"].mean), row.verdict]
         )  # fmt: skip
     return table(head, cells, text=(0,))
 

@@ -53,6 +53,13 @@ class Row(NamedTuple):
     figures: dict[str, Estimate]
     valid: bool
 
+    @property
+    def verdict(self) -> str:
+        """VALID or INVALID; under the virtual clock nothing is measured that could be valid."""
+        if not self.valid:
+            return "INVALID"
+        return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
+
 
 def load(folders: Sequence[str | Path]) -> list[Run]:
     """The runs, checked to be comparable."""

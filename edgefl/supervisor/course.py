@@ -154,6 +154,11 @@ class Course:
             return None
         return not self.progress.invalid
 
+    @property
+    def computed(self) -> bool:
+        """Whether its clients' times are computed: they are what was declared, and nothing measured them."""
+        return self.experiment.clock.kind == "virtual"
+
     def outcome(self, error: BaseException | None) -> str:
         """How the run ended, in a word or two."""
         if error is not None:

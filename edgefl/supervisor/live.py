@@ -234,18 +234,26 @@ def described(course: Course) -> str:
     )
 
 
+def _fidelity(course: Course, progress: control.Progress) -> str:
+    if course.valid is None:
+        return ""
+    if course.valid and course.computed:
+        return "times computed"
+    return f"error {percent(progress.fidelity_median)} {'VALID' if course.valid else 'INVALID'}"
+
+
 def figures(course: Course, width: int) -> str:
     """The figures in one line of at most ``width`` columns; what there is no room for is left out."""
     progress = course.progress
     assert progress is not None
-    goals, error = course.goals, percent(progress.fidelity_median)
+    goals = course.goals
     parts = [
         f"{int(100 * goals[0].share)}%" if goals else "",
         f"wall {duration(course.wall_s)}",
         f"version {progress.version}",
         f"trips {progress.trips}",
         "" if progress.accuracy is None else f"accuracy {progress.accuracy:.4f}",
-        "" if course.valid is None else f"error {error} {'VALID' if course.valid else 'INVALID'}",
+        _fidelity(course, progress),
         f"dropped {progress.dropped}" if progress.dropped else "",
         f"failed clients {progress.incidents}" if progress.incidents else "",
         rate(course.trips_per_s),

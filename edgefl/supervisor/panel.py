@@ -168,6 +168,8 @@ class Panel:
             return [Segment("–")]
         if progress.invalid:
             return [Segment("INVALID", BAD), Segment(f"  {progress.invalid}")]
+        if valid and self._course.computed:
+            return [Segment("times computed, not enforced" if roomy else "times computed")]
         return [Segment("VALID" if valid else "INVALID", GOOD if valid else BAD), Segment(f"  {error}")]
 
     def _census(self, inner: int) -> Line:

@@ -30,12 +30,12 @@ class Ticks:
 
 
 def experiment(
-    profiles: dict[str, int] | None = None, stop: Stop | None = None, name: str = "trial"
+    profiles: dict[str, int] | None = None, stop: Stop | None = None, name: str = "trial", clock: str = "wall"
 ) -> Experiment:
     return Experiment(
         name=name,
         fleet=Fleet(devices=profiles or {"pixel-4": 4}),
-        clock=Clock(kind="wall"),
+        clock=Clock(kind=clock),
         stop=stop or Stop(versions=200),
     )
 

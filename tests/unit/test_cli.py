@@ -132,6 +132,19 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
     assert "not measured" in capsys.readouterr().out
 
 
+def test_times_that_are_computed_are_not_called_measured(
+    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "clock", "virtual")
+    assert main(["run", "e.toml", "--out", "good"]) == 0
+    out = capsys.readouterr().out
+    assert "times computed, not enforced" in out
+    assert "error median" not in out
+    monkeypatch.setitem(SUMMARY, "fidelity", {**SUMMARY["fidelity"], "valid": False})
+    assert main(["run", "e.toml", "--out", "bad"]) == 0
+    assert "INVALID: error median" in capsys.readouterr().out
+
+
 def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "e.toml", "--out", "o", "-q"]) == 0
     text = refused(capsys, 2, "run", "e.toml", "--out", "o")

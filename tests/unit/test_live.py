@@ -124,6 +124,14 @@ def test_verdict(fidelity: tuple[float, float] | None, load: float, verdict: boo
     assert course_of(trial, progress(trial, fidelity=fidelity), load=load).valid is verdict
 
 
+@pytest.mark.parametrize(("width", "says"), [(100, "times computed, not enforced"), (62, "times computed")])
+def test_times_that_are_computed_are_not_called_measured(width: int, says: str) -> None:
+    trial = experiment(clock="virtual")
+    text = "\n".join(drawn(course_of(trial, progress(trial)), width=width))
+    assert re.search(rf"fidelity +{says} +│", text)
+    assert "VALID" not in text
+
+
 def test_colour_of_the_verdict_and_none_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = experiment()
     course = course_of(trial, progress(trial, fidelity=(0.3, 0.6)))

@@ -40,6 +40,22 @@ def test_lines_where_there_is_no_terminal() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def test_no_error_is_shown_of_times_that_are_computed() -> None:
+    trial, ticks, out = experiment(clock="virtual"), Ticks(), io.StringIO()
+    with Lines(trial, out, ticks) as view:
+        view.describe(clients_of(trial), prepared(), scale_of())
+        ticks.now_s += LINE_S
+        view.update(progress(trial))
+        ticks.now_s += LINE_S
+        view.update(progress(trial, fidelity=(0.3, 0.6)))
+    *_, good, bad, end = out.getvalue().splitlines()
+    assert "times computed" in good
+    assert "error" not in good
+    assert "VALID" not in good
+    assert "INVALID" in bad
+    assert max(map(len, (good, bad, end))) <= MOST_COLUMNS
+
+
 def test_long_figures_are_left_out_and_not_cut() -> None:
     trial, ticks, out = experiment(name="n" * 60), Ticks(), io.StringIO()
     with Lines(trial, out, ticks) as view:

@@ -44,6 +44,19 @@ def test_the_table_fits_a_terminal(runs: Path) -> None:
     assert "only moto-g4 hold" in text
 
 
+def test_runs_whose_times_are_computed_are_not_called_valid(runs: Path, tmp_path: Path) -> None:
+    virtual = [make(tmp_path / f"v{seed}", clock="virtual", seed=seed, **SMALL) for seed in range(2)]
+    text = printed(*virtual, runs / "fair-0")
+    assert max(map(len, text.splitlines())) <= 80
+    first, second = (line for line in text.splitlines() if line.startswith(("fedbuff", "fedstaleweight")))
+    assert first.rstrip().endswith("computed")
+    assert second.rstrip().endswith("VALID")
+    compare(virtual, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert found["comparison"]["rows"][0]["valid"] is True
+    assert "computed" in Page((tmp_path / "out" / "report.html").read_text()).text
+
+
 def test_seeds_are_one_row_and_a_repeated_seed_is_not(runs: Path, tmp_path: Path) -> None:
     again = make(tmp_path / "again", strategy="fedstaleweight", fair=True, seed=1, **SMALL)
     rows = group(load([runs / "fair-0", runs / "fair-1", runs / "fedbuff"]))
