@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edgefl.cli.run import RESOLVED
 from edgefl.errors import ConfigError
 
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here too.")]
@@ -67,6 +68,8 @@ def _check(json: Path | None) -> None:
         raise ConfigError(f"--json {json}: a folder, expected a file")
     if not json.absolute().parent.is_dir():
         raise ConfigError(f"--json {json}: no folder {json.parent}")
+    if (json.absolute().parent / RESOLVED).is_file():
+        raise ConfigError(f"--json {json}: in the folder of a run, whose files are its own; give another")
     if not os.access(json if json.exists() else json.absolute().parent, os.W_OK):
         raise ConfigError(f"--json {json}: cannot be written")
 

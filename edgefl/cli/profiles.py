@@ -121,7 +121,9 @@ def export(
     format_name: Annotated[
         str, typer.Argument(metavar="FORMAT", help="One of devtools, fedscale, mahimahi, webpagetest.")
     ],
-    out: Annotated[Path | None, typer.Option(help="File to write; by default it is printed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, its folders too; by default it is printed.")
+    ] = None,
     way: Annotated[
         Literal["down", "up"] | None,
         typer.Option(help="mahimahi: which way of the network; down by default."),

@@ -306,7 +306,12 @@ def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "says"),
-    [("", "a folder, expected a file"), ("nowhere/f.json", "no folder"), ("file/f.json", "no folder")],
+    [
+        ("", "a folder, expected a file"),
+        ("nowhere/f.json", "no folder"),
+        ("file/f.json", "no folder"),
+        ("run/summary.json", "in the folder of a run"),
+    ],
 )
 @pytest.mark.parametrize("what", [*BENCHES, "fidelity"])
 def test_bench_measures_nothing_that_it_could_not_write(
@@ -318,6 +323,8 @@ def test_bench_measures_nothing_that_it_could_not_write(
     says: str,
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "experiment.toml").touch()
     calls = Calls()
     stand_in(monkeypatch, f"edgefl.bench.{what}", run=calls)
     assert main(["bench", what, "--json", str(tmp_path / file)]) == 2
