@@ -31,7 +31,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.processes import become_child
 
 Transport = Literal["shm", "wire"]
-Limit = Literal["socket", "memory", "still", "passes"]
+Limit = Literal["socket", "memory", "passes"]
 LOOK_PARAMETERS = 100_000
 """Parameters that are copied between two looks at the clock."""
 

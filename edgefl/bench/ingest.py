@@ -4,6 +4,8 @@ Everything is real but the training: server process, forked clients, socket, slo
 kernel, journal and record. Clients compute nothing and wait for nothing (`edgefl.bench.idle`), so the trips a
 second are the most that this machine can serve. They are read off the record, by the server's own clock, from
 the second third of a turn on: in the first, clients come one by one and find memory that was never touched.
+(What a trip costs the server, by stage, is of the whole turn.)
+
 The limits (`edgefl.bench.bare`) use the same number of processes:
 ``socket`` passes the same frames and does nothing else (ZeroMQ for ``wire``, a kernel socket a client for
 ``shm``), ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes the passes of a trip over
