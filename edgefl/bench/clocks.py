@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.record import Record
 
@@ -25,6 +26,10 @@ class Agreement(NamedTuple):
     """The furthest that an arrival was from the virtual one."""
     off_share: float
     """The furthest, over the time until then."""
+    early_s: float
+    """The furthest that an arrival or a trip's end was before its virtual time; 0 or less: never."""
+    unexplained_s: float
+    """The furthest that an arrival was beyond what its phone's trips and pauses were late by."""
     inverted: int
     """Pairs of trips that arrived in the other order."""
     inverted_gap_s: float
@@ -43,9 +48,11 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
     """
     ours, theirs = _arrived(wall), _arrived(virtual)
     both = sorted(ours.keys() & theirs.keys())
-    columns = [np.array([table[key] for key in both]) for table in (ours, theirs)]
-    (sent_s, at_s, declared_s, stale), (_, due_s, planned_s, due_stale) = (column.T for column in columns)
-    rounds = np.abs((at_s - sent_s) / declared_s - 1.0)
+    wall_columns, virtual_columns = (np.array([table[key] for key in both]).T for table in (ours, theirs))
+    sent_s, at_s, declared_s, stale = wall_columns
+    start_s, due_s, planned_s, due_stale = virtual_columns
+    late_s = at_s - sent_s - declared_s
+    rounds = np.abs(late_s / declared_s)
     off_s = np.abs(at_s - due_s)
     changed = np.triu(np.sign(np.subtract.outer(at_s, at_s)) * np.sign(np.subtract.outer(due_s, due_s)) < 0)
     apart_s = np.abs(np.subtract.outer(due_s, due_s))[changed]
@@ -57,11 +64,34 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
         round_error_median=float(np.median(rounds)),
         off_s=float(off_s.max()),
         off_share=float((off_s / due_s).max()),
+        early_s=float(max((due_s - at_s).max(), -late_s.min())),
+        unexplained_s=float((off_s - _lateness(both, sent_s, at_s, late_s, start_s)).max()),
         inverted=int(changed.sum()),
         inverted_gap_s=float(apart_s.max(initial=0.0)),
         stale_otherwise=int((stale != due_stale).sum()),
         staleness_moved=float(np.abs(np.sort(stale) - np.sort(due_stale)).mean()),
     )
+
+
+def _lateness(
+    trips: list[tuple[int, int]],
+    sent_s: NDArray[np.float64],
+    at_s: NDArray[np.float64],
+    late_s: NDArray[np.float64],
+    start_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Seconds until each arrival: its phone's late start, its late trips, the pauses between them.
+
+    ``trips`` are ordered by client and number. Under the virtual clock a phone's next trip begins as its last
+    one arrives.
+    """
+    summed_s = np.empty(len(trips))
+    for row, (client, _) in enumerate(trips):
+        first = row == 0 or trips[row - 1][0] != client
+        before_s = 0.0 if first else summed_s[row - 1]
+        pause_s = sent_s[row] - (start_s[row] if first else at_s[row - 1])
+        summed_s[row] = before_s + pause_s + late_s[row]
+    return summed_s
 
 
 def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
