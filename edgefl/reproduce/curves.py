@@ -56,6 +56,12 @@ class Curves:
         """Emulated seconds until the first evaluation that reached ``target``; NaN where none did."""
         return [reached(record, target)[1] for record in self.records[label]]
 
+    def ended_s(self, label: str) -> list[float]:
+        """Emulated seconds until the last evaluation; NaN where there is none."""
+        return [
+            record.evaluations[-1].at_s if record.evaluations else math.nan for record in self.records[label]
+        ]
+
     def staleness(self, label: str) -> list[float]:
         """Mean staleness of the updates that arrived."""
         out = []

@@ -45,8 +45,10 @@ def test_defedavg_takes_the_steps_of_its_table() -> None:
         "DeFedAvg-nIID": (0.1, 0.05),
         "non-IID FedAvg": (0.1, 0.05),
         "non-IID FedBuff": (0.1, 0.005),
+        "non-IID FAVANO": (1.0, 0.05),  # the table has no other step for it
         "DeFedAvg-IID": (0.1, 0.05),
         "IID FedAvg": (1.0, 0.1),
+        "IID FAVANO": (1.0, 0.1),
         "IID AsySG": (0.1, 0.1),  # 0.1 of the mean of ten gradients, which it sums
     }
 
