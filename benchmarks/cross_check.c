@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void *take(int64_t bytes)
 {
@@ -38,6 +39,18 @@ int main(void)
             give(out, n * 4), give(norms, count * 8), give(sums, count * 8);
             for (int64_t k = 0; k < count; k++) free((void *)u[k].data), free((void *)u[k].scales);
             free(base), free(weights), free(out), free(norms), free(sums), free(u);
+        } else if (head[0] == 2) { /* trained, base -> out, with and without stream stores; whether their sums are its */
+            float *trained = take(n * 4), *base = take(n * 4), *out = aligned_alloc(64, (size_t)(n * 4 + 127) / 64 * 64);
+            if (!out) return 1;
+            for (int around = 0; around < 2; around++) {
+                uint64_t s[2] = {0, 0};
+                memset(out, 0xff, (size_t)n * 4);
+                ef_isa_now()->delta(out, trained, base, n, around, s);
+                const unsigned char *bytes = (const unsigned char *)out;
+                const int64_t alike = ef_folded(s, bytes, 4 * n) == ef_checksum(bytes, 4 * n, 2);
+                give(out, n * 4), give(&alike, 8);
+            }
+            free(trained), free(base), free(out);
         } else { /* x -> out, scales, left, norm */
             double norm;
             ef_quantization q = {take(n * 4), NULL, 1.0f, dtype, malloc((size_t)(n * size) + 1),
