@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.record import Record
+from edgefl.record.run_folder import SUMMARY_FILE
 
-SUMMARY = "summary.json"
 FINAL_MODEL = Path("checkpoints") / "final.safetensors"
 
 
@@ -30,11 +30,11 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds."""
-        path = self.dir / SUMMARY
+        path = self.dir / SUMMARY_FILE
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{self.dir} has no {SUMMARY}: the run did not end") from None
+            raise ConfigError(f"{self.dir} has no {SUMMARY_FILE}: the run did not end") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None
         if not isinstance(found, dict):

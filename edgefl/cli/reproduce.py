@@ -47,10 +47,10 @@ def reproduce(
         if not quiet:
             typer.echo(text, err=True)
 
-    from edgefl.record.run_folder import require_no_run
+    from edgefl.record.run_folder import require_free
     from edgefl.reproduce import page
 
-    require_no_run(folder)
+    require_free(folder, "findings")
     module = import_module(f"edgefl.reproduce.{paper}")
     kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ CHECKPOINTS = "checkpoints"
 """The folder in it that holds its checkpoints."""
 EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
+SUMMARY_FILE = "summary.json"
+"""What a run, a comparison or a reproduction found."""
 PAGE_BYTES = 4096
 """Of SQLite: a record is no longer while its first transaction is not in it."""
 
@@ -53,12 +56,28 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
         os.close(file)
 
 
-def require_no_run(folder: Path) -> None:
-    """Raise `ConfigError` if ``folder`` is a file, or holds a run: other results would replace its own."""
+def require_free(folder: Path, mine: str) -> None:
+    """Raise `ConfigError` if results written to ``folder`` would replace others.
+
+    It may hold a summary with the key ``mine``: results of the same kind, made anew.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: a file, expected a folder")
+    what = ""
     if any((folder / name).exists() for name in (EXPERIMENT_FILE, FILE_NAME)):
-        raise ConfigError(f"--out {folder}: holds a run, which would be overwritten; give another folder")
+        what = "a run"
+    elif (folder / SUMMARY_FILE).exists() and not _has_key(folder / SUMMARY_FILE, mine):
+        what = f"another {SUMMARY_FILE}"
+    if what:
+        raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
+
+
+def _has_key(file: Path, key: str) -> bool:
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and key in document
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.record.run_folder import require_no_run
-from edgefl.report import summary as summaries
+from edgefl.record.run_folder import SUMMARY_FILE, require_free
 from edgefl.report.comparison import FIGURES, Row, Run, common_target, count, group, load, plain, share
 from edgefl.report.files import write_text
 from edgefl.report.measures import rounded, slow_group
@@ -25,10 +24,10 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Tab
     (Student's t). The slow phones' classes are those that only the first run's slow phones hold. ``out``
     gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
     Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data, and if
-    ``out`` is a run's folder or a file.
+    ``out`` is a file, or holds a run or a reproduction.
     """
     if out is not None:
-        require_no_run(Path(out))
+        require_free(Path(out), "comparison")
     runs = load(folders)
     rows = group(runs)
     if out is not None:
@@ -75,7 +74,7 @@ def write(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> None:
     from edgefl.report.compare_page import comparison_page
 
     text = json.dumps(document(out, runs, rows), indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(out / summaries.FILE_NAME, text + "\n")
+    write_text(out / SUMMARY_FILE, text + "\n")
     write_text(out / "report.html", comparison_page(out, runs, rows))
     trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.record import Record
+from edgefl.record.run_folder import SUMMARY_FILE
 from edgefl.report.attendance import attendance_of
 from edgefl.report.costs import breakdown
 from edgefl.report.fidelity import fidelity_of
@@ -27,8 +28,6 @@ from edgefl.report.measures import (
     slow_group,
     spread,
 )
-
-FILE_NAME = "summary.json"
 
 
 def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
 def write_summary(folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
     """Write `summarize` of the run to ``<folder>/summary.json``; returns its path."""
     text = json.dumps(summarize(folder, extra), indent=2, ensure_ascii=False, allow_nan=False)
-    return write_text(Path(folder) / FILE_NAME, text + "\n")
+    return write_text(Path(folder) / SUMMARY_FILE, text + "\n")
 
 
 def _latest(record: Record) -> float:

@@ -12,13 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.record.run_folder import SUMMARY_FILE
 from edgefl.report import compare_page, comparison
 from edgefl.report import page as pages
 from edgefl.report.files import write_text
 from edgefl.report.html import draw
 from edgefl.report.measures import rounded, slow_group
 from edgefl.report.style import Picture
-from edgefl.report.summary import FILE_NAME, summarize
+from edgefl.report.summary import summarize
 from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.findings import Finding
 
@@ -93,7 +94,7 @@ def write(
         "notes": list(notes),
     }
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(out / FILE_NAME, text + "\n")
+    write_text(out / SUMMARY_FILE, text + "\n")
     write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
 
 

@@ -120,6 +120,21 @@ def test_a_run_is_not_overwritten_by_a_comparison(runs: Path, tmp_path: Path, ma
         compare([runs / "fedbuff"], tmp_path / mark)
 
 
+def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(
+    runs: Path, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.json"
+    for text in ('{"findings": []}', "[]", "broken {"):
+        summary.write_text(text)
+        with pytest.raises(ConfigError, match=r"holds another summary\.json, which would be overwritten"):
+            compare([runs / "fedbuff"], tmp_path)
+        assert summary.read_text() == text
+    summary.unlink()
+    for folder in ("fedbuff", "fair-0"):
+        compare([runs / folder], tmp_path)
+        assert [Path(run["folder"]).name for run in json.loads(summary.read_text())["runs"]] == [folder]
+
+
 def test_runs_that_cannot_be_compared_say_why(runs: Path, tmp_path: Path) -> None:
     good = runs / "fedbuff"
     with pytest.raises(ConfigError, match="name at least one"):
