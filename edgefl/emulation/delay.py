@@ -10,6 +10,11 @@ import numpy as np
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
 
+MOST_S = 1e9
+"""30 years. With it and the next two every draw is a finite number."""
+MOST_SIGMA = 10.0
+LEAST_ALPHA = 0.1
+
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A delay in emulated seconds, drawn once a trip from the client's seeded stream.
@@ -74,6 +79,14 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return name, got, "finite figures of at least 0"
             if name not in ("low_s", "values_s") and got == 0:
                 return name, got, "above 0"
+            if name.endswith("_s") and max(figures) > MOST_S:
+                return name, got, f"at most {MOST_S:g} s"
+        if self.dist == "log-normal" and self._f("sigma") > MOST_SIGMA:
+            return "sigma", self.sigma, f"at most {MOST_SIGMA:g}"
+        if self.dist == "pareto" and self._f("alpha") < LEAST_ALPHA:
+            return "alpha", self.alpha, f"at least {LEAST_ALPHA:g}"
+        if self.values_s is not None and not any(self.values_s):
+            return "values_s", self.values_s, "one value above 0 at least, or time would stand still"
         if self.dist == "uniform" and self._f("low_s") >= self._f("high_s"):
             return "high_s", self.high_s, f"above low_s = {self.low_s}"
         return None

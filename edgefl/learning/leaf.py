@@ -107,7 +107,7 @@ def _owned(folder: Path) -> Iterator[Owned]:
 def _read(file: Path) -> _File:
     try:
         found = _file.decode(file.read_bytes())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not a file of LEAF's: {error}") from None
     if len(found.users) != len(found.num_samples):
         got = f"{len(found.users)} users and {len(found.num_samples)} counts"

@@ -89,7 +89,10 @@ class Numbers:
 
     def take(self, values: list[Any], where: str) -> NDArray[np.float32]:
         try:
-            rows = np.array(values, np.float32)
+            found = np.array(values)
+            numbers = found.dtype.kind in "iuf"  # numpy would also read "1.5" as a number
+            with np.errstate(over="ignore"):
+                rows = found.astype(np.float32) if numbers else np.empty(0, np.float32)
         except (TypeError, ValueError, OverflowError):
             rows = np.empty(0, np.float32)
         if rows.shape != (len(values), self._width) or not np.isfinite(rows).all():

@@ -244,6 +244,9 @@ def user(content: Any, number: int = 0) -> Any:
         ("numbers", lambda c: user(c).pop("y"), "user 'user-0': not LEAF's x and y: Object missing"),
         ("numbers", lambda c: user(c)["x"][1].pop(), "each x must be 60 finite numbers"),
         ("numbers", lambda c: user(c)["x"][1].__setitem__(0, "one"), "each x must be 60 finite numbers"),
+        ("numbers", lambda c: user(c)["x"][1].__setitem__(0, "1.5"), "each x must be 60 finite numbers"),
+        ("numbers", lambda c: user(c)["x"][1].__setitem__(0, None), "each x must be 60 finite numbers"),
+        ("numbers", lambda c: user(c)["x"][1].__setitem__(0, 1e39), "each x must be 60 finite numbers"),
         ("numbers", lambda c: user(c)["x"].__setitem__(1, 7), "each x must be 60 finite numbers"),
         (
             "numbers",
@@ -305,6 +308,15 @@ def test_a_file_cut_short_and_one_that_is_none(tmp_path: Path) -> None:
             load(tmp_path)
         assert str(caught.value).startswith(f"{second}: not a file of LEAF's: ")
         assert "\n" not in str(caught.value)
+
+
+def test_brackets_without_end_are_one_line(tmp_path: Path) -> None:
+    write_leaf(tmp_path, "numbers")
+    file = sorted((tmp_path / "train").glob("*.json"))[0]
+    deep = b'"x": [' + b"[" * 100_000 + b"]" * 100_000 + b","
+    file.write_bytes(file.read_bytes().replace(b'"x": [', deep, 1))
+    with pytest.raises(ConfigError, match="not a file of LEAF's: maximum recursion depth"):
+        load(tmp_path)
 
 
 def test_a_photo_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -55,9 +55,40 @@ def test_a_heavy_pareto_has_no_mean() -> None:
         (Delay(dist="exponential", mean_s=1.0, sigma=2.0), "sigma"),
         (Delay(dist="list", values_s=()), "values_s"),
         (Delay(dist="log-normal", median_s=1.0, sigma=math.inf), "sigma"),
+        (Delay(dist="log-normal", median_s=1.0, sigma=10.1), "sigma"),
+        (Delay(dist="pareto", min_s=1.0, alpha=0.09), "alpha"),
+        (Delay(dist="exponential", mean_s=1e308, per="example"), "mean_s"),
+        (Delay(dist="list", values_s=(1.0, 2e9)), "values_s"),
+        (Delay(dist="list", values_s=(0.0, 0.0)), "values_s"),
     ],
 )
 def test_wrong_delays_are_named(delay: Delay, field: str) -> None:
     problem = delay.problem()
     assert problem is not None
     assert problem[0] == field
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        Delay(dist="log-normal", median_s=1e9, sigma=10.0),
+        Delay(dist="pareto", min_s=1e9, alpha=0.1),
+        Delay(dist="exponential", mean_s=1e9),
+    ],
+    ids=lambda d: d.dist,
+)
+def test_the_widest_delays_that_are_allowed_are_finite(delay: Delay) -> None:
+    class Extreme:
+        """Draws as far out as a generator can."""
+
+        def standard_normal(self) -> float:
+            return 40.0
+
+        def random(self) -> float:
+            return math.nextafter(1.0, 0.0)
+
+        def exponential(self, mean: float) -> float:
+            return 800.0 * mean
+
+    assert delay.problem() is None
+    assert math.isfinite(delay.draw(Extreme(), examples=10**9))  # type: ignore[arg-type]
