@@ -10,10 +10,12 @@ import pytest
 
 from edgefl import Fleet, Server, Stop
 from edgefl.record import Record
-from tests.process.runs import DEVICES, Command, experiment, needs_groups, summary
+from tests.process.runs import DEVICES, PATIENCE_S, Command, experiment, needs_groups, summary
 
-PATIENCE_S = 30.0
-"""A client that touches a gigabyte may be silent for longer than one that hangs."""
+HANG_S = 5.0
+"""Who is silent for so long hangs: long enough that a busy host does not make another so silent."""
+EVERYONE = {"name": "fedavg", "cohort": 6}
+"""A run that can only end if each client delivers, however far ahead the others would be."""
 DEATHS = {"die": "death", "hang": "hang", "rubbish": "malformed", "memory": "oom"}
 
 
@@ -23,9 +25,8 @@ def test_a_client_that_fails_is_replaced(failure: str, transport: str, tmp_path:
     if failure == "memory" and not sys.platform.startswith("linux"):
         pytest.skip("memory limits are enforced by RLIMIT_DATA, which only Linux has")
     folder = tmp_path / "run"
-    # A cohort of everyone: the run can only end if the lost client comes back and delivers.
-    server = Server(transport=transport, heartbeat_s=PATIENCE_S if failure == "memory" else 2.0)
-    wanted = experiment(strategy={"name": "fedavg", "cohort": 6}, server=server, stop=Stop(versions=4))
+    server = Server(transport=transport, heartbeat_s=HANG_S if failure == "hang" else PATIENCE_S)
+    wanted = experiment(strategy=EVERYONE, server=server, stop=Stop(versions=4))
     environment = {"EDGEFL_FAILPOINTS": f"{failure}:2:1"}
     code, _, err = Command.run(wanted, folder, environment=environment).finish()
     assert code == 0, err
@@ -50,8 +51,7 @@ def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tm
     fleet = Fleet(devices={"nexus-6": 4, "moto-g4": 2}, network="fios", memory=mechanism)
     wanted = experiment(
         fleet=fleet,
-        strategy={"name": "fedavg", "cohort": 6},
-        server=Server(heartbeat_s=PATIENCE_S),
+        strategy=EVERYONE,
         stop=Stop(versions=4),
     )
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "memory:2:1"}).finish()
@@ -72,7 +72,7 @@ def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tm
 def test_a_limit_that_is_off_kills_nobody(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fleet = Fleet(devices=DEVICES, network="fios", memory="off")
-    wanted = experiment(fleet=fleet, server=Server(heartbeat_s=PATIENCE_S))
+    wanted = experiment(fleet=fleet)
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "memory:2:0"}).finish()
     assert code == 0, err
     assert Record(folder).incidents == []
@@ -92,7 +92,9 @@ def test_a_dropped_device_stays_away(tmp_path: Path) -> None:
 def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     fleet = Fleet(devices={"pi-zero-2w": 2}, network="fios", on_death="drop")
-    wanted = experiment(fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2})
+    wanted = experiment(
+        fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2}, server=Server(heartbeat_s=HANG_S)
+    )
     environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
     code, _, err = Command.run(wanted, folder, environment=environment).finish()
     assert code == 1
@@ -106,24 +108,27 @@ def test_a_bad_update_never_reaches_the_model(
     failure: str, kind: str, transport: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    wanted = experiment(server=Server(transport=transport))
+    wanted = experiment(
+        strategy=EVERYONE,
+        server=Server(transport=transport, heartbeat_s=PATIENCE_S),
+        stop=Stop(versions=4),
+    )
     code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}).finish()
     assert code == 0, err
     figures, record = summary(folder), Record(folder)
     assert figures["dropped_updates"] == 1
     assert [(row.client, row.kind) for row in record.incidents] == [(1, kind)]
-    assert figures["versions"] == 12
+    assert figures["versions"] == 4
     assert all(row.loss < 10 for row in record.evaluations)
 
 
 @pytest.mark.parametrize(("failure", "kind"), [("stale", "version"), ("leave", "failed")])
 def test_a_task_that_fails_is_given_again(failure: str, kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, _, err = Command.run(
-        experiment(), folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}
-    ).finish()
+    wanted = experiment(strategy=EVERYONE, stop=Stop(versions=4))
+    code, _, err = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": f"{failure}:1:0"}).finish()
     assert code == 0, err
     record = Record(folder)
     assert [(row.client, row.kind) for row in record.incidents] == [(1, kind)]
     assert summary(folder)["trips"]["lost"] == 1
-    assert summary(folder)["versions"] == 12
+    assert summary(folder)["versions"] == 4

@@ -31,6 +31,8 @@ from edgefl.emulation.mechanisms.hierarchy import NoGroup
 from edgefl.record import Record
 
 MINUTE_S = 60.0
+PATIENCE_S = 30.0
+"""How long a client may be silent: whatever a busy host does to it, it is not taken for one that hangs."""
 DEVICES = {"pi-zero-2w": 4, "watch-a7": 2}
 """Slow ones: the host keeps up with them almost unstretched, so that a run under the wall clock is short."""
 
@@ -44,7 +46,7 @@ def experiment(**changes: Any) -> Experiment:
         "training": Training(steps=3),
         "strategy": {"name": "fedbuff", "buffer_size": 3},
         "clock": Clock(kind="wall"),
-        "server": Server(heartbeat_s=2.0),
+        "server": Server(heartbeat_s=PATIENCE_S),
         "evaluation": Evaluation(every_versions=5),
         "stop": Stop(versions=12),
     }

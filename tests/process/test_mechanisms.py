@@ -51,13 +51,15 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_busy_process_gets_no_more_than_its_share(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    began, used = time.monotonic_ns(), cpu_ns(busy.pid)
+    began, before = time.monotonic_ns(), cpu_ns(busy.pid)
+
+    def within_its_share() -> bool:
+        used = cpu_ns(busy.pid) - before
+        return used <= SHARE * (time.monotonic_ns() - began)
+
     with mechanisms.open(kind, busy.pid, SHARE) as throttle:
         until(lambda: throttle.achieved().cpu_s > 0.2)
-        used = cpu_ns(busy.pid) - used
-        wall = time.monotonic_ns() - began
-    # One slice or one quota more, and the time of a governor that had to wait for a core.
-    assert used <= SHARE * wall + 60_000_000
+        until(within_its_share)  # what it got while its governor had to wait for a core is taken back
     assert throttle.achieved().declared_cpu_s == pytest.approx(SHARE * throttle.achieved().wall_s, rel=1e-6)
 
 
@@ -76,9 +78,9 @@ def test_the_share_can_change(kind: str, busy: subprocess.Popen[bytes]) -> None:
         until(lambda: throttle.achieved().wall_s > 0.3)
         slow = throttle.achieved()
         throttle.share = 0.5
-        until(lambda: throttle.achieved().cpu_s > slow.cpu_s + 0.1)
         assert throttle.share == 0.5
-    assert slow.cpu_s <= 0.01 * slow.wall_s + 0.06
+        # At the share of before it would take as long as this may take.
+        until(lambda: throttle.achieved().cpu_s > slow.cpu_s + 0.01 * BOUND_S)
 
 
 def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
@@ -153,11 +155,12 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     assert owner.stdout is not None
     try:
         assert owner.stdout.readline() == b"made\n"
-        assert groups.sweep(outer) == []
+        (name,) = (path.name for path in outer.glob(f"edgefl-{owner.pid}-*"))
+        assert name not in groups.sweep(outer)
+        assert (outer / name).exists()
         owner.kill()
         owner.wait()
-        (name,) = groups.sweep(outer)
-        assert name.startswith(f"edgefl-{owner.pid}-")
+        assert name in groups.sweep(outer)
         assert not (outer / name).exists()
     finally:
         owner.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -207,7 +208,7 @@ def plan(function: Callable[..., Any], device: str = "pixel-3a", **options: Any)
 def test_it_repeats_until_the_median_is_known_and_no_longer(
     process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", 1.0)
+    monkeypatch.setattr(measurement, "PRECISE", math.inf)
     assert len(measure(process, plan(steps.step)).repetitions) == 9
     monkeypatch.setattr(measurement, "PRECISE", 0.0)
     monkeypatch.setattr(measurement, "MOST_REPETITIONS", 11)
@@ -218,7 +219,7 @@ def test_it_repeats_until_the_median_is_known_and_no_longer(
 def test_what_cannot_be_believed_is_measured_once_more(
     process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch, in_the_way: int, measurements: int
 ) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", 1.0)
+    monkeypatch.setattr(measurement, "PRECISE", math.inf)
     judged: list[Measurement] = []
 
     def reasons(self: Measurement) -> list[str]:
@@ -238,7 +239,7 @@ def test_what_cannot_be_believed_is_measured_once_more(
 def test_half_the_rate_takes_twice_the_time(
     process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", 1.0)
+    monkeypatch.setattr(measurement, "PRECISE", math.inf)
     found: list[Measurement] = [
         measure(process, plan(steps.step, device)) for device in ("pixel-3a", "pi-zero-2w")
     ]
@@ -335,8 +336,16 @@ def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
 
 def _interrupt(*_: object) -> None:
     children = psutil.Process().children(recursive=True)
-    if any(child.name() == "edgefl-device" for child in children):
+    if any(_name(child) == "edgefl-device" for child in children):
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:

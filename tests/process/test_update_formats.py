@@ -10,7 +10,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Server, Stop
 
-from .runs import Command, experiment, summary, versions_of, wait_for_versions
+from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for_versions
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0}
 
@@ -75,7 +75,8 @@ def test_a_worker_that_dies_in_its_upload_leaves_no_residual(tmp_path: Path) -> 
 def test_an_altered_update_is_noticed_and_a_killed_run_goes_on(transport: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     wanted = experiment(
-        server=Server(update_format="int8", transport=transport, heartbeat_s=2.0), stop=Stop(versions=100_000)
+        server=Server(update_format="int8", transport=transport, heartbeat_s=PATIENCE_S),
+        stop=Stop(versions=100_000),
     )
     command = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "alter:2:1"})
     wait_for_versions(folder, 10, command)

@@ -16,14 +16,14 @@ from edgefl import Clock, Fleet, Server, Stop
 from edgefl.errors import RunError
 from edgefl.verify import verify
 
-from .runs import Command, experiment, summary, versions_of, wait_for_versions
+from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for_versions
 
 
 def test_a_wall_clock_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     wanted = experiment(
         strategy={"name": "fedbuff", "buffer_size": 3, "momentum": 0.5},
-        server=Server(update_format="int8", heartbeat_s=2.0),
+        server=Server(update_format="int8", heartbeat_s=PATIENCE_S),
         stop=Stop(versions=100_000),
     )
     command = Command.run(wanted, folder)

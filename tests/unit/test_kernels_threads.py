@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import edgefl
 from edgefl import kernels
 
 SIZE = 1_000_003
+BOUND_S = 20.0
 
 pytestmark = pytest.mark.skipif(kernels.backends()["c"] != "ok", reason="needs the C back end")
 
@@ -57,7 +59,9 @@ def test_threads_come_when_needed_and_go_when_asked() -> None:
     assert _own_threads() == before + 2
     kernels.set_threads(1)
     assert _pool_size() == 0
-    assert _own_threads() == before
+    until = time.monotonic() + BOUND_S
+    while _own_threads() > before:  # one that was joined may be on the kernel's list for a moment longer
+        assert time.monotonic() < until
 
 
 def test_a_fork_after_use_works_in_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -31,10 +32,13 @@ FOUND = {
 }
 
 
+CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
+
+
 @pytest.fixture
-def inner(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> pytest.Pytester:
-    conftest = request.config.rootpath / "tests" / "conftest.py"
-    pytester.makeconftest(conftest.read_text().replace("BOUND_S = 20.0", "BOUND_S = 0.5"))
+def inner(pytester: pytest.Pytester) -> pytest.Pytester:
+    """Where what is left stays, so that it need not be waited for."""
+    pytester.makeconftest(CONFTEST.replace("BOUND_S = 20.0", "BOUND_S = 0.5"))
     pytester.makeini("[pytest]\nmarkers = process\n    slow\n")
     return pytester
 
@@ -65,6 +69,7 @@ def test_passes_what_ends_by_itself(inner: pytest.Pytester) -> None:
         "    with zmq.Context() as context, context.socket(zmq.PULL):\n        pass\n"
         "    threading.Thread(target=KEPT.append, args=(1,)).start()\n"
     )
+    inner.makeconftest(CONFTEST)
     _run(inner, body).assert_outcomes(passed=1)
 
 
