@@ -65,10 +65,12 @@ def reproduce(
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)
         rows = page.rows_of(curves)
-        page.write(folder, study.title, study.citation, findings, rows=rows, notes=study.notes, extra=kept)
+        notes = study.remarks(quick)
+        page.write(folder, study.title, study.citation, findings, rows=rows, notes=notes, extra=kept)
     else:
         if changes:
             raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
+        _make(folder)
         findings, pictures = module.findings(quick=quick, say=say)
         page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
     if not quiet:
@@ -76,3 +78,11 @@ def reproduce(
 
         show(page.table(findings))
         typer.echo(f"{folder / 'report.html'}")
+
+
+def _make(folder: Path) -> None:
+    """Make the folder, so that one that cannot be is refused before the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None

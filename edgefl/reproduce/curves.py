@@ -62,6 +62,13 @@ class Curves:
             record.evaluations[-1].at_s if record.evaluations else math.nan for record in self.records[label]
         ]
 
+    def ended_trips(self, label: str) -> list[float]:
+        """Client trips until the last evaluation; NaN where there is none."""
+        return [
+            float(record.evaluations[-1].trips) if record.evaluations else math.nan
+            for record in self.records[label]
+        ]
+
     def staleness(self, label: str) -> list[float]:
         """Mean staleness of the updates that arrived."""
         out = []

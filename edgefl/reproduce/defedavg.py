@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgefl.reproduce.curves import Curves
-from edgefl.reproduce.findings import Finding, sooner, verdict
+from edgefl.reproduce.findings import TOO_SHORT, Finding, first
 from edgefl.reproduce.study import Arm, Study
 
 NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
@@ -27,30 +27,18 @@ def judge(curves: Curves) -> list[Finding]:
         target = curves.target(mine)
         ours, other = curves.seconds_to(mine, target), curves.seconds_to(label, target)
         ended_s = curves.ended_s(label)
-        short = _too_short(ours, other, ended_s)
+        found = first(ours, other, curves.ended_s(mine), ended_s)
         findings.append(
             Finding(
                 f"{mine} reaches {target:.0%} sooner than {label}",
                 "table I, n = 10",
                 paper,
                 _against(other, ours, ended_s),
-                "out of reach" if short else verdict(sooner(ours, other)),
-                f"runs of {label} ended before {mine} was there: more stop.trips" if short else "",
+                found,
+                TOO_SHORT if found == "out of reach" else "",
             )
         )
     return findings
-
-
-def _too_short(ours: list[float], other: list[float], ended_s: list[float]) -> bool:
-    """Whether some of the other's runs ended before ours, its target still ahead, and would settle it.
-
-    >>> _too_short([2.0, 2.0], [math.nan, 3.0], [1.0, 3.0]), _too_short([2.0], [math.nan], [9.0])
-    (True, False)
-    """
-    rows = list(zip(ours, other, ended_s, strict=True))
-    if any(math.isnan(mine) or theirs <= mine for mine, theirs, _ in rows):
-        return False  # not in every seed, however long the others go on
-    return any(math.isnan(theirs) and end_s < mine for mine, theirs, end_s in rows)
 
 
 def _against(other: list[float], mine: list[float], ended_s: list[float]) -> str:
@@ -140,6 +128,7 @@ study = Study(
         "AsySG: the paper's step of 0.1 diverges here; 0.01 is the best of the paper's grid on another seed, "
         "as a step of the mean of the n gradients that it sums.",
         "FAVANO's interval is not in the paper: 0.05 s takes a client every 0.5 s in the mean, about "
-        "when the slowest has done its 50 steps.",
+        "when the slowest has done 50 steps.",
+        "One target for both: the paper's is 90% with all classes at each client and 80% with two.",
     ),
 )

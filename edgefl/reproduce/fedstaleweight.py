@@ -25,6 +25,11 @@ def judge(curves: Curves) -> list[Finding]:
     }
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
+    def unfair(label: str) -> list[float]:
+        """How far a client's share is from 1/n, mean over the two groups, times n."""
+        groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
+        return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
+
     def fairness(label: str) -> str:
         fast, slow = weight[label, FAST], weight[label, SLOW]
         return f"fast {sum(fast) / len(fast):.2f}/n, slow {sum(slow) / len(slow):.2f}/n"
@@ -50,7 +55,7 @@ def judge(curves: Curves) -> list[Finding]:
             "eq. 3",
             "1/n each",
             f"{fairness(PAPER)}; averaging: {fairness(AVERAGE)}",
-            verdict(above(weight[PAPER, SLOW], weight[AVERAGE, SLOW])),
+            verdict(above(unfair(AVERAGE), unfair(PAPER))),
             "normalising inside each buffer still bends it",
         ),
         Finding(

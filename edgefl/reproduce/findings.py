@@ -10,6 +10,9 @@ from edgefl.report.comparison import estimate
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
 
+TOO_SHORT = "runs ended before this was settled: more stop.trips"
+"""Beside the verdict of `first` that it is out of reach."""
+
 
 class Finding(NamedTuple):
     """One claim, judged."""
@@ -42,14 +45,27 @@ def above(mine: Sequence[float], other: Sequence[float], margin: float = 0.0) ->
     return bool(pairs) and all(a - b > margin for a, b in pairs)
 
 
-def sooner(mine: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether ``mine`` is less in every seed; NaN, for never, is more than any number.
+def first(
+    mine: Sequence[float], other: Sequence[float], mine_end: Sequence[float], other_end: Sequence[float]
+) -> Verdict:
+    """Whether ``mine`` was there first in every seed; "out of reach" where a run ended too soon to tell.
 
-    >>> sooner([1.0, 2.0], [3.0, math.nan]), sooner([1.0, math.nan], [3.0, 4.0])
-    (True, False)
+    What it took each of them, NaN where it did not get there, and where its run ended.
+
+    >>> nan = math.nan
+    >>> first([1.0, 2.0], [3.0, nan], [9.0, 9.0], [9.0, 9.0]), first([nan], [3.0], [9.0], [9.0])
+    ('reproduced', 'not reproduced')
+    >>> first([nan], [nan], [9.0], [9.0]), first([2.0], [nan], [9.0], [1.0])
+    ('out of reach', 'out of reach')
+    >>> first([nan], [3.0], [2.0], [9.0])
+    'out of reach'
     """
-    pairs = zip(mine, other, strict=True)
-    return all(not math.isnan(a) and (math.isnan(b) or a < b) for a, b in pairs)
+    settled = True
+    for a, b, a_end, b_end in zip(mine, other, mine_end, other_end, strict=True):
+        if b <= a or (math.isnan(a) and b <= a_end):
+            return "not reproduced"
+        settled = settled and (a < b or (math.isnan(b) and a <= b_end))
+    return "reproduced" if settled else "out of reach"
 
 
 def share(values: Sequence[float]) -> str:
@@ -63,11 +79,12 @@ def share(values: Sequence[float]) -> str:
 
 
 def times(values: Sequence[float], base: Sequence[float]) -> str:
-    """How many times more than ``base``: the ratio of means; "never" where some run did not get there.
+    """How many times more than ``base``: the ratio of means, or in how many runs there is none.
 
     >>> times([300.0, 500.0], [100.0, 100.0]), times([math.nan, 2.0], [1.0, 1.0])
-    ('4.0×', 'never')
+    ('4.0×', 'not there in 1 of 2 seeds, against 0 of 2')
     """
-    if any(math.isnan(value) for value in (*values, *base)):
-        return "never"
+    missed, mine = (sum(map(math.isnan, row)) for row in (values, base))
+    if missed or mine:
+        return f"not there in {missed} of {len(values)} seeds, against {mine} of {len(base)}"
     return f"{sum(values) / sum(base):.1f}×"

@@ -14,6 +14,7 @@ from edgefl.reproduce.curves import Curves
 from edgefl.reproduce.findings import Finding
 
 SEEDS = (1, 2, 3)
+IN_SMALL = "In small (--quick): scikit-learn's digits and an MLP, whatever is said of data and models."
 
 Judge = Callable[[Curves], Sequence[Finding]]
 
@@ -48,6 +49,10 @@ class Study:
     changes: tuple[str, ...] = ()
     """What a user changes in the settings of every arm, as ``edgefl run --set`` takes it."""
 
+    def remarks(self, quick: bool) -> tuple[str, ...]:
+        """The notes of a comparison at the paper's size, or in small."""
+        return (*self.notes, IN_SMALL) if quick else self.notes
+
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
         for change in changes:
@@ -67,7 +72,11 @@ class Study:
     def experiment(self, arm: Arm, seed: int, *, quick: bool) -> Experiment:
         """The run of one arm and seed."""
         steps = arm.quick if quick else arm.full
-        return config.load(self.file(quick), (*arm.changes, *steps, *self.changes), seed=seed)
+        made = config.load(self.file(quick), (*arm.changes, *steps, *self.changes), seed=seed)
+        if made.stop.accuracy is None and config.load(self.file(quick)).stop.accuracy is not None:
+            given = " ".join(f"--set {change}" for change in self.changes)
+            raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
+        return made
 
     def file(self, quick: bool) -> Path:
         """The settings, as they lie in the package or beside it in a source tree."""

@@ -165,6 +165,8 @@ def test_a_change_that_would_take_back_what_an_arm_sets_is_refused(small: Small)
         (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
         (("fedstaleweight",), "EDGEFL_DATA"),
         (("theory", "--set", "seed=1"), "theory has no settings"),
+        (("theory", "--out", "{file}/under"), "cannot be made: Not a directory"),
+        (("fedbuff", "--quick", "--set", "stop={trips=9}"), "takes stop.accuracy away"),
         (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],
 )
