@@ -31,7 +31,7 @@ class Agreement(NamedTuple):
     unexplained_s: float
     """The furthest that an arrival was beyond what its phone's trips and pauses were late by."""
     inverted: int
-    """Pairs of trips that arrived in the other order."""
+    """Pairs of trips that arrived in the other order; one that did not arrive comes after all that did."""
     inverted_gap_s: float
     """The furthest apart that such a pair was under the virtual clock."""
     stale_otherwise: int
@@ -56,6 +56,10 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
     off_s = np.abs(at_s - due_s)
     changed = np.triu(np.sign(np.subtract.outer(at_s, at_s)) * np.sign(np.subtract.outer(due_s, due_s)) < 0)
     apart_s = np.abs(np.subtract.outer(due_s, due_s))[changed]
+    either = sorted(ours.keys() | theirs.keys())
+    wall_s, virtual_s = (
+        np.array([table[key][1] if key in table else np.inf for key in either]) for table in (ours, theirs)
+    )
     return Agreement(
         trips=len(both),
         missing=len(ours.keys() ^ theirs.keys()),
@@ -66,7 +70,7 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
         off_share=float((off_s / due_s).max()),
         early_s=float(max((due_s - at_s).max(), -late_s.min())),
         unexplained_s=float((off_s - _lateness(both, sent_s, at_s, late_s, start_s)).max()),
-        inverted=int(changed.sum()),
+        inverted=int((np.less.outer(wall_s, wall_s) & np.greater.outer(virtual_s, virtual_s)).sum()),
         inverted_gap_s=float(apart_s.max(initial=0.0)),
         stale_otherwise=int((stale != due_stale).sum()),
         staleness_moved=float(np.abs(np.sort(stale) - np.sort(due_stale)).mean()),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +130,21 @@ class Command:
 
 
 def wait_for_versions(folder: Path, versions: int, command: Command) -> None:
-    """Until the record on disk has so many versions. The record is the event: it is polled, with a bound."""
+    """Until the record on disk has so many versions."""
+    wait_for(lambda: versions_of(folder) >= versions, f"version {versions}", command)
+
+
+def wait_for(there: Callable[[], bool], what: str, command: Command) -> None:
+    """Until the record on disk has something. The record is the event: it is polled, with a bound."""
     for _ in range(int(MINUTE_S / 0.05)):
-        if versions_of(folder) >= versions:
+        if there():
             return
         try:
             command.process.wait(timeout=0.05)
         except subprocess.TimeoutExpired:
             continue
-        raise AssertionError(f"the run ended before version {versions}: {command.finish()}")
-    raise AssertionError(f"no version {versions} within {MINUTE_S:g} s")
+        raise AssertionError(f"the run ended before {what}: {command.finish()}")
+    raise AssertionError(f"no {what} within {MINUTE_S:g} s")
 
 
 def versions_of(folder: Path) -> int:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -83,7 +84,8 @@ def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["wall", "virtual"])
 def test_with_all_of_it_every_task_has_one_fate(kind: str, tmp_path: Path) -> None:
-    of = fleet(tmp_path, thermal=True, battery=True, churn=CHURN, rejoin_s=0.2)
+    deadly = msgspec.structs.replace(CHURN, die_per_trip=0.3)  # however far each phone gets
+    of = fleet(tmp_path, thermal=True, battery=True, churn=deadly, rejoin_s=0.2)
     figures = edgefl.run(wanted(kind, of, stop=Stop(versions=15)), tmp_path / "run").summary()
     assert figures["versions"] == 15
     assert figures["integrity"]["checksum_mismatches"] == 0

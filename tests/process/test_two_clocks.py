@@ -34,7 +34,7 @@ def both(folder: Path) -> Agreement:
 def test_the_virtual_clock_says_what_the_wall_clock_does(tmp_path: Path) -> None:
     found = both(tmp_path)
     assert found.planned_alike
-    assert found.trips > 100
+    assert found.trips > 55
     # A phone's trips follow each other at once, so all that the wall clock may be late by is what its machine
     # made each of them late, and what its server took between two of them.
     assert found.unexplained_s < 1e-9

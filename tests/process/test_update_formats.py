@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Server, Stop
+from edgefl.record import Record
+from edgefl.record.rows import IncidentRow
+from edgefl.supervisor import supervisor
 
-from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for_versions
+from .disturbed import left, made_in, plan
+from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for, wait_for_versions
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0}
 
@@ -39,6 +44,15 @@ def test_the_same_bits_over_both_transports_and_any_number_of_workers(name: str,
     assert len(set(found.values())) == 1
 
 
+def incidents_of(folder: Path) -> list[IncidentRow]:
+    """Incidents on record; none while there is no record that can be read."""
+    try:
+        with Record(folder) as record:
+            return record.incidents
+    except edgefl.ConfigError:
+        return []
+
+
 def test_formats_learn_alike_and_shorten_the_upload(tmp_path: Path) -> None:
     figures = {
         name: edgefl.run(virtual(update_format=name, stop=Stop(versions=120)), tmp_path / name).summary()
@@ -61,13 +75,13 @@ def test_error_feedback_changes_the_run_and_float32_has_none(tmp_path: Path) -> 
     assert sha("c", stop=few) == sha("d", error_feedback=False, stop=few)
 
 
-def test_a_worker_that_dies_in_its_upload_leaves_no_residual(tmp_path: Path) -> None:
-    calm = edgefl.run(virtual(update_format="int8"), tmp_path / "calm").summary()
-    command = Command.run(virtual(update_format="int8", stop=Stop(versions=40)), tmp_path / "killed")
-    wait_for_versions(tmp_path / "killed", 3, command)
-    command.child("edgefl-worker-").kill()
-    code, _, err = command.finish()
+def test_a_worker_that_dies_leaves_no_residual(tmp_path: Path) -> None:
+    wanted = msgspec.structs.replace(virtual(update_format="int8"), model=made_in(tmp_path))
+    calm = supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path).summary()
+    plan(tmp_path, {20: "die", 50: "die"})
+    code, _, err = Command.run(wanted, tmp_path / "killed").finish()
     assert code == 0, err
+    assert left(tmp_path) == []
     assert summary(tmp_path / "killed")["model_sha256"] == calm["model_sha256"]
 
 
@@ -79,7 +93,7 @@ def test_an_altered_update_is_noticed_and_a_killed_run_goes_on(transport: str, t
         stop=Stop(versions=100_000),
     )
     command = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "alter:2:1"})
-    wait_for_versions(folder, 10, command)
+    wait_for(lambda: bool(incidents_of(folder)), "an incident", command)
     command.kill_group()
     command.finish()
     more = versions_of(folder) + 5

@@ -10,9 +10,11 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Model, Server, Stop, Training
 from edgefl.record import Record
+from edgefl.supervisor import supervisor
 from edgefl.verify import verify
 
-from .runs import Command, experiment, summary, wait_for_versions
+from .disturbed import left, made_in, plan
+from .runs import Command, experiment, summary
 
 STRATEGIES = [
     {"name": "fedbuff", "buffer_size": 3},
@@ -91,17 +93,15 @@ def test_events_come_in_the_order_of_emulated_time(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
-    wanted = virtual(2, stop=Stop(versions=150))
-    calm = edgefl.run(wanted, tmp_path / "calm").summary()
-    command = Command.run(wanted, tmp_path / "killed")
-    for versions in (5, 25, 50):
-        wait_for_versions(tmp_path / "killed", versions, command)
-        command.child("edgefl-worker-").kill()
-    code, _, err = command.finish()
+    wanted = virtual(2, model=made_in(tmp_path), stop=Stop(versions=60))
+    calm = supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path).summary()
+    plan(tmp_path, {10: "die", 40: "die", 80: "die"})
+    code, _, err = Command.run(wanted, tmp_path / "killed").finish()
     assert code == 0, err
+    assert left(tmp_path) == []
     killed = summary(tmp_path / "killed")
     assert killed["model_sha256"] == calm["model_sha256"]
-    assert killed["incidents"]["death"] >= 1
+    assert killed["incidents"] == {"death": 3}
     assert killed["trips"]["lost"] == 0
 
 

@@ -15,7 +15,8 @@ from edgefl.experiment import Cells, Churn
 from edgefl.record import Record, run_folder
 from edgefl.supervisor import supervisor
 
-from .runs import Command, experiment, versions_of, wait_for_versions
+from .disturbed import left, made_in, plan
+from .runs import Command, experiment
 from .test_dynamics import CHURN
 from .test_dynamics import fleet as phones
 
@@ -138,19 +139,15 @@ def test_killed_while_it_writes_checkpoints_it_is_the_same_run(
 
 
 def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
-    wanted, folder = virtual(stop=Stop(versions=1000)), tmp_path / "killed"
-    edgefl.run(wanted, tmp_path / "calm")
-    command = Command.run(wanted, folder)
-    wait_for_versions(folder, 20, command)
-    command.interrupt()
-    code, _, err = command.finish()
+    wanted, folder = virtual(model=made_in(tmp_path)), tmp_path / "killed"
+    supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
+    plan(tmp_path, {60: "interrupt"})
+    code, _, err = Command.run(wanted, folder).finish()
     assert code == 130, err
-    reached = versions_of(folder)
-    command = Command("resume", str(folder))
-    wait_for_versions(folder, reached + 20, command)
-    command.child("edgefl-server").kill()
-    code, _, err = command.finish()
+    plan(tmp_path, {60: "kill the server"})
+    code, _, err = Command("resume", str(folder)).finish()
     assert code == 1, err
+    assert left(tmp_path) == []
     onward = f"carry on with: edgefl resume {folder}"
     assert err.splitlines()[-1] == f"edgefl: the server process ended early (signal 9); {onward}"
     code, _, err = Command("resume", str(folder)).finish()

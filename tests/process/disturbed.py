@@ -1,0 +1,69 @@
+"""Runs under the virtual clock that disturb themselves, at a step of their training and not at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl import Model
+
+MODEL = """
+import os
+import signal
+from pathlib import Path
+
+import psutil
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+class Disturbed(nn.Sequential):
+    calls = pid = 0
+
+    def forward(self, inputs):
+        if os.getpid() != self.pid:  # forked from one that has tried it
+            self.pid, self.calls = os.getpid(), 0
+        self.calls += 1
+        file = HERE / f"at-{self.calls}"
+        if file.exists() and Path("/proc/self/comm").read_text().startswith("edgefl-worker"):
+            disturb(file)
+        return super().forward(inputs)
+
+
+def disturb(file):
+    deed = file.read_text()
+    try:
+        file.unlink()
+    except FileNotFoundError:  # the other worker was faster
+        return
+    if deed == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    leader = psutil.Process(os.getsid(0))
+    server = next(process for process in leader.children() if process.name() == "edgefl-server")
+    if deed == "interrupt":
+        os.killpg(0, signal.SIGINT)
+    else:
+        server.kill()
+    server.wait()  # without this worker the run does not end by itself
+
+
+def make(input_shape, classes):
+    return Disturbed(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
+"""
+
+
+def made_in(folder: Path) -> Model:
+    """The model whose training does in one of the run's workers what is planned in this folder."""
+    (folder / "disturbed_model.py").write_text(MODEL)
+    return Model(name="disturbed_model:make")
+
+
+def plan(folder: Path, deeds: dict[int, str]) -> None:
+    """What the first worker does that gets to its so-many-th step: die, interrupt, or kill the server."""
+    for step, deed in deeds.items():
+        (folder / f"at-{step}").write_text(deed)
+
+
+def left(folder: Path) -> list[str]:
+    """What has been planned and not done."""
+    return [path.name for path in folder.glob("at-*")]
