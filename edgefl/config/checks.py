@@ -49,6 +49,7 @@ def figures(tables: Any) -> None:
     _cells(tables["fleet"])
     _name(tables.get("name", "experiment"))
     _training(tables.get("training", {}))
+    _plain_sgd(tables)
     _device(tables)
     if not tables.get("stop"):
         raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(_fields('stop'))}")
@@ -342,6 +343,18 @@ def _training(training: Mapping[str, Any]) -> None:
     if training.get("steps") is not None and training.get("epochs") is not None:
         got = f"steps = {training['steps']} and epochs = {training['epochs']}"
         raise Fault("training.steps", f"training: give steps or epochs, not both; got {got}")
+
+
+def _plain_sgd(tables: Mapping[str, Any]) -> None:
+    """FedNova divides by the number of steps, which is its normaliser for plain SGD alone."""
+    training = tables.get("training", {})
+    if tables.get("strategy", {}).get("name") != "fednova":
+        return
+    for key, off in (("momentum", 0.0), ("lr_normalization", False)):
+        if (got := training.get(key, off)) != off:
+            raise Fault(
+                f"training.{key}", f"training.{key}: must be {shown(off)} with fednova, got {shown(got)}"
+            )
 
 
 def _data(data: Mapping[str, Any], devices: Mapping[str, int]) -> None:

@@ -53,7 +53,7 @@ def _against(other: list[float], mine: list[float], ended_s: list[float]) -> str
     mean_s, other_s = math.fsum(mine) / len(mine), math.fsum(tried_s) / len(tried_s)
     there = f"{missed} of {len(other)} seeds not in {max(tried_s):.3g} s," if missed else f"{other_s:.3g} s"
     if math.isnan(mean_s):
-        return f"{there} against never"
+        return f"{there} against no end in every seed"
     return f"{there} against {mean_s:.3g} s ({'> ' if missed else ''}{other_s / mean_s:.1f}×)"
 
 

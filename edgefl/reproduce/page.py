@@ -76,6 +76,7 @@ def write(
         "title": title,
         "citation": citation,
         **(extra or {}),
+        "target_accuracy": _target(rows),
         "findings": [one._asdict() for one in findings],
         "arms": {
             row.label: {
@@ -96,6 +97,12 @@ def write(
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(out / SUMMARY_FILE, text + "\n")
     write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
+
+
+def _target(rows: Sequence[comparison.Row]) -> float | None:
+    """What the figures "to target" of the arms are to: the highest accuracy that every run reached."""
+    target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
+    return None if target is None else rounded(target)
 
 
 def _page(

@@ -23,7 +23,8 @@ class DeFedAvgNIID(Strategy):
     Clients train without pause, each from the newest model; a finished update overwrites the client's send
     buffer, and a step is made when each sampled client's send buffer holds one, which empties it (lines 11
     to 13). A client drawn twice counts twice. For one that is gone with nothing in its send buffer another
-    is drawn.
+    is drawn. What a step takes is each one's newest update then, also of a client that had one when it was
+    sampled.
     """
 
     participants: Count | None = None

@@ -30,8 +30,8 @@ from edgefl.virtual.trip import Trip
 EVENTS_AT_ONCE = 128
 """Events between two looks at the socket."""
 MOST_TURNS = 1000
-"""Times that a phone comes and goes, on average, without any of them being given a task, before the run is
-given up."""
+"""Times that a phone comes and goes, on average, without any of them being given a task, or arrives at one
+instant of a run that only emulated time or an accuracy ends, before the run is given up."""
 
 
 class VirtualServer(Server):
@@ -54,6 +54,8 @@ class VirtualServer(Server):
         """Tasks that end because their phones went, which was not known when they began."""
         self._cell_due_s = math.inf
         self._turns = 0
+        self._instant: tuple[float, int] = (-math.inf, 0)
+        """The emulated second of the last arrival, and how many there were at it."""
         """Phones that came or went since a task was given out."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
         super().__init__(channel, plan, buffer)
@@ -235,6 +237,7 @@ class VirtualServer(Server):
                 continue
             self._clock.advance(due.at_s)
             if due.kind == ARRIVAL:
+                self._require_time(due.at_s)
                 self._arrive(due)
             elif due.kind == JOIN:
                 self._executor.handle(Joined(due.client, due.at_s))
@@ -248,6 +251,18 @@ class VirtualServer(Server):
                 self._follow()
             failpoints.pass_by("event")
         return True
+
+    def _require_time(self, at_s: float) -> None:
+        """RunError where trips take no time and nothing but time, or an accuracy, would end the run."""
+        last_s, count = self._instant
+        self._instant = (at_s, count + 1 if at_s == last_s else 1)
+        stop = self._experiment.stop
+        ends = (stop.trips, stop.versions, stop.wall_s)
+        if count > MOST_TURNS * len(self._plan.clients) and ends == (None, None, None):
+            raise RunError(
+                f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
+                "stop.versions, or a fleet whose trips take time"
+            )
 
     def _arrive(self, due: Due) -> None:
         task = due.task

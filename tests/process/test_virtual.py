@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Clock, Fleet, Model, Server, Stop, Training
+from edgefl import Clock, Fleet, Model, RunError, Server, Stop, Training
 from edgefl.record import Record
 from edgefl.supervisor import supervisor
 from edgefl.verify import verify
@@ -52,6 +52,19 @@ def test_same_bits_for_any_number_of_workers(strategy: dict[str, object], tmp_pa
         rows = [row for row in trips_of(folder) if row[-1]]
         found[workers] = (figures["model_sha256"], figures["emulated_s"], str(rows))
     assert found[1] == found[3]
+
+
+def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_path: Path) -> None:
+    timeless = virtual(
+        1,
+        fleet=Fleet(devices={"pixel-4": 2}, network="none"),
+        model=Model(args={"hidden": [4]}, flops_per_example=0),
+        strategy={"name": "fedbuff", "buffer_size": 2},
+        training=Training(steps=1, batch_size=1),
+        stop=Stop(emulated_s=5),
+    )
+    with pytest.raises(RunError, match=r"emulated time stands still at \S+ s: 2001 trips took none"):
+        edgefl.run(timeless, tmp_path / "run")
 
 
 def test_same_bits_whatever_sums_them(tmp_path: Path) -> None:
