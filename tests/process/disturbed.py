@@ -31,11 +31,12 @@ class Disturbed(nn.Sequential):
 
 
 def disturb(file):
-    deed = file.read_text()
+    mine = HERE / f"done-{os.getpid()}-{file.name}"
     try:
-        file.unlink()
+        file.rename(mine)
     except FileNotFoundError:  # the other worker was faster
         return
+    deed = mine.read_text()
     if deed == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     leader = psutil.Process(os.getsid(0))
