@@ -61,6 +61,10 @@ SHOWN = {
     "send": "rep",
 }
 """Stages in the table, and their heads."""
+FEW = 3
+"""Trips of each client, on average, that a turn has at least."""
+LONGEST_S = 60.0
+"""A turn that is as long and has too few of them is an error."""
 COPIES = 4
 """Vectors of a client's own: its model, its base, its update, and one on the wire."""
 
@@ -90,7 +94,8 @@ def run(
     ``server_trip_us`` (median cost of a trip to the server, without the sum), ``server_us`` (its whole time
     a trip but waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and ``of_limit``.
 
-    Raises `RunError` if any update was lost, altered or not applied in its turn.
+    A turn with fewer than three trips a client is made again, twice as long. Raises `RunError` if any update
+    was lost, altered or not applied in its turn, or if a minute is too short for a turn.
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
@@ -125,8 +130,8 @@ def _case(
     turns: list[Turn] = []
     limits: dict[str, list[float]] = {what: [] for what in LIMITS[transport]}
     for _ in range(repetitions):
-        with tempfile.TemporaryDirectory(prefix="edgefl-ingest-") as folder:
-            turns.append(turn(transport, parameters, clients, seconds, Path(folder)))
+        found, seconds = _long_enough(transport, parameters, clients, seconds)
+        turns.append(found)
         for what, rate in _limits(transport, parameters, clients, seconds / 2):
             limits[what].append(rate)
     low, rate, high = np.percentile([turn.trips_per_s for turn in turns], [25, 50, 75]).tolist()
@@ -146,6 +151,23 @@ def _case(
             for what, rates in limits.items()
         },
     }
+
+
+def _long_enough(
+    transport: bare.Transport, parameters: int, clients: int, seconds: float
+) -> tuple[Turn, float]:
+    """A turn in which each client made trips, and its length: twice as long until it is so."""
+    while True:
+        with tempfile.TemporaryDirectory(prefix="edgefl-ingest-") as folder:
+            found = turn(transport, parameters, clients, seconds, Path(folder))
+        if found.trips >= FEW * clients:
+            return found, seconds
+        if seconds >= LONGEST_S:
+            raise RunError(
+                f"ingest: {found.trips} trips of {clients} clients with {parameters:,} parameters in "
+                f"{seconds:g} s, at least {FEW * clients} are needed: give smaller sizes"
+            )
+        seconds *= 2
 
 
 def _limits(
@@ -226,12 +248,14 @@ def _read(folder: Path) -> Turn:
         summed = int(record.versions["updates"].sum())
         costs = {row.stage: row.seconds for row in record.costs}
         incidents = record.incidents
-    if incidents or altered or int(applied.sum()) != summed or len(arrived) < 2:
+    if incidents or altered or int(applied.sum()) != summed:
         first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
             f"ingest: {len(incidents)} incidents{first}, {altered} altered updates, "
             f"{int(applied.sum())} applied of {summed} summed, {len(arrived)} trips; every update must count"
         )
+    if len(arrived) < 2:
+        return Turn(len(arrived), 0.0, 0.0, dict.fromkeys(STAGES, 0.0))
     count, span_s = len(arrived), float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
@@ -266,8 +290,8 @@ def _print(result: dict[str, Any]) -> None:
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s. sock, mem, pass: share of what bare "
-        "sockets (ZeroMQ for wire) do with the same frames, of what copying and summing the same bytes "
+        f"{result['repetitions']} turns of {result['seconds']:g} s or more. sock, mem, pass: share of what "
+        "bare sockets (ZeroMQ for wire) do with the same frames, of what copying and summing the same bytes "
         "allows, and of a trip's passes over memory. trip: median µs of one trip, without the sum"
     )
 

@@ -41,6 +41,17 @@ def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path
     assert not model[1:].any()
 
 
+def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, seconds = ingest._long_enough("shm", 1000, CLIENTS, 1e-4)
+    assert found.trips >= ingest.FEW * CLIENTS
+    doublings = np.log2(seconds / 1e-4)
+    assert doublings == pytest.approx(round(doublings))
+    assert doublings > 0.5
+    monkeypatch.setattr(ingest, "LONGEST_S", 1e-4)
+    with pytest.raises(RunError, match=r"trips of 3 clients with 1,000 parameters in 0\.0001 s, at least 9"):
+        ingest._long_enough("shm", 1000, CLIENTS, 1e-4)
+
+
 def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ingest.json"
     result = ingest.run(path, sizes=(100, 5000), clients=CLIENTS, seconds=0.1, repetitions=1)
