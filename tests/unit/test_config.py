@@ -107,16 +107,6 @@ def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
     assert config.load(toml, ["strategy={}"]).strategy == {"name": "fedbuff"}
 
 
-@pytest.mark.parametrize("setting", ["momentum=0.5", "lr_normalization=true"])
-def test_fednova_is_for_plain_sgd(toml: Path, setting: str) -> None:
-    toml.write_text(MINIMAL)
-    assert config.load(toml, ["strategy.name=fednova", "training.momentum=0.0"]).strategy["name"] == "fednova"
-    with pytest.raises(
-        ConfigError, match=rf"training\.{setting.partition('=')[0]}: must be \S+ with fednova"
-    ):
-        config.load(toml, ["strategy.name=fednova", f"training.{setting}"])
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -65,3 +68,11 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
 def test_python_gets_the_same_errors(given: Experiment, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config.validate(given)
+
+
+@pytest.mark.parametrize("setting", [{"momentum": 0.5}, {"lr_normalization": True}])
+def test_fednova_is_for_plain_sgd(setting: dict[str, Any]) -> None:
+    plain = Experiment(fleet=Fleet(devices={"pi-4": 2}), strategy={"name": "fednova"}, stop=Stop(versions=3))
+    assert config.validate(plain).strategy == {"name": "fednova"}
+    with pytest.raises(ConfigError, match=rf"training\.{next(iter(setting))}: must be \S+ with fednova"):
+        config.validate(msgspec.structs.replace(plain, training=Training(**setting)))
