@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edgefl.emulation.capacity import usable_cores
 from edgefl.errors import Invalid
+from edgefl.limits.capacity import usable_cores
 from edgefl.regression import baseline, verdict
 from edgefl.regression.device import EdgeDevice, Where, Wishes
 from edgefl.regression.measurement import Measurement

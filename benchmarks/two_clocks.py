@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 import edgefl
-from edgefl.bench.clocks import agreement
-from edgefl.record import Record
+from edgefl.lab.clocks import agreement
+from edgefl.results.record import Record
 
 
 def experiment(kind: str, trips: int) -> edgefl.Experiment:

@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 
 import edgefl
-from edgefl.emulation.capacity import usable_cores
-from edgefl.processes import keep_freed_memory, single_threaded_environment
-from edgefl.record import Record
+from edgefl.limits.capacity import usable_cores
+from edgefl.results.record import Record
+from edgefl.run.process import keep_freed_memory, single_threaded_environment
 
 
 def experiment(trips: int, workers: int) -> edgefl.Experiment:

@@ -1,7 +1,7 @@
 """What a trip costs under the virtual clock when its training takes no time, and where the time goes.
 
 The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
-`edgefl.bench.idle` changes one number. Everything that remains is the system's own.
+`edgefl.lab.idle` changes one number. Everything that remains is the system's own.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 """
@@ -13,14 +13,14 @@ import json
 import tempfile
 from pathlib import Path
 
-from edgefl.bench import idle
-from edgefl.bench.ingest import attend
-from edgefl.bench.started import expect, started
-from edgefl.emulation.capacity import usable_cores
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
-from edgefl.messages import control
+from edgefl.lab import idle
+from edgefl.lab.ingest import attend
+from edgefl.lab.processes import expect, started
+from edgefl.limits.capacity import usable_cores
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
-from edgefl.record import Record
+from edgefl.results.record import Record
+from edgefl.run import control
 
 FLEETS = {
     "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
@@ -35,9 +35,7 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
     half = clients // 2
     return Experiment(
         seed=1,
-        fleet=Fleet(
-            devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory="off"
-        ),
+        fleet=Fleet(devices={profiles[0]: clients - half, profiles[1]: half}, network=network, memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),
         strategy={"name": "fedstaleweight", "buffer_size": 10, "restart": "immediate"},
         clock=Clock(kind="virtual", workers=workers),
@@ -57,8 +55,8 @@ def run(wanted: Experiment, folder: Path) -> None:
     infos = [control.ClientInfo(number, name, wanted.fleet.network) for number, name in enumerate(names)]
     parameters, workers = int(wanted.model.args["parameters"]), wanted.clock.workers or 1
     with (
-        started("edgefl.children.zygote", control.FromZygote, idle.NAME) as zygote,
-        started("edgefl.children.server_process", control.FromServer) as server,
+        started("edgefl.run.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.run.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(wanted, str(folder), infos))
         prepared = expect(zygote, control.Prepared)

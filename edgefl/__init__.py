@@ -8,23 +8,19 @@
 
 The map, from what the user says to what comes out:
 
-    experiment config/ toml            the experiment: typed, checked, read and written
-    strategies/ privacy/ theory/       one paper's algorithm a file; what is proved of them, measured
-    supervisor/ children/              the process of a run, and those that it starts
-    server/ client/ virtual/           what they do; virtual: the same in the order of emulated time
-    core/                              the server's decisions, pure
-    messages/ sockets/ channel         what the processes say, and over what
-    parameters/ transport/             how a model and an update lie in memory and travel
-    emulation/ phones/                 what makes a process behave like a phone; the phones of one run
-    learning/                          data, models, local training
-    kernels/                           the hot path: weighted sums, checksums, moving averages
-    record/ verify                     the run folder; a run made again from it
-    report/ result                     what the user sees
-    cli/ doctor bench/ reproduce/      the commands; what is measured, and the papers' claims, run here
-    pytest_plugin regression/          tests on emulated devices
-    interchange/                       other projects' profiles
-    testing                            a strategy tried in memory
-    errors seeds processes             what all of them use; failpoints, plain_pickle: what few do
+    cli/ pytest_plugin           what the user types; regression/: tests on emulated devices
+    lab/                         measurements, and the papers' claims, run here
+    run/                         one run: its processes, what they say to each other, and what each does
+    results/                     the record, and what is made of it: summary, report, comparison, trace
+    experiment config/ toml      what the user says: typed, checked, read and written
+    devices/                     what a phone is, and other projects' profiles
+    limits/                      how a process is held to it
+    learning/                    data, models, a client's training
+    core/                        the server's decisions, pure
+    parameters/                  how a model and an update lie in memory and on disk
+    strategies/                  one paper's algorithm a file; testing: a strategy tried in memory
+    kernels/                     the hot path: weighted sums, checksums, moving averages
+    errors seeds failpoints plain_pickle    what all of them use, and what few do
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ from edgefl.experiment import (
 )
 
 if TYPE_CHECKING:
-    from edgefl.result import Result
+    from edgefl.results.result import Result
 
 __all__ = [
     "Checkpoint",
@@ -76,7 +72,7 @@ def run(experiment: Experiment, out: str | Path | None = None, *, quiet: bool = 
     Without ``out`` a new folder under ``runs/`` is made. Raises `ConfigError` if the experiment cannot be
     done and `RunError` if the run could not go on.
     """
-    from edgefl.supervisor import supervisor
+    from edgefl.run import supervisor
 
     return supervisor.run(
         experiment, Path(out) if out is not None else new_run_folder(experiment.name), quiet

@@ -35,10 +35,10 @@ from edgefl.core.events import (
     Wake,
 )
 from edgefl.errors import RunError
-from edgefl.privacy.tree import TreeNoise
 from edgefl.seeds import stream
 from edgefl.strategies import optimizer
 from edgefl.strategies.base import Device, Strategy, Update
+from edgefl.strategies.noise import TreeNoise
 
 Vector = npt.NDArray[Any]
 Durations = Callable[[int, int], float] | Sequence[float]

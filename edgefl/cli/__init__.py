@@ -4,8 +4,8 @@
     run          run, resume
     results      compare, report, trace, verify
     reproduce    reproduce
-    devices      calibrate, and profiles: profiles.py, profile_tables.py
-    machine      doctor
+    profiles     profiles and calibrate; profile_tables are their tables
+    doctor       doctor
     bench        bench aggregate, fidelity, ingest, spawn
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import bench, devices, machine, reproduce, results, run
+from edgefl.cli import bench, doctor, profiles, reproduce, results, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, results, reproduce, devices, machine, bench):
+for commands in (run, results, reproduce, profiles, doctor, bench):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -16,17 +16,10 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
 
 
-BENCHES = Path(__file__).parents[1] / "bench"
-
-
 def add(app: typer.Typer) -> None:
-    """Each function here whose measurement is in ``edgefl/bench`` is a command."""
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     for command in (aggregate, fidelity, ingest, spawn):
-        if (BENCHES / f"{command.__name__}.py").is_file():
-            group.command()(command)
-    if not group.registered_commands:
-        return
+        group.command()(command)
     app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
 
 
@@ -43,7 +36,7 @@ def fidelity(
     ] = False,
 ) -> int:
     """How well phones are emulated, against what they declare; exit code 1 unless every bar is held."""
-    from edgefl.bench.fidelity import run
+    from edgefl.lab.fidelity import run
 
     _check(json)
     result = run(json, quick, slowed=slowed, say=lambda text: typer.echo(f"{text} …", err=True))
@@ -76,4 +69,4 @@ def _check(json: Path | None) -> None:
 
 def _measure(what: str, json: Path | None, quick: bool) -> None:
     _check(json)
-    import_module(f"edgefl.bench.{what}").run(json, quick)
+    import_module(f"edgefl.lab.{what}").run(json, quick)

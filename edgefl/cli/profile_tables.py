@@ -8,9 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.emulation import Device, FleetFile, Network, to_json
-from edgefl.emulation.schema import Profile
-from edgefl.report.tables import table
+from edgefl.devices import Device, FleetFile, Network, to_json
+from edgefl.devices.schema import Profile
+from edgefl.results.tables import table
 
 
 def devices_table(devices: list[Device]) -> Table:

@@ -1,4 +1,7 @@
-"""``edgefl profiles``: list, show, check, import and export."""
+"""``edgefl profiles``: list, show, check, import and export.
+
+``edgefl profiles`` and ``edgefl calibrate``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import difflib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +19,8 @@ from typer.core import TyperGroup
 from edgefl.errors import ConfigError, ProfileError, RunError, unknown
 
 if TYPE_CHECKING:
-    from edgefl.emulation.schema import Profile
+    from edgefl.devices.schema import Profile
+
 
 FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
 LISTED = 12
@@ -52,7 +57,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """One profile, each figure with its source. The word show may be left out."""
-    from edgefl.emulation import to_json
+    from edgefl.devices import to_json
 
     profile = _loaded(name)
     if as_json:
@@ -60,7 +65,7 @@ def show(
         return
 
     from edgefl.cli import profile_tables
-    from edgefl.report import tables
+    from edgefl.results import tables
 
     tables.show(*profile_tables.one(profile))
 
@@ -70,7 +75,7 @@ def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Profile files in TOML.")],
 ) -> None:
     """Say everything that is wrong with profile files."""
-    from edgefl.emulation import check_file
+    from edgefl.devices import check_file
 
     wrong, count = 0, 0
     for file in files:
@@ -101,8 +106,8 @@ def import_(
     up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
 ) -> None:
     """Make profiles of another project's file."""
-    from edgefl.interchange import formats
-    from edgefl.interchange.asked import Asked
+    from edgefl.devices import formats
+    from edgefl.devices.imports import Asked
 
     made = formats.read(format_name, file, Asked(name, tuple(only or ()), clients, base, up))
     for note in made.notes:
@@ -130,7 +135,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a profile in another project's format."""
-    from edgefl.interchange.formats import write
+    from edgefl.devices.formats import write
 
     written = write(name, format_name, way)
     if written.left_out:
@@ -168,7 +173,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _put(path: Path, content: bytes) -> None:
-    from edgefl.report.files import write_bytes
+    from edgefl.results.files import write_bytes
 
     try:
         write_bytes(path, content)
@@ -177,8 +182,8 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from edgefl import emulation
-    from edgefl.emulation import profile_files, profiles
+    from edgefl import devices as emulation
+    from edgefl.devices import profile_files, profiles
 
     if as_json:
         plain = {
@@ -194,7 +199,7 @@ def _list(as_json: bool) -> None:
     fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
 
     from edgefl.cli import profile_tables
-    from edgefl.report import tables
+    from edgefl.results import tables
 
     tables.show(
         profile_tables.devices_table(devices),
@@ -205,8 +210,8 @@ def _list(as_json: bool) -> None:
 
 def _loaded(name: str) -> Profile:
     """The profile of that name, of whatever kind, or in that file, as it is written there."""
-    from edgefl.emulation import profile_files
-    from edgefl.emulation.profiles import as_written
+    from edgefl.devices import profile_files
+    from edgefl.devices.profiles import as_written
 
     if profile_files.is_path(name):
         return as_written(profile_files.kind_of(profile_files.read(Path(name))), name)
@@ -215,3 +220,35 @@ def _loaded(name: str) -> Profile:
             return as_written(kind, name)
     have = [name for kind in profile_files.TYPES for name in profile_files.names(kind)]
     raise ProfileError(unknown("profile", name, have))
+
+
+def add(commands: typer.Typer) -> None:
+    commands.add_typer(app, name="profiles")
+    commands.command()(calibrate)
+
+
+def calibrate(
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if the last one holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Measure what this machine computes a second."""
+    from edgefl.limits.calibration import EXPIRES_S
+    from edgefl.limits.calibration import calibrate as measure
+
+    found = measure(force=fresh)
+    if as_json:
+        import msgspec
+
+        typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+        return
+
+    from edgefl.results.tables import show, table
+
+    rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
+    title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
+    show(table(("what", ">median", "", ">CV %"), rows, title=title))
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
+    typer.echo(f"a second is one of CPU time; holds until {until}")
+    cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
+    if arrays_mib < 2 * cache_mib:
+        typer.echo(f"the triad's {arrays_mib:.0f} MiB are not well past the cache of {cache_mib:.0f} MiB")

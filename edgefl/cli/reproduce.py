@@ -10,7 +10,7 @@ import typer
 
 from edgefl.cli.run import named_folder
 from edgefl.errors import ConfigError, unknown
-from edgefl.reproduce import PAPERS
+from edgefl.lab.papers import PAPERS
 
 
 def add(app: typer.Typer) -> None:
@@ -47,14 +47,14 @@ def reproduce(
         if not quiet:
             typer.echo(text, err=True)
 
-    from edgefl.record.run_folder import require_free
-    from edgefl.reproduce import page
+    from edgefl.lab import page
+    from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
-    module = import_module(f"edgefl.reproduce.{paper}")
+    module = import_module(f"edgefl.lab.{paper}")
     kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):
-        from edgefl.reproduce import running
+        from edgefl.lab import running
 
         study = module.study.changed(changes or ())
         try:
@@ -74,7 +74,7 @@ def reproduce(
         findings, pictures = module.findings(quick=quick, say=say)
         page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
     if not quiet:
-        from edgefl.report.tables import show
+        from edgefl.results.tables import show
 
         show(page.table(findings))
         typer.echo(f"{folder / 'report.html'}")

@@ -30,8 +30,8 @@ def compare(
     for folder in folders:
         require_run(folder)
 
-    from edgefl.report.compare import compare as beside
-    from edgefl.report.tables import show
+    from edgefl.results.compare import compare as beside
+    from edgefl.results.tables import show
 
     show(beside(folders, out))
 
@@ -42,7 +42,7 @@ def report(
     """Write a run's HTML report and say where it is."""
     require_run(folder)
 
-    from edgefl.report.html import write_report
+    from edgefl.results.html import write_report
 
     typer.echo(write_report(folder))
 
@@ -53,7 +53,7 @@ def trace(
     """Write a run's Perfetto timeline and say where it is."""
     require_run(folder)
 
-    from edgefl.report.trace import write_trace
+    from edgefl.results.trace import write_trace
 
     typer.echo(write_trace(folder))
 
@@ -67,7 +67,7 @@ def verify(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from edgefl.verify import verify as again
+    from edgefl.run.verify import verify as again
 
     columns = (TextColumn("versions"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)

@@ -55,7 +55,7 @@ def run(
     experiment = config.load(file, set_ or (), seed=seed, clock=clock)
     folder = _folder(out, experiment)
 
-    from edgefl.supervisor import supervisor
+    from edgefl.run import supervisor
 
     try:
         result = supervisor.run(experiment, folder, quiet, file.parent.absolute())
@@ -74,7 +74,7 @@ def resume(
     """
     require_run(folder)
 
-    from edgefl.supervisor import supervisor
+    from edgefl.run import supervisor
 
     try:
         result = supervisor.resume(folder, quiet)
@@ -119,6 +119,6 @@ def _finish(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
         why = (fidelity.get("reasons") or ["the emulation missed its bounds"])[0]
         typer.echo(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
     if not quiet:
-        from edgefl.report.tables import show, summary_table
+        from edgefl.results.tables import show, summary_table
 
         show(summary_table(summary, folder))

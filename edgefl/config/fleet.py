@@ -24,7 +24,7 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
     fleet = dict(tables["fleet"])
     data = dict(tables.get("data", {}))
     if isinstance(fleet["devices"], str):
-        from edgefl.emulation import load_fleet
+        from edgefl.devices import load_fleet
 
         try:
             file = load_fleet(_absolute(fleet["devices"], base))
@@ -49,8 +49,8 @@ def resolve(tables: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def require(fleet: Mapping[str, Any]) -> None:
     """Raise a `ProfileFault` if what a resolved ``[fleet]`` names does not exist or lacks what it needs."""
-    from edgefl.emulation import load_device
-    from edgefl.emulation.availability import read_availability
+    from edgefl.devices import load_device
+    from edgefl.devices.presence import read_availability
 
     devices, network = fleet["devices"], fleet["network"]
     for name in devices:
@@ -77,7 +77,7 @@ def require(fleet: Mapping[str, Any]) -> None:
 
 def _require_rates(fleet: Mapping[str, Any], networks: Iterable[str]) -> None:
     """Raise a `ProfileFault` if phones of a cell have links whose own rate varies."""
-    from edgefl.emulation import load_network
+    from edgefl.devices import load_network
 
     for name in networks if fleet.get("cells") else ():
         if load_network(name).replays:
@@ -86,8 +86,8 @@ def _require_rates(fleet: Mapping[str, Any], networks: Iterable[str]) -> None:
 
 def _network(name: str) -> None:
     """Read a network and the traces that it replays."""
-    from edgefl.emulation import load_network
-    from edgefl.emulation.trace import read_trace
+    from edgefl.devices import load_network
+    from edgefl.devices.trace import read_trace
 
     network = load_network(name)
     for way in (network.down, network.up):
@@ -97,9 +97,9 @@ def _network(name: str) -> None:
 
 def _require_figures(fleet: Mapping[str, Any]) -> None:
     """Raise a `ProfileFault` if heat or batteries are asked for and no profile has the figures for them."""
-    from edgefl.emulation import load_device
-    from edgefl.emulation.power import power_of
-    from edgefl.emulation.thermal import thermal_model
+    from edgefl.devices import load_device
+    from edgefl.devices.power import power_of
+    from edgefl.devices.thermal import thermal_model
 
     devices = [load_device(name) for name in fleet["devices"]]
     if fleet.get("thermal") and not any(thermal_model(device) for device in devices):
@@ -116,7 +116,7 @@ def _require_figures(fleet: Mapping[str, Any]) -> None:
 
 def _require_leaving(fleet: Mapping[str, Any]) -> None:
     """Raise a `ProfileFault` if it is said what becomes of tasks of phones that leave, and none ever does."""
-    from edgefl.emulation import load_device
+    from edgefl.devices import load_device
 
     if fleet.get("on_leave", "lose") == "lose":
         return

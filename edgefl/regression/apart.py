@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import msgspec
 import psutil
 
-from edgefl.channel import Channel, Closed
 from edgefl.errors import ConfigError
-from edgefl.processes import become_child
 from edgefl.regression import orders
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.process import become_child
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[orders.FromWorker] = msgspec.msgpack.Decoder(orders.FromWorker)

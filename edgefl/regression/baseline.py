@@ -20,9 +20,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgefl.emulation.calibration import fingerprint, library
-from edgefl.emulation.capacity import host
 from edgefl.errors import ConfigError
+from edgefl.limits.calibration import fingerprint, library
+from edgefl.limits.capacity import host
 from edgefl.regression import reference
 from edgefl.regression.inference import LEAST_REPETITIONS
 from edgefl.regression.measurement import Measurement, profile_sha256

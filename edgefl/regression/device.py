@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.emulation import load_device, load_network
-from edgefl.emulation.schema import Device, Network
+from edgefl.devices import load_device, load_network
+from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
 from edgefl.regression import baseline, verdict
 from edgefl.regression.imports import locate

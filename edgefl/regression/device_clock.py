@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from edgefl.emulation.pacing import wait_until
+from edgefl.limits.pacing import wait_until
 
 _SCHEDSTAT = Path("/proc/self/schedstat")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgefl.emulation import load_device, load_network
+from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, unknown
 from edgefl.regression.device import DEFAULT_LIMIT_S, Wishes, least_repetitions
 from edgefl.regression.verdict import BUDGETS

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.emulation.capacity import StealMeter
-from edgefl.emulation.fidelity import STEAL_MAX
-from edgefl.emulation.power import energy_j
-from edgefl.emulation.schema import Device, Network, to_json
+from edgefl.devices.power import energy_j
+from edgefl.devices.schema import Device, Network, to_json
 from edgefl.errors import NotMet, OutOfDeviceMemory
+from edgefl.limits.capacity import StealMeter
+from edgefl.limits.fidelity import STEAL_MAX
 from edgefl.regression import inference
 from edgefl.regression.orders import Ended, Order, Ready, Repeat, Repetition
 from edgefl.regression.process import MeasuringProcess, alone

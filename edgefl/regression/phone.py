@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.emulation.link import Disconnected, Link
-from edgefl.emulation.schema import Device, Network
+from edgefl.devices.link import Disconnected, Link
+from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
 from edgefl.regression.device_clock import DeviceClock
 
@@ -38,7 +38,7 @@ class Phone:
         Takes what the link takes, and returns that in emulated seconds. TypeError for what holds no bytes;
         `Disconnected` if the link breaks.
 
-        >>> from edgefl.emulation import load_device, load_network
+        >>> from edgefl.devices import load_device, load_network
         >>> phone = Phone(load_device("pi-4"), load_network("defedavg-400"), np.random.default_rng(0))
         >>> round(phone.send(bytes(2_200_000)), 3), phone.sent_bytes
         (0.044, 2200000)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from edgefl.channel import Channel, Closed, pair
 from edgefl.errors import ConfigError, RunError
-from edgefl.processes import single_threaded_environment
 from edgefl.regression.orders import Ended, FromWorker, Order, Ready, Refused, Repeat, Repetition
+from edgefl.run.channel import Channel, Closed, pair
+from edgefl.run.process import single_threaded_environment
 
 _ENDING_S = 1.0
 """For the measuring process to end by itself once nobody asks it anything."""

@@ -14,9 +14,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from edgefl.emulation.host_operations import sgd_step
 from edgefl.learning.flops import FlopCount
 from edgefl.learning.randomness import torch_seed
+from edgefl.limits.host_operations import sgd_step
 from edgefl.regression.orders import ReferenceName
 
 VERSION = 1

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from edgefl.emulation.memory import MemoryLimit, limit_memory
-from edgefl.emulation.schema import Device, Network
-from edgefl.processes import keep_freed_memory
+from edgefl.devices.schema import Device, Network
+from edgefl.limits.memory import MemoryLimit, limit_memory
 from edgefl.regression import reference as references
 from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
 from edgefl.regression.orders import MOST_AT_A_TIME, Against, Ready, Repetition
 from edgefl.regression.peak import Peak
 from edgefl.regression.phone import Phone
 from edgefl.regression.reference import Reference
+from edgefl.run.process import keep_freed_memory
 from edgefl.seeds import stream
 
 SHOT_S = 0.0003

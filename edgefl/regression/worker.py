@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from edgefl.channel import Channel, Closed
-from edgefl.emulation import load_device, load_network
+from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.processes import adopt_orphans, become_child, outlive_parent
 from edgefl.regression import orders
 from edgefl.regression.apart import apart, end_children, has_children
 from edgefl.regression.imports import find
 from edgefl.regression.peak import return_free_memory
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.process import adopt_orphans, become_child, outlive_parent
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 

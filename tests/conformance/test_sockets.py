@@ -10,9 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from edgefl import sockets
-from edgefl.messages import wire
-from edgefl.sockets import Frame, Full, PeerSocket, ServerSocket, Unreachable, zeromq
+from edgefl.run import connection, messages, zeromq_sockets
+from edgefl.run.connection import Frame, Full, PeerSocket, ServerSocket, Unreachable
 
 BOUND_MS = 20_000
 SOME = 5
@@ -24,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[ServerSocket]:
-    made = sockets.bind(request.param, wire.MAX_HEADER_BYTES)
+    made = connection.bind(request.param, messages.MAX_HEADER_BYTES)
     yield made
     made.close()
 
 
 @pytest.fixture
 def local() -> Iterator[ServerSocket]:
-    made = sockets.bind("shm", wire.MAX_HEADER_BYTES)
+    made = connection.bind("shm", messages.MAX_HEADER_BYTES)
     yield made
     made.close()
 
@@ -81,7 +80,7 @@ def until_gone(call: Callable[[], object]) -> None:
 
 
 def test_messages_arrive_under_their_senders_names_and_in_their_order(server: ServerSocket) -> None:
-    peers = [sockets.connect(server.address, f"client-{number}-0".encode()) for number in range(3)]
+    peers = [connection.connect(server.address, f"client-{number}-0".encode()) for number in range(3)]
     for turn in range(SOME):
         for number, peer in enumerate(peers):
             say(peer, f"{number}:{turn}".encode())
@@ -99,8 +98,8 @@ def test_messages_arrive_under_their_senders_names_and_in_their_order(server: Se
 
 
 def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket) -> None:
-    peer = sockets.connect(server.address, b"one")
-    for size in (1, 1000, wire.MAX_HEADER_BYTES):
+    peer = connection.connect(server.address, b"one")
+    for size in (1, 1000, messages.MAX_HEADER_BYTES):
         message = os.urandom(size)
         say(peer, message)
         assert heard(server, 1) == [(b"one", [message])]
@@ -115,7 +114,7 @@ def test_who_is_not_there_cannot_be_reached(server: ServerSocket) -> None:
 
 
 def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket) -> None:
-    peer = sockets.connect(server.address, b"one")
+    peer = connection.connect(server.address, b"one")
     say(peer, b"first")
     assert heard(server, 1) == [(b"one", [b"first"])]
     server.send(b"one", [b"never read"])
@@ -134,11 +133,11 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
 
 
 def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket) -> None:
-    peer = sockets.connect(server.address, b"one")
+    peer = connection.connect(server.address, b"one")
     say(peer, b"ready")
     heard(server, 1)
     assert until_full(lambda: server.send(b"one", [bytes(1000)])) > 0
-    other = sockets.connect(server.address, b"two")
+    other = connection.connect(server.address, b"two")
     say(other, b"hello")
     assert heard(server, 1) == [(b"two", [b"hello"])]
     for each in (peer, other):
@@ -146,7 +145,7 @@ def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket
 
 
 def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(server: ServerSocket) -> None:
-    peer = sockets.connect(server.address, b"one")
+    peer = connection.connect(server.address, b"one")
     say(peer, b"ready")
     sent = until_full(lambda: peer.send([bytes(1000)]))
     assert len(heard(server, 1 + sent)) == 1 + sent
@@ -157,7 +156,7 @@ def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(server: Serv
 
 @pytest.mark.parametrize("side", ["server", "peer"])
 def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> None:
-    peer = sockets.connect(server.address, b"one")
+    peer = connection.connect(server.address, b"one")
     say(peer, b"ready")
     heard(server, 1)
     mine, other = os.pipe()
@@ -180,7 +179,7 @@ def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> No
 
 @pytest.mark.parametrize("lent", [False, True])
 def test_payload_frames_travel_on_the_wire(lent: bool) -> None:
-    size = zeromq.LENT_BYTES if lent else zeromq.LENT_BYTES - 1
+    size = zeromq_sockets.LENT_BYTES if lent else zeromq_sockets.LENT_BYTES - 1
     pid = os.fork()  # frames whose memory is lent leave a thread of pyzmq's behind
     if pid == 0:
         code = 1
@@ -192,8 +191,8 @@ def test_payload_frames_travel_on_the_wire(lent: bool) -> None:
 
 
 def payload_travels(body: bytes) -> None:
-    server = sockets.bind("wire", len(body))
-    peer = sockets.connect(server.address, b"one")
+    server = connection.bind("wire", len(body))
+    peer = connection.connect(server.address, b"one")
     say(peer, b"ready")
     peer.send([b"head", body])
     assert heard(server, 2) == [(b"one", [b"ready"]), (b"one", [b"head", body])]
@@ -225,18 +224,18 @@ def turns(server: ServerSocket) -> list[tuple[bytes, list[bytes]]]:
 
 @linux
 def test_addresses_are_not_to_be_guessed_and_leave_no_file(local: ServerSocket) -> None:
-    other = sockets.bind("shm", 1)
+    other = connection.bind("shm", 1)
     assert other.address != local.address
     assert local.address.startswith("local://@edgefl-")
     assert len(local.address) > len("local://@edgefl-") + 30
     other.close()
     with pytest.raises(Unreachable):
-        sockets.connect(other.address, b"late")
+        connection.connect(other.address, b"late")
 
 
 @linux
 def test_a_name_that_is_taken_is_refused_and_its_owner_stays(local: ServerSocket) -> None:
-    owner = sockets.connect(local.address, b"one")
+    owner = connection.connect(local.address, b"one")
     say(owner, b"mine")
     assert heard(local, 1) == [(b"one", [b"mine"])]
     thief = raw(local)
@@ -275,17 +274,17 @@ def test_an_empty_message_is_a_farewell(local: ServerSocket) -> None:
 def test_a_header_that_is_too_long_is_no_message(local: ServerSocket) -> None:
     peer = raw(local)
     peer.send(b"one")
-    peer.send(bytes(wire.MAX_HEADER_BYTES + 100))
+    peer.send(bytes(messages.MAX_HEADER_BYTES + 100))
     ((name, (frame,)),) = turns(local)
     assert name == b"one"
-    with pytest.raises(wire.WireError, match="at most 65536 are allowed"):
-        wire.decode_from_client(frame)
+    with pytest.raises(messages.WireError, match="at most 65536 are allowed"):
+        messages.decode_from_client(frame)
     peer.close()
 
 
 @linux
 def test_a_peer_knows_that_the_server_is_gone_but_hears_its_last_word(local: ServerSocket) -> None:
-    peer = sockets.connect(local.address, b"one")
+    peer = connection.connect(local.address, b"one")
     say(peer, b"ready")
     heard(local, 1)
     say(peer, b"never read")
@@ -319,7 +318,7 @@ def test_a_process_of_another_user_is_turned_away(local: ServerSocket) -> None:
     assert turns(local) == []
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert turns(local) == []
-    peer = sockets.connect(local.address, b"client-0-0")
+    peer = connection.connect(local.address, b"client-0-0")
     say(peer, b"mine")
     assert heard(local, 1) == [(b"client-0-0", [b"mine"])]
     peer.close()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from edgefl import kernels
 from edgefl.errors import SlotError, WireError
-from edgefl.messages import wire
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
-from edgefl.transport import ClientEnd, Frame, ServerEnd, model_from, server_end
-from edgefl.transport.shm import ShmClient, ShmServer
-from edgefl.transport.wire import WireClient, WireServer
+from edgefl.run import messages
+from edgefl.run.transport import ClientEnd, Frame, ServerEnd, model_from, server_end
+from edgefl.run.transport_shm import ShmClient, ShmServer
+from edgefl.run.transport_wire import WireClient, WireServer
 
 KINDS = ("shm", "wire")
 
@@ -45,14 +45,16 @@ class Run:
     def deliver(self) -> None:
         """Everything that is under way arrives: a socket may send a frame long after it was given to it."""
         for header, *rest in self._under_way:
-            chunk = wire.decode_from_client(header)
-            assert isinstance(chunk, wire.Chunk)
-            self.server.accept(chunk, wire.payload([header, *rest]))
+            chunk = messages.decode_from_client(header)
+            assert isinstance(chunk, messages.Chunk)
+            self.server.accept(chunk, messages.payload([header, *rest]))
         self._under_way.clear()
 
-    def lease(self, task: int, slot: int) -> wire.Task:
+    def lease(self, task: int, slot: int) -> messages.Task:
         self.buffer.lease(slot, task=task, client=0, base_version=0)
-        return wire.Task(client=0, task=task, trip=0, version=0, entry=0, slot=slot, cut=None, condition=None)
+        return messages.Task(
+            client=0, task=task, trip=0, version=0, entry=0, slot=slot, cut=None, condition=None
+        )
 
 
 @contextmanager
@@ -152,7 +154,7 @@ def test_a_lent_version_is_read_where_it_lies_and_a_changed_one_is_noticed() -> 
         there.buffer.publish(version=0, entry=0)
         there.buffer.lease(1, task=40, client=0, base_version=0, lent=True)
         there.buffer.lease(2, task=41, client=1, base_version=0)
-        lent, other = (wire.Task(0, task, 0, 0, 0, slot, None, None) for task, slot in ((40, 1), (41, 2)))
+        lent, other = (messages.Task(0, task, 0, 0, 0, slot, None, None) for task, slot in ((40, 1), (41, 2)))
         assert there.client.keeps(lent)
         assert not there.client.keeps(other)
         model = there.client.base(0, 0, [])
@@ -178,13 +180,13 @@ def test_shared_memory_sends_no_numbers_through_the_socket() -> None:
         assert isinstance(there.server, ShmServer)
         assert there.server.model_frames(0) == []
         with pytest.raises(WireError, match="a part of an update on the socket of a shared-memory run"):
-            there.server.accept(wire.Chunk(task=0, slot=0, offset=0), b"\0" * 4)
+            there.server.accept(messages.Chunk(task=0, slot=0, offset=0), b"\0" * 4)
 
 
 # ---- what the wire refuses ---------------------------------------------------------------------
 
 
-def refused(there: Run, chunk: wire.Chunk, body: Frame, match: str) -> None:
+def refused(there: Run, chunk: messages.Chunk, body: Frame, match: str) -> None:
     before = [bits(there.buffer.slot(slot)) for slot in range(3)]
     with pytest.raises(WireError, match=match):
         there.server.accept(chunk, body)
@@ -201,27 +203,27 @@ def floats(*numbers: float) -> bytes:
 )
 def test_parts_beyond_the_update_are_refused(wired: Run, offset: int, count: int) -> None:
     wired.lease(40, slot=1)
-    refused(wired, wire.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 40 bytes")
+    refused(wired, messages.Chunk(40, 1, offset), floats(*[1.0] * count), "where the update has 40 bytes")
 
 
 @pytest.mark.parametrize("slot", [-1, -3, 3, 2**40, 2**64 - 1])
 def test_slots_that_do_not_exist_are_refused(wired: Run, slot: int) -> None:
     wired.lease(40, slot=1)
-    refused(wired, wire.Chunk(40, slot, 0), floats(1.0), f"for slot {slot}, which task 40 does not hold")
+    refused(wired, messages.Chunk(40, slot, 0), floats(1.0), f"for slot {slot}, which task 40 does not hold")
 
 
 @pytest.mark.parametrize("task", [-1, 0, 39, 41, 2**63, 2**64 - 1])
 def test_slots_of_other_tasks_are_refused(wired: Run, task: int) -> None:
     wired.lease(40, slot=1)
-    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), f"for slot 1, which task {task} does not hold")
+    refused(wired, messages.Chunk(task, 1, 0), floats(1.0), f"for slot 1, which task {task} does not hold")
 
 
 @pytest.mark.parametrize("task", [-1, 0, 40])
 def test_free_slots_are_refused(wired: Run, task: int) -> None:
-    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
+    refused(wired, messages.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
     wired.lease(40, slot=1)
     wired.buffer.free(1)
-    refused(wired, wire.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
+    refused(wired, messages.Chunk(task, 1, 0), floats(1.0), "a part of an update for slot 1")
 
 
 def test_finished_updates_are_not_changed_any_more(wired: Run) -> None:
@@ -230,20 +232,20 @@ def test_finished_updates_are_not_changed_any_more(wired: Run) -> None:
     wired.deliver()
     wired.buffer.written(1, task=40, checksum=1)
     assert wired.buffer.state[1] == SlotState.WRITTEN
-    refused(wired, wire.Chunk(40, 1, 0), floats(9.0), "for slot 1, which is already complete")
+    refused(wired, messages.Chunk(40, 1, 0), floats(9.0), "for slot 1, which is already complete")
 
 
 def test_a_late_part_of_the_slots_former_task_is_refused(wired: Run) -> None:
     wired.lease(40, slot=1)
     wired.buffer.free(1)
     wired.lease(41, slot=1)
-    refused(wired, wire.Chunk(40, 1, 0), floats(9.0), "for slot 1, which task 40 does not hold")
+    refused(wired, messages.Chunk(40, 1, 0), floats(9.0), "for slot 1, which task 40 does not hold")
 
 
 def test_a_part_of_nothing_changes_nothing(wired: Run) -> None:
     wired.lease(40, slot=1)
     for offset in (0, 40):
-        wired.server.accept(wire.Chunk(40, 1, offset), b"")
+        wired.server.accept(messages.Chunk(40, 1, offset), b"")
     assert not wired.buffer.slot(1).any()
 
 
@@ -283,11 +285,11 @@ def test_whatever_parts_come_only_the_leased_slot_changes(parts: list[tuple[int,
         for task, slot, offset, body in parts:
             fits = offset >= 0 and offset + len(body) <= 40
             if fits and (task, slot) == (40, 1):
-                there.server.accept(wire.Chunk(task, slot, offset), body)
+                there.server.accept(messages.Chunk(task, slot, offset), body)
                 expected[offset : offset + len(body)] = body
             else:
                 with pytest.raises(WireError):
-                    there.server.accept(wire.Chunk(task, slot, offset), body)
+                    there.server.accept(messages.Chunk(task, slot, offset), body)
         assert bits(there.buffer.raw(1)) == bytes(expected)
         assert not there.buffer.slot(0).view(np.uint32).any()
         assert not there.buffer.slot(2).view(np.uint32).any()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgefl import Fleet, Server, Stop
-from edgefl.record import Record
+from edgefl.results.record import Record
 from tests.process.runs import DEVICES, PATIENCE_S, Command, experiment, needs_groups, summary
 
 HANG_S = 5.0

@@ -15,33 +15,38 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.emulation.phone import Condition
+from edgefl.devices.phone import Condition
 from edgefl.errors import WireError
-from edgefl.messages import wire
+from edgefl.run import messages
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
 """In all; shared out among the ways of making them."""
 
-SPENT = wire.Spent(1.0, 1.5)
+SPENT = messages.Spent(1.0, 1.5)
 SEEDS = [
-    wire.encode(message)
+    messages.encode(message)
     for message in (
-        wire.Ready(3, 1, 4711, "client"),
-        wire.Ready(0, 0, 1, "evaluator"),
-        wire.Beat(3, 1),
-        wire.Chunk(40, 2, 1024),
-        wire.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, *[SPENT] * 4, 0.5, 0.5, 20.0, SPENT),
-        wire.Gone(3, 1, 40, "cancelled"),
-        wire.Trained(
-            [wire.Result(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0), wire.Result(41, 7, 5, 0.5, 0, 0.5, 2.0)]
+        messages.Ready(3, 1, 4711, "client"),
+        messages.Ready(0, 0, 1, "evaluator"),
+        messages.Beat(3, 1),
+        messages.Chunk(40, 2, 1024),
+        messages.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, *[SPENT] * 4, 0.5, 0.5, 20.0, SPENT),
+        messages.Gone(3, 1, 40, "cancelled"),
+        messages.Trained(
+            [
+                messages.Result(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0),
+                messages.Result(41, 7, 5, 0.5, 0, 0.5, 2.0),
+            ]
         ),
-        wire.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
-        wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
-        wire.Cancel(40),
-        wire.Work([wire.Task(3, 40, 4, 7, 1, 2, None, None), wire.Task(4, 41, 4, 7, 1, 3, None, None)]),
-        wire.Withdraw([40, 41]),
-        wire.Assess(7, 1),
-        wire.Bye(),
+        messages.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
+        messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
+        messages.Cancel(40),
+        messages.Work(
+            [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 4, 7, 1, 3, None, None)]
+        ),
+        messages.Withdraw([40, 41]),
+        messages.Assess(7, 1),
+        messages.Bye(),
     )
 ]
 EDGES: list[Any] = [
@@ -117,7 +122,7 @@ def wrong_fields(draw: random.Random) -> bytes:
 def nesting(draw: random.Random) -> bytes:
     opener = draw.choice([b"\x91", b"\x81", b"\xdc\0\1", b"\xdd\0\0\0\1", b"\xde\0\1\1", b"\x92\x04"])
     start = draw.choice([b"", b"\x95\x05", b"\x96\x06\x01\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00"])
-    return (start + opener * draw.randint(1, 20_000))[: wire.MAX_HEADER_BYTES + draw.randrange(2)]
+    return (start + opener * draw.randint(1, 20_000))[: messages.MAX_HEADER_BYTES + draw.randrange(2)]
 
 
 def huge_claims(draw: random.Random) -> bytes:
@@ -144,36 +149,36 @@ WAYS: dict[Callable[[random.Random], bytes], float] = {
 def check(header: bytes) -> bool:
     """Whether either side takes it for a message; if so, it is one in full."""
     taken = False
-    for decode in (wire.decode_from_client, wire.decode_from_server):
+    for decode in (messages.decode_from_client, messages.decode_from_server):
         try:
             message = decode(header)
         except WireError as error:
             assert "\n" not in str(error)
             continue
         taken = True
-        assert type(message).__module__ == "edgefl.messages.wire"
-        assert decode(wire.encode(message)) == message or "nan" in repr(message)
-        if isinstance(message, wire.Done):
-            assert 0 <= message.examples <= wire.MAX_COUNT
-            assert 0 <= message.steps <= wire.MAX_COUNT
+        assert type(message).__module__ == "edgefl.run.messages"
+        assert decode(messages.encode(message)) == message or "nan" in repr(message)
+        if isinstance(message, messages.Done):
+            assert 0 <= message.examples <= messages.MAX_COUNT
+            assert 0 <= message.steps <= messages.MAX_COUNT
             assert 0 <= message.checksum < 2**64
             for figure in numbers(message):
                 assert figure >= 0.0
                 assert math.isfinite(figure)
-        if isinstance(message, wire.Trained):
+        if isinstance(message, messages.Trained):
             for result in message.results:
-                assert 0 <= result.steps <= wire.MAX_COUNT
+                assert 0 <= result.steps <= messages.MAX_COUNT
                 assert 0 <= result.checksum < 2**64
                 assert all(
                     figure >= 0.0 and math.isfinite(figure) for figure in (result.cpu_s, result.peak_mib)
                 )
                 assert not math.isinf(result.loss)
-        if isinstance(message, wire.Assessed):
+        if isinstance(message, messages.Assessed):
             assert len(message.correct) == len(message.total)
     return taken
 
 
-def numbers(done: wire.Done) -> Iterator[float]:
+def numbers(done: messages.Done) -> Iterator[float]:
     yield from (done.flops, done.lateness_s, done.cpu_s, done.peak_mib)
     for spent in (done.trip, done.down, done.compute, done.up):
         yield from (spent.declared_s, spent.achieved_s)

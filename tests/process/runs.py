@@ -27,9 +27,9 @@ from edgefl import (
     Training,
     config,
 )
-from edgefl.emulation.mechanisms.groups import Groups
-from edgefl.emulation.mechanisms.hierarchy import NoGroup
-from edgefl.record import Record
+from edgefl.limits.groups import Groups
+from edgefl.limits.hierarchy import NoGroup
+from edgefl.results.record import Record
 
 MINUTE_S = 60.0
 PATIENCE_S = 30.0

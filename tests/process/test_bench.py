@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from edgefl import RunError
-from edgefl.bench import bare, ingest, spawn
-from edgefl.bench.idle import DELTA
-from edgefl.bench.started import expect, started
+from edgefl.lab import bare, ingest, spawn
+from edgefl.lab.idle import DELTA
+from edgefl.lab.processes import expect, started
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.record import Record
+from edgefl.results.record import Record
 
 CLIENTS = 3
 
@@ -75,7 +75,7 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
     ("transport", "what"), [(transport, what) for transport, all_ in ingest.LIMITS.items() for what in all_]
 )
 def test_bare_limits(transport: bare.Transport, what: bare.Limit) -> None:
-    with started("edgefl.bench.bare", bare.Answer) as channel:
+    with started("edgefl.lab.bare", bare.Answer) as channel:
         channel.send(bare.Ask(what, transport, 1000, CLIENTS, updates=2, seconds=0.05))
         assert expect(channel, bare.Answer).trips_per_s > 0
 

@@ -10,7 +10,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Stop
 from edgefl.experiment import Cells, Churn
-from edgefl.record import Record
+from edgefl.results.record import Record
 
 from .runs import experiment
 from .test_dynamics import profile

@@ -14,7 +14,7 @@ import edgefl
 from edgefl import Clock, Fleet, Stop, Training
 from edgefl.core.events import Arrived, Joined, Left
 from edgefl.experiment import Churn
-from edgefl.record import Record
+from edgefl.results.record import Record
 
 from .runs import experiment
 

@@ -8,7 +8,7 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Data, Fleet, Model, Stop, Training
-from edgefl.record import Record
+from edgefl.results.record import Record
 
 from ..unit.leaf_files import write_leaf
 from .runs import experiment

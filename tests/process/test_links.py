@@ -10,8 +10,8 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Stop
 from edgefl.core.events import Failed
-from edgefl.emulation.trace import read_trace
-from edgefl.record import Record
+from edgefl.devices.trace import read_trace
+from edgefl.results.record import Record
 
 from .runs import experiment
 

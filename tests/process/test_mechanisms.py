@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from edgefl import ConfigError
-from edgefl.emulation import mechanisms
-from edgefl.emulation.mechanisms import groups, load, probe
-from edgefl.emulation.mechanisms.groups import Groups
-from edgefl.emulation.mechanisms.hierarchy import find, words
-from edgefl.emulation.mechanisms.target import cpu_ns
+from edgefl import ConfigError, limits
+from edgefl.limits import groups, load, probe
+from edgefl.limits.groups import Groups
+from edgefl.limits.hierarchy import find, words
+from edgefl.limits.target import cpu_ns
 from tests.process.runs import UNPRIVILEGED, needs_groups, needs_unprivileged
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
@@ -57,14 +56,14 @@ def test_a_busy_process_gets_no_more_than_its_share(kind: str, busy: subprocess.
         used = cpu_ns(busy.pid) - before
         return used <= SHARE * (time.monotonic_ns() - began)
 
-    with mechanisms.open(kind, busy.pid, SHARE) as throttle:
+    with limits.open(kind, busy.pid, SHARE) as throttle:
         until(lambda: throttle.achieved().cpu_s > 0.2)
         until(within_its_share)  # what it got while its governor had to wait for a core is taken back
     assert throttle.achieved().declared_cpu_s == pytest.approx(SHARE * throttle.achieved().wall_s, rel=1e-6)
 
 
 def test_a_closed_throttle_lets_the_process_run_on(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    throttle = mechanisms.open(kind, busy.pid, 0.01)
+    throttle = limits.open(kind, busy.pid, 0.01)
     until(lambda: throttle.achieved().wall_s > 0.1)
     throttle.close()
     throttle.close()
@@ -74,7 +73,7 @@ def test_a_closed_throttle_lets_the_process_run_on(kind: str, busy: subprocess.P
 
 
 def test_the_share_can_change(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    with mechanisms.open(kind, busy.pid, 0.01) as throttle:
+    with limits.open(kind, busy.pid, 0.01) as throttle:
         until(lambda: throttle.achieved().wall_s > 0.3)
         slow = throttle.achieved()
         throttle.share = 0.5
@@ -84,7 +83,7 @@ def test_the_share_can_change(kind: str, busy: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    throttle = mechanisms.open(kind, busy.pid, SHARE)
+    throttle = limits.open(kind, busy.pid, SHARE)
     os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
     assert busy.wait(BOUND_S) == -signal.SIGKILL
     throttle.close()
@@ -93,8 +92,8 @@ def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: sub
 
 def test_many_at_once(kind: str) -> None:
     with probe.loaded("compute", load.LONGEST_S) as one, probe.loaded("compute", load.LONGEST_S) as other:
-        first = mechanisms.open(kind, one.pid, 0.05)
-        second = mechanisms.open(kind, other.pid, 0.1)
+        first = limits.open(kind, one.pid, 0.05)
+        second = limits.open(kind, other.pid, 0.1)
         until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
         first.close()
         was = second.achieved().cpu_s
@@ -109,7 +108,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
     held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
     assert held.stdin is not None
     try:
-        with mechanisms.open("cgroup", held.pid, 0.05):
+        with limits.open("cgroup", held.pid, 0.05):
             held.stdin.write(b"\n")
             held.stdin.flush()
             until(lambda: bool(psutil.Process(held.pid).children()))
@@ -124,7 +123,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
 
 def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
     needs_groups("memory")
-    with probe.loaded("take", 128) as child, mechanisms.open_memory(child.pid, 64) as held:
+    with probe.loaded("take", 128) as child, limits.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(BOUND_S) == -signal.SIGKILL
@@ -135,7 +134,7 @@ def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
 
 def test_a_process_below_its_groups_memory_is_left_alone() -> None:
     needs_groups("memory")
-    with probe.loaded("take", 32) as child, mechanisms.open_memory(child.pid, 64) as held:
+    with probe.loaded("take", 32) as child, limits.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(BOUND_S) == 0
@@ -147,7 +146,7 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     needs_groups("cpu")
     outer = find("cpu").folder
     code = (
-        "from edgefl.emulation.mechanisms.groups import Groups\n"
+        "from edgefl.limits.groups import Groups\n"
         "groups = Groups(['cpu']); groups.leaf('x'); print('made', flush=True); input()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -202,7 +201,7 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
 )
 def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as raised:
-        mechanisms.open(*arguments)
+        limits.open(*arguments)
     assert message in str(raised.value)
 
 
@@ -210,14 +209,14 @@ def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
     child = subprocess.Popen([sys.executable, "-ISc", "pass"])
     child.wait()
     with pytest.raises(ProcessLookupError):
-        mechanisms.open(kind, child.pid, SHARE)
+        limits.open(kind, child.pid, SHARE)
 
 
 @pytest.mark.parametrize("limit_mib", [0, -1, float("nan"), float("inf")])
 def test_a_memory_limit_must_be_a_number_above_0(limit_mib: float) -> None:
     needs_groups("memory")
     with pytest.raises(ValueError, match="limit_mib must be finite and above 0"):
-        mechanisms.open_memory(os.getpid(), limit_mib)
+        limits.open_memory(os.getpid(), limit_mib)
 
 
 def unprivileged(code: str) -> str:
@@ -243,7 +242,7 @@ def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message
     said = unprivileged(
         "import os\n"
         "from edgefl import ConfigError\n"
-        "from edgefl.emulation import mechanisms\n"
+        "from edgefl.devices import mechanisms\n"
         f"try: mechanisms.{call}\n"
         "except ConfigError as error: print(error)\n"
     )

@@ -10,8 +10,8 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Model, Stop, Training
-from edgefl.emulation import load_device
-from edgefl.record import Record
+from edgefl.devices import load_device
+from edgefl.results.record import Record
 
 from .runs import experiment
 

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from edgefl.emulation import load_device, load_network
+from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.regression import measurement
 from edgefl.regression.imports import locate

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from edgefl import ConfigError, config
-from edgefl.record import run_folder
-from edgefl.reproduce import PAPERS, page, running
-from edgefl.reproduce.curves import Curves
-from edgefl.reproduce.findings import Finding, verdict
-from edgefl.reproduce.study import Arm, Study
+from edgefl.lab import page, running
+from edgefl.lab.curves import Curves
+from edgefl.lab.findings import Finding, verdict
+from edgefl.lab.papers import PAPERS
+from edgefl.lab.study import Arm, Study
+from edgefl.results import run_folder
 
 from .runs import Command, experiment
 
-STUDIES = [import_module(f"edgefl.reproduce.{name}").study for name in PAPERS if name != "theory"]
+STUDIES = [import_module(f"edgefl.lab.{name}").study for name in PAPERS if name != "theory"]
 
 
 @pytest.mark.parametrize("quick", [False, True])

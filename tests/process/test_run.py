@@ -10,8 +10,8 @@ import pytest
 
 import edgefl
 from edgefl import ConfigError, Fleet, Server, Stop, kernels
-from edgefl.record import Record
-from edgefl.result import Result
+from edgefl.results.record import Record
+from edgefl.results.result import Result
 
 from .runs import Command, experiment, summary, wait_for_versions
 

@@ -11,10 +11,10 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Clock, ConfigError, Stop
-from edgefl.record import run_folder
-from edgefl.record.rows import ClientRow
-from edgefl.record.store import Store
-from edgefl.supervisor import supervisor
+from edgefl.results import run_folder
+from edgefl.results.rows import ClientRow
+from edgefl.results.store import Store
+from edgefl.run import supervisor
 
 from .runs import Command, experiment, wait_for_versions
 

@@ -9,7 +9,7 @@ import pytest
 
 import edgefl
 from edgefl import Fleet, Model, Stop, Training
-from edgefl.record import Record
+from edgefl.results.record import Record
 
 from .runs import experiment, summary
 

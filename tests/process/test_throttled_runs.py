@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from edgefl import Fleet, Stop
-from edgefl.emulation.mechanisms import groups
-from edgefl.emulation.mechanisms.hierarchy import find
-from edgefl.record import Record
+from edgefl.limits import groups
+from edgefl.limits.hierarchy import find
+from edgefl.results.record import Record
 from tests.process.runs import (
     DEVICES,
     UNPRIVILEGED,

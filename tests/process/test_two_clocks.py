@@ -6,8 +6,8 @@ from pathlib import Path
 
 import edgefl
 from edgefl import Clock, Fleet, Model, Stop, Training
-from edgefl.bench.clocks import Agreement, agreement
-from edgefl.record import Record
+from edgefl.lab.clocks import Agreement, agreement
+from edgefl.results.record import Record
 
 from .runs import experiment
 

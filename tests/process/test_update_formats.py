@@ -10,9 +10,9 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Server, Stop
-from edgefl.record import Record
-from edgefl.record.rows import IncidentRow
-from edgefl.supervisor import supervisor
+from edgefl.results.record import Record
+from edgefl.results.rows import IncidentRow
+from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan
 from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for, wait_for_versions

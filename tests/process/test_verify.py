@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import edgefl
 from edgefl import Clock, Fleet, Server, Stop
 from edgefl.errors import RunError
-from edgefl.verify import verify
+from edgefl.run.verify import verify
 
 from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for_versions
 

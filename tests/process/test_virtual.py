@@ -9,9 +9,9 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Model, RunError, Server, Stop, Training
-from edgefl.record import Record
-from edgefl.supervisor import supervisor
-from edgefl.verify import verify
+from edgefl.results.record import Record
+from edgefl.run import supervisor
+from edgefl.run.verify import verify
 
 from .disturbed import left, made_in, plan
 from .runs import Command, experiment, summary

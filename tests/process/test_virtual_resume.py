@@ -12,8 +12,9 @@ import pytest
 import edgefl
 from edgefl import Checkpoint, Clock, Data, Fleet, RunError, Server, Stop, Training
 from edgefl.experiment import Cells, Churn
-from edgefl.record import Record, run_folder
-from edgefl.supervisor import supervisor
+from edgefl.results import run_folder
+from edgefl.results.record import Record
+from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan
 from .runs import Command, experiment

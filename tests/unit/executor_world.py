@@ -14,14 +14,13 @@ import numpy as np
 from edgefl import experiment, kernels
 from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Ticked
-from edgefl.messages import wire
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.record.store import Store
+from edgefl.results.store import Store
+from edgefl.run import messages, resume
+from edgefl.run.engine import Executor
+from edgefl.run.progress import Stopwatch
+from edgefl.run.slots import Aggregator
 from edgefl.seeds import stream
-from edgefl.server import continuity
-from edgefl.server.aggregator import Aggregator
-from edgefl.server.executor import Executor
-from edgefl.server.stopwatch import Stopwatch
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.optimizer import start
 from edgefl.testing import fleet
@@ -71,7 +70,7 @@ class World:
         self.seed = seed
         self.now = 0.0
         self.stopped: str | None = None
-        self.tasks: dict[int, wire.Task] = {}
+        self.tasks: dict[int, messages.Task] = {}
         self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []
         self.most_deferred = 0
@@ -86,7 +85,7 @@ class World:
         self.store = CountingStore(folder)
         self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
         if resuming:
-            restored = continuity.restore(folder, self.core, self.aggregator, self.store)
+            restored = resume.restore(folder, self.core, self.aggregator, self.store)
             self.now = restored.checkpoint.emulated_s
         else:
             self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
@@ -105,7 +104,7 @@ class World:
 
     # ---- the outbox ----------------------------------------------------------------------------
 
-    def train(self, task: wire.Task) -> None:
+    def train(self, task: messages.Task) -> None:
         assert task.task not in self.tasks
         self.tasks[task.task] = task
         self.unsent.add(task.task)
@@ -123,7 +122,7 @@ class World:
     def assess(self, version: int, entry: int) -> None:
         assert self.buffer.entry_version[entry] == version
         self.assessed.append(version)
-        answer = wire.Assessed(version, 1.0 / (1 + version), [min(version, 10), 0], [10, 0], 0.1)
+        answer = messages.Assessed(version, 1.0 / (1 + version), [min(version, 10), 0], [10, 0], 0.1)
         self._at(self.now + 0.5, lambda: self.executor.assessed(answer))
 
     def wake(self, at_s: float) -> None:
@@ -135,14 +134,14 @@ class World:
 
     # ---- the clients ---------------------------------------------------------------------------
 
-    def _fetch(self, task: wire.Task, draw: np.random.Generator) -> None:
+    def _fetch(self, task: messages.Task, draw: np.random.Generator) -> None:
         model = np.empty(SIZE, np.float32)
         self.buffer.read_model(task.entry, task.version, model)  # must still be there
         self.buffer.fetched[task.slot] = 1
         seconds = float(draw.uniform(0.5, 2.0)) * (1 + task.client % 3)
         self._at(self.now + seconds, lambda: self._finish(task, model, draw))
 
-    def _finish(self, task: wire.Task, model: np.ndarray, draw: np.random.Generator) -> None:
+    def _finish(self, task: messages.Task, model: np.ndarray, draw: np.random.Generator) -> None:
         place = (task.client, task.trip)
         if place in self.faults.given_back:
             self.executor.handle(Failed(task.client, task.task, self.now, "given back"))
@@ -158,9 +157,9 @@ class World:
         self.buffer.written(task.slot, task=task.task, checksum=checksum)
         self.executor.arrived(self.done(task, checksum), self.aggregator.leases[task.task], self.now)
 
-    def done(self, task: wire.Task, checksum: int) -> wire.Done:
-        spent = wire.Spent(1.0, 1.25)
-        return wire.Done(
+    def done(self, task: messages.Task, checksum: int) -> messages.Done:
+        spent = messages.Spent(1.0, 1.25)
+        return messages.Done(
             client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
             examples=60 + task.client, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent,
             down=spent, compute=spent, up=spent, lateness_s=0.0, cpu_s=0.1, peak_mib=20.0,

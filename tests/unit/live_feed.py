@@ -7,12 +7,13 @@ import re
 
 from rich.console import Console
 
-from edgefl.emulation.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.emulation.fidelity import Conditions, bounds
+from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
-from edgefl.messages import control
-from edgefl.supervisor.course import Course
-from edgefl.supervisor.panel import Panel
+from edgefl.limits.capacity import Demand, TimeScale, choose_time_scale
+from edgefl.limits.fidelity import Conditions, bounds
+from edgefl.run import control
+from edgefl.run.course import Course
+from edgefl.run.panel import Panel
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -40,10 +41,10 @@ def experiment(
     )
 
 
-def clients_of(trial: Experiment) -> list[control.ClientInfo]:
+def clients_of(trial: Experiment) -> list[ClientInfo]:
     assert isinstance(trial.fleet.devices, dict)
     names = [name for name, count in trial.fleet.devices.items() for _ in range(count)]
-    return [control.ClientInfo(client, name, "wifi") for client, name in enumerate(names)]
+    return [ClientInfo(client, name, "wifi") for client, name in enumerate(names)]
 
 
 def prepared(size: int = 1234) -> control.Prepared:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from edgefl.emulation import Device, load_device, load_network
+from edgefl.devices import Device, load_device, load_network
 from edgefl.regression.measurement import Measurement, Plan
 from edgefl.regression.orders import Against, Function, Order, Ready, Repetition
 

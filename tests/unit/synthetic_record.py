@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.core.events import Arrived, Joined, Summed
-from edgefl.record.store import (
-    Aggregation,
-    ClientRow,
-    EvaluationRow,
-    Memory,
-    Store,
-    TripRow,
-    VersionRow,
-)
+from edgefl.results.store import Aggregation, ClientRow, EvaluationRow, Memory, Store, TripRow, VersionRow
 from edgefl.seeds import stream
 
 PROFILES = {

@@ -16,7 +16,7 @@ from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.server.aggregator import Aggregator
+from edgefl.run.slots import Aggregator
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.optimizer import start
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
-from edgefl.server.aggregator import Aggregator
+from edgefl.run.slots import Aggregator
 from edgefl.strategies.base import ServerOptimizer
 
 SIZE = 300

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgefl import kernels
-from edgefl.bench import aggregate, aggregate_contenders
-from edgefl.bench.aggregate_work import work_of
+from edgefl.lab import aggregate, aggregate_contenders
+from edgefl.lab.aggregate_work import work_of
 
 NATIVE = kernels.backends()["c"] == "ok"
 

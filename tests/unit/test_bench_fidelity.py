@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.bench import fidelity_bars as bars
-from edgefl.bench.fidelity_heat import Body
-from edgefl.bench.fidelity_links import JITTER, cdf
-from edgefl.bench.fidelity_picture import draw
-from edgefl.bench.fidelity_runs import TIMES, Played
-from edgefl.bench.fidelity_slowed import same
-from edgefl.bench.statistics import binomial_interval, kolmogorov_smirnov, spearman
-from edgefl.emulation.fidelity import Conditions
-from edgefl.emulation.thermal import ThermalModel
+from edgefl.devices.thermal import ThermalModel
+from edgefl.lab import fidelity_bars as bars
+from edgefl.lab.fidelity_bars import binomial_interval, kolmogorov_smirnov, spearman
+from edgefl.lab.fidelity_heat import Body
+from edgefl.lab.fidelity_links import JITTER, cdf
+from edgefl.lab.fidelity_picture import draw
+from edgefl.lab.fidelity_runs import TIMES, Played
+from edgefl.lab.fidelity_slowed import same
+from edgefl.limits.fidelity import Conditions
 
 
 def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions: float) -> Played:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.emulation.cell import Cell, CellMeter, CellShare, fair_level
-from edgefl.emulation.link import Link, move
-from edgefl.emulation.pacing import Pacer
-from edgefl.emulation.plan import TripPlan
-from edgefl.emulation.schema import Direction, Network
-from edgefl.phones.air import Air, Through
+from edgefl.devices.air import Air, Through
+from edgefl.devices.cell import Cell, CellMeter, CellShare, fair_level
+from edgefl.devices.link import Link, move
+from edgefl.devices.plan import TripPlan
+from edgefl.devices.schema import Direction, Network
+from edgefl.limits.pacing import Pacer
 
 
 def plan(down_bytes: int, compute_s: float, up_bytes: int, **way: Any) -> TripPlan:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.channel import Channel, Closed, pair
-from edgefl.messages import control
+from edgefl.run import control
+from edgefl.run.channel import Channel, Closed, pair
 
 BOUND_S = 20.0
 """How long something that must happen may take at most: a bound, not a delay."""

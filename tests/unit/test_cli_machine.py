@@ -14,11 +14,11 @@ from edgefl.errors import RunError
 
 
 def test_profiles_lists_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl import emulation
+    from edgefl import devices
 
     assert main(["profiles"]) == 0
     out = capsys.readouterr().out
-    for name in (*emulation.device_names(), *emulation.network_names(), *emulation.fleet_names()):
+    for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
         assert name in out
     assert max(map(len, out.splitlines())) <= 80
 
@@ -37,7 +37,7 @@ def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_profiles_say_where_their_traces_are_as_their_files_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from edgefl.emulation import profile_files
+    from edgefl.devices import profile_files
 
     shipped = profile_files.folder() / "networks"
     shutil.copytree(shipped, tmp_path / "mine")
@@ -63,7 +63,7 @@ def test_a_profile_shows_figures_with_their_source(capsys: pytest.CaptureFixture
 
 
 def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.emulation import load_device, to_json
+    from edgefl.devices import load_device, to_json
     from edgefl.toml import write
 
     good = tmp_path / "pi-4.toml"
@@ -141,8 +141,8 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
             raise RunError(f"{path} cannot be written: No space left on device")
         return written(path, content)
 
-    written = importlib.import_module("edgefl.report.files").write_bytes
-    monkeypatch.setattr("edgefl.report.files.write_bytes", full)
+    written = importlib.import_module("edgefl.results.files").write_bytes
+    monkeypatch.setattr("edgefl.results.files.write_bytes", full)
     sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
     assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(tmp_path)]) == 2
     assert "No space left" in capsys.readouterr().err
@@ -150,8 +150,8 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.emulation import calibration
-    from edgefl.emulation.calibration import Measured, Rate
+    from edgefl.limits import calibration
+    from edgefl.limits.calibration import Measured, Rate
 
     rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
     measured = Measured(
@@ -207,7 +207,7 @@ def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgefl import doctor
+    from edgefl.cli import doctor
 
     def broken() -> doctor.Finding:
         raise OSError("no such thing here")

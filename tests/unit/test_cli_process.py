@@ -80,10 +80,10 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
         "    (folder / 'experiment.toml').touch()\n"
         "    print('runs', flush=True)\n"
         "    threading.Event().wait()\n"
-        "module = types.ModuleType('edgefl.supervisor.supervisor')\n"
+        "module = types.ModuleType('edgefl.run.supervisor')\n"
         "module.run = run\n"
-        "sys.modules['edgefl.supervisor.supervisor'] = module\n"
-        "import edgefl.supervisor; edgefl.supervisor.supervisor = module\n"
+        "sys.modules['edgefl.run.supervisor'] = module\n"
+        "import edgefl.supervisor; edgefl.run.supervisor = module\n"
         "from edgefl.cli import main\n"
         "sys.exit(main(['run', 'e.toml', '--out', 'o']))\n"
     )

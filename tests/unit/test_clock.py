@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.server.clock import Alarms, WallClock
+from edgefl.run.clock import Alarms, WallClock
 
 
 class Hand:

@@ -11,11 +11,11 @@ import pytest
 from edgefl import config
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
+from edgefl.devices.dynamics import Dynamics, dynamics_of
+from edgefl.devices.fleet import ClientInfo
+from edgefl.devices.trips import Trips
 from edgefl.errors import ConfigError
 from edgefl.experiment import Churn, Experiment, Fleet, Stop
-from edgefl.messages.control import ClientInfo
-from edgefl.phones.dynamics import Dynamics, dynamics_of
-from edgefl.phones.trips import Trips
 from edgefl.strategies.base import Device
 from edgefl.strategies.fedbuff import FedBuff
 

@@ -9,17 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.emulation import calibration, host_operations, load_device
-from edgefl.emulation.calibration import (
+from edgefl.errors import RunError
+from edgefl.limits import calibration, host_operations
+from edgefl.limits.calibration import (
     Calibration,
     Measured,
     Rate,
     calibrate,
-    host_rates,
-    slowdown,
     stored_calibration,
 )
-from edgefl.errors import ConfigError, RunError
 
 
 def rate(median: float = 50.0, cv: float = 0.01) -> Rate:
@@ -161,24 +159,3 @@ def test_a_measuring_process_that_fails_is_one_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
         calibration._measure_apart()
-
-
-def test_a_slowdown_is_the_hosts_rate_over_the_devices() -> None:
-    here = made()
-    assert host_rates(here) == {
-        "train": 30.0,
-        "gemm": 80.0,
-        "conv": 60.0,
-        "depthwise": 10.0,
-        "elementwise": 1.5,
-    }
-    phone = load_device("pixel-4")
-    assert phone.cpu is not None
-    assert slowdown(phone, "train", here) == pytest.approx(30.0 / phone.cpu.rate_gflops.train)
-    assert slowdown(phone, "gemm", here) == pytest.approx(80.0 / 81.0)
-    with pytest.raises(
-        ConfigError, match=r"device 'pixel-4' has no cpu\.rate_gflops\.depthwise.*: train, gemm"
-    ):
-        slowdown(phone, "depthwise", here)
-    with pytest.raises(ConfigError, match="it has: none"):
-        slowdown(load_device("paper-half-normal"), "train", here)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.emulation import capacity
-from edgefl.emulation.capacity import (
+from edgefl.errors import ConfigError
+from edgefl.limits import capacity
+from edgefl.limits.capacity import (
     CLIENT_SHARE,
     TARGET_LOAD,
     Burst,
@@ -20,7 +21,6 @@ from edgefl.emulation.capacity import (
     host,
     usable_cores,
 )
-from edgefl.errors import ConfigError
 
 
 def test_auto_never_squeezes_time() -> None:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from edgefl.emulation import load_device
-from edgefl.emulation.delay import Delay
+from edgefl.devices import load_device
+from edgefl.devices.delay import Delay
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.emulation.fidelity import QUANTITIES, Conditions, Fidelity, assess
+from edgefl.limits.fidelity import QUANTITIES, Conditions, Fidelity, assess
 
 
 def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:

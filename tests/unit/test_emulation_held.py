@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from edgefl.children.governor import Warden
-from edgefl.emulation import held
-from edgefl.emulation.held import EARLY, LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
-from edgefl.emulation.mechanisms.account import Account
-from edgefl.emulation.pacing import Pacer
 from edgefl.errors import RunError
+from edgefl.limits import held
+from edgefl.limits.account import Account
+from edgefl.limits.held import EARLY, LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
+from edgefl.limits.pacing import Pacer
+from edgefl.run.governor import Warden
 
 S = 1_000_000_000
 

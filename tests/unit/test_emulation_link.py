@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from trip_parts import device, network, plan, rng
 
-from edgefl.emulation import load_network, network_names
-from edgefl.emulation.link import CHUNK_BYTES, Disconnected, Link, move
-from edgefl.emulation.pacing import Pacer
-from edgefl.emulation.plan import plan_trip
-from edgefl.emulation.schema import Network
+from edgefl.devices import load_network, network_names
+from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, move
+from edgefl.devices.plan import plan_trip
+from edgefl.devices.schema import Network
+from edgefl.limits.pacing import Pacer
 from edgefl.seeds import stream
 
 SOURCES = {"all": "a test"}

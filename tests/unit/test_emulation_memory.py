@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.emulation import memory
-from edgefl.emulation.memory import limit_memory
+from edgefl.limits import memory
+from edgefl.limits.memory import limit_memory
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA and /proc")
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.emulation.pacing import Pacer, set_timer_slack, wait_until
+from edgefl.limits.pacing import Pacer, set_timer_slack, wait_until
 
 S = 1_000_000_000
 

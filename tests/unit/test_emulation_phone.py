@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.emulation.link import Link
-from edgefl.emulation.phone import Condition, Phone
-from edgefl.emulation.plan import TripPlan, plan_trip
-from edgefl.emulation.power import NOMINAL_V, Power, busy_w, energy_j, power_of
-from edgefl.emulation.profiles import load_device
-from edgefl.emulation.schema import Battery, Device, Direction, Network
-from edgefl.emulation.thermal import ThermalModel
+from edgefl.devices.link import Link
+from edgefl.devices.phone import Condition, Phone
+from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.devices.power import NOMINAL_V, Power, busy_w, energy_j, power_of
+from edgefl.devices.profiles import load_device
+from edgefl.devices.schema import Battery, Device, Direction, Network
+from edgefl.devices.thermal import ThermalModel
 from edgefl.errors import ProfileError
 
 POWER = Power(idle_w=0.5, busy_w=4.0, radio_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)

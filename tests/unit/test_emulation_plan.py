@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from trip_parts import device, network, plan, rng
 
-from edgefl.emulation import load_device, load_network
-from edgefl.emulation.delay import Delay
-from edgefl.emulation.link import Link, Transfer, move
-from edgefl.emulation.pacing import Pacer
-from edgefl.emulation.plan import TripPlan, plan_trip
+from edgefl.devices import load_device, load_network
+from edgefl.devices.delay import Delay
+from edgefl.devices.link import Link, Transfer, move
+from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.limits.pacing import Pacer
 from edgefl.seeds import stream
 
 SOURCES = {"all": "a test"}

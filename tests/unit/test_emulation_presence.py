@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.emulation.availability import read_availability
-from edgefl.emulation.presence import Churn, From, Presence, Windows
+from edgefl.devices.presence import Churn, From, Presence, Windows, read_availability
 from edgefl.errors import ProfileError
 from edgefl.seeds import stream
 

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.emulation.link import Link
-from edgefl.emulation.pacing import Pacer
-from edgefl.emulation.phone import Condition, Phone
-from edgefl.emulation.plan import TripPlan, plan_trip
-from edgefl.emulation.profiles import load_device, load_network
-from edgefl.emulation.schema import Device, Thermal, Trip
-from edgefl.emulation.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
+from edgefl.devices.link import Link
+from edgefl.devices.phone import Condition, Phone
+from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.devices.profiles import load_device, load_network
+from edgefl.devices.schema import Device, Thermal, Trip
+from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
+from edgefl.limits.pacing import Pacer
 
 PIXEL_4 = ThermalModel(
     25.0,

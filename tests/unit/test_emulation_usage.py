@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.emulation import usage
-from edgefl.emulation.usage import UsageMeter
+from edgefl.limits import usage
+from edgefl.limits.usage import UsageMeter
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from edgefl.sockets import endpoint
-from edgefl.sockets.endpoint import Endpoint
+from edgefl.run import zeromq_sockets
+from edgefl.run.zeromq_sockets import Endpoint
 
 BOUND_MS = 20_000
 NOBODY = 65534
@@ -121,9 +121,9 @@ def test_elsewhere_it_is_a_folder_of_this_user_and_goes_at_the_end(
     router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no abstract addresses":
-        monkeypatch.setattr(endpoint.sys, "platform", "darwin")
+        monkeypatch.setattr(zeromq_sockets.sys, "platform", "darwin")
     else:
-        monkeypatch.setattr(endpoint, "_only_this_user", lambda _: False)
+        monkeypatch.setattr(zeromq_sockets, "_only_this_user", lambda _: False)
     made = Endpoint(router)
     monkeypatch.undo()
     place = Path(made.address.removeprefix("ipc://"))
@@ -148,4 +148,4 @@ def test_an_old_libzmq_is_not_taken_for_a_guard() -> None:
         def setsockopt(self, option: int, value: int) -> None:
             raise zmq.ZMQError(zmq.EINVAL)
 
-    assert not endpoint._only_this_user(Old())  # type: ignore[arg-type]
+    assert not zeromq_sockets._only_this_user(Old())  # type: ignore[arg-type]

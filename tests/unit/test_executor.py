@@ -16,11 +16,10 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Halted, Left, Summed
 from edgefl.errors import WireError
-from edgefl.messages import wire
-from edgefl.record import Record
-from edgefl.record.rows import FATES, TripRow
-from edgefl.server import continuity
-from edgefl.server.clock import WallClock
+from edgefl.results.record import Record
+from edgefl.results.rows import FATES, TripRow
+from edgefl.run import messages, resume
+from edgefl.run.clock import WallClock
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
@@ -130,7 +129,7 @@ def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
     updates: dict[int, Any] = {}
     real = world.executor.arrived
 
-    def keep(done: wire.Done, lease: Any, at_s: float) -> None:
+    def keep(done: messages.Done, lease: Any, at_s: float) -> None:
         updates[done.task] = world.buffer.slot(lease.slot).astype(np.float64)
         real(done, lease, at_s)
 
@@ -273,7 +272,7 @@ def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
         assert first.turn()
     held = {u.task: first.buffer.slot(first.aggregator.leases[u.task].slot).copy() for u in first.core.held}
     assert held
-    continuity.save(tmp_path, first.executor, WallClock(1.0, emulated_s=first.now), [])
+    resume.save(tmp_path, first.executor, WallClock(1.0, emulated_s=first.now), [])
     model, version = first.model(), first.core.version
     vectors = [vector.tobytes() for vector in first.buffer.vectors(first.buffer.latest[1])]
     for _ in range(25):
@@ -321,9 +320,9 @@ def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) 
 
 def test_a_version_measured_on_nothing_has_no_accuracy(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(accuracy=0.1)).join()
-    world.executor.assessed(wire.Assessed(0, 0.5, [], [], 0.1))
+    world.executor.assessed(messages.Assessed(0, 0.5, [], [], 0.1))
     assert world.stopped is None
-    world.executor.assessed(wire.Assessed(0, 0.5, [1], [10], 0.1))
+    world.executor.assessed(messages.Assessed(0, 0.5, [1], [10], 0.1))
     assert world.stopped == "accuracy"
     world.close()
 

@@ -10,13 +10,12 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from edgefl import emulation
-from edgefl.emulation import check_file
-from edgefl.emulation.schema import Availability, Device, Network
+from edgefl import devices as emulation
+from edgefl.devices import check_file
+from edgefl.devices.formats import FORMATS, named, write
+from edgefl.devices.imports import Asked, Made
+from edgefl.devices.schema import Availability, Device, Network
 from edgefl.errors import ProfileError
-from edgefl.interchange.asked import Asked
-from edgefl.interchange.formats import FORMATS, named, write
-from edgefl.interchange.made import Made
 
 SAMPLES = Path(__file__).parent / "interchange_samples"
 
@@ -213,7 +212,7 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path) -> None:
 def test_a_trace_of_a_constant_rate_has_that_rate(
     tmp_path: Path, name: str, way: Literal["down", "up"]
 ) -> None:
-    from edgefl.emulation.trace import read_trace
+    from edgefl.devices.trace import read_trace
 
     content = write(name, "mahimahi", way)
     (tmp_path / "c.trace").write_bytes(content.content)

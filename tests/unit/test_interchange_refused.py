@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgefl.cli import main
+from edgefl.devices.formats import FORMATS, named, read, write
+from edgefl.devices.imports import Asked
 from edgefl.errors import ProfileError
-from edgefl.interchange.asked import Asked
-from edgefl.interchange.formats import FORMATS, named, read, write
 
 SAMPLES = Path(__file__).parent / "interchange_samples"
 SAMPLE = {
@@ -259,7 +259,7 @@ def test_files_of_another_format_are_refused(
 def test_files_that_are_too_long_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format_name: str
 ) -> None:
-    from edgefl.interchange import fedscale
+    from edgefl.devices import fedscale
 
     monkeypatch.setattr(fedscale, "LIMIT_MIB", 1)
     path = tmp_path / SAMPLE[format_name]

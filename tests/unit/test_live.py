@@ -22,10 +22,10 @@ from live_feed import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from edgefl.emulation.capacity import Demand, choose_time_scale
 from edgefl.experiment import Stop
-from edgefl.supervisor.course import MOST_POINTS, Course, duration
-from edgefl.supervisor.panel import MOST_LINES, Panel, apportion, chart
+from edgefl.limits.capacity import Demand, choose_time_scale
+from edgefl.run.course import MOST_POINTS, Course, duration
+from edgefl.run.panel import MOST_LINES, Panel, apportion, chart
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

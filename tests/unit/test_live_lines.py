@@ -16,7 +16,7 @@ from live_feed import (
     scale_of,
 )
 
-from edgefl.supervisor.live import LINE_S, MOST_COLUMNS, Lines
+from edgefl.run.live import LINE_S, MOST_COLUMNS, Lines
 
 
 def test_lines_where_there_is_no_terminal() -> None:

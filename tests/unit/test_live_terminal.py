@@ -24,7 +24,7 @@ from live_feed import (
 )
 from rich.console import Console
 
-from edgefl.supervisor.live import Lines, Quiet, Screen, make_view
+from edgefl.run.live import Lines, Quiet, Screen, make_view
 
 
 class Tape(io.StringIO):
@@ -159,7 +159,7 @@ def test_quiet_prints_nothing(terminal: Callable[[], Tape], capsys: pytest.Captu
 
 def test_neither_quiet_nor_lines_import_rich() -> None:
     code = (
-        "import sys; from edgefl.supervisor.live import make_view; from edgefl.experiment import *\n"
+        "import sys; from edgefl.run.live import make_view; from edgefl.experiment import *\n"
         "trial = Experiment(fleet=Fleet(devices={'pi-4': 1}))\n"
         "make_view(trial, True); make_view(trial, False)\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('rich', 'torch', 'numba')])"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.emulation.mechanisms import enclosure, hierarchy
-from edgefl.emulation.mechanisms.enclosure import ThrottleMeter
-from edgefl.emulation.mechanisms.hierarchy import NoGroup, Place, figures, find, words, write
+from edgefl.limits import capacity, hierarchy
+from edgefl.limits.capacity import ThrottleMeter
+from edgefl.limits.hierarchy import NoGroup, Place, figures, find, words, write
 
 
 class Machine:
@@ -106,11 +106,11 @@ def test_the_tightest_of_the_groups_around_a_process_counts(machine: Machine) ->
         (cpu / path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (cpu / path / "cpu.cfs_period_us").write_text("100000\n")
         (memory / path / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    assert enclosure.cpu_quota() == 0.5
-    assert enclosure.memory_limit_bytes() == 2**30
+    assert capacity.cpu_quota() == 0.5
+    assert capacity.memory_limit_bytes() == 2**30
     machine.process_in("1:cpu:/", "2:memory:/")
-    assert enclosure.cpu_quota() is None
-    assert enclosure.memory_limit_bytes() is None
+    assert capacity.cpu_quota() is None
+    assert capacity.memory_limit_bytes() is None
 
 
 @pytest.mark.parametrize(("version", "kind"), [(1, "cgroup"), (2, "cgroup2")])
@@ -122,7 +122,7 @@ def test_time_that_a_quota_took_is_a_share_of_the_wall(
     for name, text in (("cgroup.procs", ""), ("cgroup.controllers", "cpu"), ("cpu.max", "50000 100000")):
         (cpu / name).write_text(text)
     now_s = iter([100.0, 110.0, 110.0])
-    monkeypatch.setattr(enclosure.time, "monotonic", lambda: next(now_s))
+    monkeypatch.setattr(capacity.time, "monotonic", lambda: next(now_s))
     name, unit = ("throttled_time", 1e9) if version == 1 else ("throttled_usec", 1e6)
     (cpu / "cpu.stat").write_text(f"nr_throttled 1\n{name} {int(3 * unit)}\n")
     meter = ThrottleMeter()

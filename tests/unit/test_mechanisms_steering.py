@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.emulation.mechanisms import quota as quota_module
-from edgefl.emulation.mechanisms.account import Account
-from edgefl.emulation.mechanisms.duty import SLICE_NS, Duty
-from edgefl.emulation.mechanisms.governor import Rota
-from edgefl.emulation.mechanisms.hierarchy import Place
-from edgefl.emulation.mechanisms.quota import Quota, period
+from edgefl.limits import quota as quota_module
+from edgefl.limits.account import Account
+from edgefl.limits.duty import SLICE_NS, Duty
+from edgefl.limits.governor import Rota
+from edgefl.limits.hierarchy import Place
+from edgefl.limits.quota import Quota, period
 
 MS = 1_000_000
 S = 1_000_000_000

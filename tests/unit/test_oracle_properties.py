@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
+from edgefl.lab.weights import bounds, largest_deviation
 from edgefl.strategies import Update
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 from edgefl.testing import fleet
-from edgefl.theory.weights import bounds, largest_deviation
 
 
 def weights_of(strategy: FedStaleWeight, staleness: Sequence[int]) -> list[float]:

@@ -11,17 +11,16 @@ from executor_world import SIZE, World
 
 from edgefl import experiment
 from edgefl.core.events import Sum
-from edgefl.messages import control, wire
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.record import Record
-from edgefl.server import executor, outbox
-from edgefl.server.aggregator import SumResult
-from edgefl.server.outbox import SocketOutbox
-from edgefl.server.peers import Peers
-from edgefl.server.stopwatch import Stopwatch
-from edgefl.sockets import PeerSocket, bind, connect
+from edgefl.results.record import Record
+from edgefl.run import control, engine, messages, outbox
+from edgefl.run.connection import PeerSocket, bind, connect
+from edgefl.run.outbox import SocketOutbox
+from edgefl.run.peers import Peers
+from edgefl.run.progress import Stopwatch
+from edgefl.run.slots import SumResult
+from edgefl.run.transport import server_end
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.transport import server_end
 
 PATIENCE_MS = 10_000
 
@@ -31,13 +30,13 @@ class Office:
 
     def __init__(self) -> None:
         self.peers = Peers(time.monotonic)
-        self.server = bind("shm", wire.MAX_HEADER_BYTES)
+        self.server = bind("shm", messages.MAX_HEADER_BYTES)
         self.buffer = ParameterBuffer.create(Shape(4, 2, 2))
         self.clients: list[PeerSocket] = []
         for number in range(2):
             peer = self.peers.expect(control.CLIENT, number)
             client = connect(self.server.address, peer.identity)
-            client.send((wire.encode(wire.Beat(number, 0)),))
+            client.send((messages.encode(messages.Beat(number, 0)),))
             heard: list[bytes] = []
             while not heard:
                 self.server.wait(PATIENCE_MS)
@@ -50,11 +49,11 @@ class Office:
         )  # fmt: skip
 
     def task(self, client: int, task: int) -> None:
-        self.outbox.train(wire.Task(client, task, 0, 0, 0, 0, None, None))
+        self.outbox.train(messages.Task(client, task, 0, 0, 0, 0, None, None))
 
-    def got(self, client: int, timeout_ms: int = 0) -> wire.FromServer | None:
+    def got(self, client: int, timeout_ms: int = 0) -> messages.FromServer | None:
         frames = self.clients[client].receive(timeout_ms)
-        return None if frames is None else wire.decode_from_server(frames[0])
+        return None if frames is None else messages.decode_from_server(frames[0])
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_tasks_wait_for_the_flush_and_come_in_order(office: Office) -> None:
     assert office.got(0) is None
     office.outbox.flush()
     got = [office.got(0, PATIENCE_MS) for _ in range(3)]
-    assert [message.task for message in got if isinstance(message, wire.Task)] == [0, 1, 2]
+    assert [message.task for message in got if isinstance(message, messages.Task)] == [0, 1, 2]
     office.outbox.flush()
     assert office.got(0) is None
 
@@ -82,8 +81,8 @@ def test_what_else_is_sent_does_not_overtake_them(office: Office) -> None:
     office.task(0, 7)
     office.task(1, 8)
     office.outbox.cancel(0, 7)
-    assert [type(office.got(0, PATIENCE_MS)) for _ in range(2)] == [wire.Task, wire.Cancel]
-    assert isinstance(office.got(1, PATIENCE_MS), wire.Task)
+    assert [type(office.got(0, PATIENCE_MS)) for _ in range(2)] == [messages.Task, messages.Cancel]
+    assert isinstance(office.got(1, PATIENCE_MS), messages.Task)
 
 
 def test_many_do_not_wait_for_the_last(office: Office) -> None:
@@ -101,7 +100,7 @@ def test_tasks_do_not_wait_for_a_long_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
 ) -> None:
     many = 3 * 4 * SIZE  # the bytes of the updates in a sum
-    monkeypatch.setattr(executor, "LONG_SUM_BYTES", many if long else many + 1)
+    monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
     world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()
     unsent: list[int] = []
     add = world.aggregator.sum
@@ -118,11 +117,11 @@ def test_tasks_do_not_wait_for_a_long_sum(
 
 def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:
     world = World(tmp_path, FedBuff(buffer_size=1), experiment.Stop(versions=1)).join()
-    said: dict[int, wire.Done] = {}
+    said: dict[int, messages.Done] = {}
 
-    def done(task: wire.Task, checksum: int) -> wire.Done:
-        spent = [wire.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(1, 6)]
-        said[task.task] = wire.Done(
+    def done(task: messages.Task, checksum: int) -> messages.Done:
+        spent = [messages.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(1, 6)]
+        said[task.task] = messages.Done(
             client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
             examples=61, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent[0], down=spent[1],
             compute=spent[2], up=spent[3], lateness_s=0.25, cpu_s=0.125, peak_mib=20.0, delay=spent[4],

@@ -117,7 +117,7 @@ def test_importing_edgefl_imports_nothing_heavy() -> None:
 
 def test_files_are_short_enough_to_read() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
-    assert {path: length for path, length in lengths.items() if length > 400} == {}
+    assert {path: length for path, length in lengths.items() if length > 600} == {}
 
 
 def test_no_path_of_a_machine_is_in_what_is_shipped() -> None:

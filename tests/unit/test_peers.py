@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.messages.control import CLIENT, EVALUATOR, WORKER
-from edgefl.server.peers import CLIENTS, STARTUP_S, Peer, Peers
+from edgefl.run.control import CLIENT, EVALUATOR, WORKER
+from edgefl.run.peers import CLIENTS, STARTUP_S, Peer, Peers
 
 
 class Table:

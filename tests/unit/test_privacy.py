@@ -14,12 +14,11 @@ from edgefl.core import Core
 from edgefl.core.events import Sum
 from edgefl.errors import ConfigError
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.privacy.accounting import epsilon
-from edgefl.privacy.tree import TreeNoise, nodes
+from edgefl.run.slots import Aggregator
 from edgefl.seeds import stream
-from edgefl.server.aggregator import Aggregator
 from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.noise import TreeNoise, epsilon, nodes
 from edgefl.testing import fleet, run_in_memory
 
 

@@ -10,7 +10,7 @@ import pytest
 
 _FAULTS = """
 import resource
-from edgefl.processes import keep_freed_memory
+from edgefl.run.process import keep_freed_memory
 
 if {keep}:
     keep_freed_memory()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl import emulation, toml
-from edgefl.emulation import check_file, profile_files
+from edgefl import devices, toml
+from edgefl.devices import check_file, profile_files
 from edgefl.errors import ConfigError, ProfileError
 
 FOLDER = profile_files.folder()
@@ -63,43 +63,43 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_all_is_plain_json() -> None:
-    for name in emulation.device_names():
-        plain = emulation.to_json(emulation.load_device(name))
+    for name in devices.device_names():
+        plain = devices.to_json(devices.load_device(name))
         assert json.loads(json.dumps(plain, allow_nan=False)) == plain
         assert plain["id"] == name
-    assert "rate_mbps" not in emulation.to_json(emulation.load_network("none"))["down"]
-    assert emulation.to_json(emulation.load_fleet("pocket-8"))["devices"]["pixel-4"] == 2
+    assert "rate_mbps" not in devices.to_json(devices.load_network("none"))["down"]
+    assert devices.to_json(devices.load_fleet("pocket-8"))["devices"]["pixel-4"] == 2
 
 
 def test_a_users_own_files_load_by_path(tmp_path: Path) -> None:
     path = write(tmp_path, DEVICE)
-    assert emulation.load_device(path).train_flop_per_s == 1.5e9
-    assert emulation.load_device(str(path)) == emulation.load_device(path)
-    assert emulation.load_network(write(tmp_path, NETWORK)).up.rate_mbps == 1.0
-    assert emulation.load_fleet(write(tmp_path, FLEET)).clients == 2
+    assert devices.load_device(path).train_flop_per_s == 1.5e9
+    assert devices.load_device(str(path)) == devices.load_device(path)
+    assert devices.load_network(write(tmp_path, NETWORK)).up.rate_mbps == 1.0
+    assert devices.load_fleet(write(tmp_path, FLEET)).clients == 2
 
 
 def test_names_that_do_not_exist() -> None:
     with pytest.raises(ProfileError, match="device profile 'pi5' not found; did you mean 'pi-5'"):
-        emulation.load_device("pi5")
+        devices.load_device("pi5")
     with pytest.raises(ProfileError, match="network profile '6g' not found"):
-        emulation.load_network("6g")
+        devices.load_network("6g")
     with pytest.raises(ProfileError, match="fleet profile 'x' not found"):
-        emulation.load_fleet("x")
+        devices.load_fleet("x")
     assert issubclass(ProfileError, ConfigError)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"mine\.toml: no such file"):
-        emulation.load_device(tmp_path / "mine.toml")
+        devices.load_device(tmp_path / "mine.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ProfileError, match="not UTF-8"):
-        emulation.load_device(tmp_path / "bytes.toml")
+        devices.load_device(tmp_path / "bytes.toml")
     with pytest.raises(ProfileError, match="line 1: Invalid value"):
-        emulation.load_device(write(tmp_path, "id = "))
+        devices.load_device(write(tmp_path, "id = "))
     assert "line 1: Invalid value" in check_file(tmp_path / "mine.toml")[0]
     with pytest.raises(ProfileError, match="a folder"):
-        emulation.load_device(tmp_path)
+        devices.load_device(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_wrong_file_says_file_key_got_and_allowed(
     assert any(said in problem for problem in problems), problems
     assert all(problem.startswith(f"{path}: ") for problem in problems)
     assert all("; allowed: " in problem and "\n" not in problem for problem in problems)
-    load = {DEVICE: emulation.load_device, NETWORK: emulation.load_network, FLEET: emulation.load_fleet}[base]
+    load = {DEVICE: devices.load_device, NETWORK: devices.load_network, FLEET: devices.load_fleet}[base]
     with pytest.raises(ProfileError) as caught:
         load(path)
     assert str(caught.value) in problems
@@ -285,14 +285,14 @@ period_s = 86400
 """
     path = write(tmp_path, f"schema = 1\n{text}")
     assert check_file(path) == []
-    device = emulation.load_device(path)
+    device = devices.load_device(path)
     assert device.availability is not None
     assert device.availability.intervals_s == ((0, 3600), (7200.5, 86400))
     assert device.cpu is not None
     assert device.cpu.rate_gflops.known() == {"train": 1.5, "gemm": 6.0, "elementwise": 0.3}
-    plain = emulation.to_json(device)
+    plain = devices.to_json(device)
     assert plain["cpu"]["rate_gflops"]["gemm"] == {"1t": 2.0, "nt": 6.0}
-    assert emulation.load_device(write(tmp_path, toml.write(plain))) == device
+    assert devices.load_device(write(tmp_path, toml.write(plain))) == device
 
 
 def test_a_newer_file_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -307,10 +307,10 @@ def test_a_newer_file_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(DEVICE.replace('"mine"', '"own"'))
     fleet = FLEET.replace("pixel-4 = 2", '"./own.toml" = 2\npixel-4 = 1')
-    found = emulation.load_fleet(write(tmp_path, fleet))
+    found = devices.load_fleet(write(tmp_path, fleet))
     assert found.devices == {str(tmp_path / "own.toml"): 2, "pixel-4": 1}
     network = NETWORK.replace("rate_mbps = 2.0", 'trace = "down.trace"')
-    assert emulation.load_network(write(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
+    assert devices.load_network(write(tmp_path, network)).down.trace == str(tmp_path / "down.trace")
 
 
 def test_a_trace_that_is_missing_or_broken_is_found(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from edgefl import emulation, toml
-from edgefl.emulation import check_file, profile_files
+from edgefl import devices as emulation
+from edgefl import toml
+from edgefl.devices import check_file, profile_files
 
 FOLDER = profile_files.folder()
 FILES = sorted(FOLDER.rglob("*.toml"))
@@ -106,7 +107,7 @@ def test_what_a_device_draws_and_sheds_is_plausible(name: str) -> None:
 
 
 def test_synthetic_traces_are_made_from_their_published_figures() -> None:
-    from edgefl.interchange.mahimahi import synthetic, trace_text
+    from edgefl.devices.mahimahi import synthetic, trace_text
 
     traced = [
         network for name in emulation.network_names() if (network := emulation.load_network(name)).down.trace

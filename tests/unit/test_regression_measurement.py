@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from regression_samples import READY, measured, noisy, repetition
 
-from edgefl.emulation import load_device, load_network
-from edgefl.emulation.profile_files import folder
+from edgefl.devices import load_device, load_network
+from edgefl.devices.profile_files import folder
 from edgefl.errors import ProfileError
 from edgefl.regression import measurement
 from edgefl.regression.measurement import profile_sha256

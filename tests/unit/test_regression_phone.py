@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.emulation import load_device, load_network
-from edgefl.emulation.link import Disconnected
+from edgefl.devices import load_device, load_network
+from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
 from edgefl.regression.device_clock import DeviceClock, Usage
 from edgefl.regression.phone import Phone, nbytes

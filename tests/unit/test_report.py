@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 from synthetic_record import PROFILES, make
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.record.store import ClientRow, EvaluationRow, Record, Store, TripRow, VersionRow
-from edgefl.report.files import write_text
-from edgefl.report.html import write_report
-from edgefl.report.measures import applied_weight, profiles_by_speed, slow_group
-from edgefl.report.summary import summarize, write_summary
-from edgefl.result import Result
+from edgefl.results.files import write_text
+from edgefl.results.html import write_report
+from edgefl.results.measures import applied_weight, profiles_by_speed, slow_group
+from edgefl.results.result import Result
+from edgefl.results.store import ClientRow, EvaluationRow, Record, Store, TripRow, VersionRow
+from edgefl.results.summary import summarize, write_summary
 
 CONTRACT: dict[str, type | tuple[type, ...]] = {
     "strategy": str, "clock": str, "seed": int, "clients": int, "processes": int, "versions": int,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
-from edgefl.record import Record
-from edgefl.record.rows import ClientRow
-from edgefl.record.store import Store
-from edgefl.report.attendance import attendance_of
+from edgefl.results.record import Record
+from edgefl.results.rows import ClientRow
+from edgefl.results.store import Store
+from edgefl.results.summary import attendance_of
 
 
 def found(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, object]:

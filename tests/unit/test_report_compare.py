@@ -12,9 +12,9 @@ from test_report import EVIL, Page
 from test_report_trace import check, read
 
 from edgefl.errors import ConfigError
-from edgefl.record.store import Store
-from edgefl.report.compare import compare
-from edgefl.report.comparison import FIGURES, common_target, estimate, group, load, reached
+from edgefl.results.compare import compare
+from edgefl.results.comparison import FIGURES, common_target, estimate, group, load, reached
+from edgefl.results.store import Store
 
 SMALL = {"clients": 6, "trips": 240}
 

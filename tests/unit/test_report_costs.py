@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgefl.record import Record
-from edgefl.record.rows import Aggregation, CostRow, Meta
-from edgefl.report.costs import breakdown
+from edgefl.results.record import Record
+from edgefl.results.rows import Aggregation, CostRow, Meta
+from edgefl.results.summary import breakdown
 
 
 def record(clock: str, **seconds: float) -> Record:

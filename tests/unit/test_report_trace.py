@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from synthetic_record import make
 
-from edgefl.record.store import ClientRow, Record, Store, TripRow
-from edgefl.report.trace import write_events, write_trace
+from edgefl.results.store import ClientRow, Record, Store, TripRow
+from edgefl.results.trace import write_events, write_trace
 
 Event = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from edgefl.reproduce import fedstaleweight
-from edgefl.reproduce.curves import Curves
+from edgefl.lab import fedstaleweight
+from edgefl.lab.curves import Curves
 
 
 class Known(Curves):

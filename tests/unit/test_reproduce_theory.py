@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from edgefl.reproduce import theory
-from edgefl.reproduce.findings import verdict
-from edgefl.theory import bound
+from edgefl.lab import bound, theory
+from edgefl.lab.findings import verdict
 
 
 @pytest.mark.parametrize("make", [bound.quadratic, bound.logistic])

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.errors import ConfigError, RunError
-from edgefl.record.store import (
+from edgefl.results.store import (
     Aggregation,
     ClientRow,
     EvaluationRow,
@@ -244,7 +244,7 @@ def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from edgefl.core.events import Joined
-from edgefl.record.store import Store
+from edgefl.results.store import Store
 store = Store(sys.argv[1])
 for k in range(50):
     store.journal(Joined(client=k, at_s=0.0))

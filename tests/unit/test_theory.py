@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.emulation.delay import Delay
+from edgefl.devices.delay import Delay
+from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
+from edgefl.lab.weights import expected_staleness, fair_weight, influence
 from edgefl.strategies import Strategy, names, resolve
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 from edgefl.testing import fleet, run_in_memory
-from edgefl.theory.fleet import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
-from edgefl.theory.weights import expected_staleness, fair_weight, influence
 
 FAST, SLOW = slice(10), slice(10, 15)
 RATES = np.array([1 / 1.5] * 10 + [1 / 10] * 5)

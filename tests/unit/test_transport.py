@@ -10,15 +10,15 @@ import zmq
 
 from edgefl import kernels
 from edgefl.errors import WireError
-from edgefl.messages import wire
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
-from edgefl.transport import model_from, server_end
-from edgefl.transport.shm import ShmClient
-from edgefl.transport.wire import PART_BYTES, WireClient
+from edgefl.run import messages
+from edgefl.run.transport import model_from, server_end
+from edgefl.run.transport_shm import ShmClient
+from edgefl.run.transport_wire import PART_BYTES, WireClient
 
 SIZE = 300_000
 BOUND_MS = 20_000
-TASK = wire.Task(client=0, task=40, trip=0, version=0, entry=0, slot=1, cut=None, condition=None)
+TASK = messages.Task(client=0, task=40, trip=0, version=0, entry=0, slot=1, cut=None, condition=None)
 
 
 @pytest.fixture
@@ -53,13 +53,13 @@ def test_a_trip_over_the_wire(
 ) -> None:
     router, dealer = sockets
     server, client = server_end("wire", buffer), WireClient(dealer.send_multipart, SIZE)
-    dealer.send(wire.encode(wire.Ready(0, 0, 1, "client")))
+    dealer.send(messages.encode(messages.Ready(0, 0, 1, "client")))
     router.recv_multipart()
-    router.send_multipart([b"client-0-0", wire.encode(TASK), *server.model_frames(TASK.entry)])
+    router.send_multipart([b"client-0-0", messages.encode(TASK), *server.model_frames(TASK.entry)])
     buffer.model(0)[:] = 0  # the frames were made: the ring may move on
 
     header, *frames = dealer.recv_multipart()
-    assert wire.decode_from_server(header) == TASK
+    assert messages.decode_from_server(header) == TASK
     model = np.empty(SIZE, np.float32)
     client.fetch(TASK.entry, TASK.version, frames, model)
     assert model.tolist() == np.random.default_rng(1).normal(size=SIZE).astype(np.float32).tolist()
@@ -71,9 +71,9 @@ def test_a_trip_over_the_wire(
         part[:] = 0  # ZeroMQ has not sent it yet, perhaps
         for _ in range(0, part.nbytes, PART_BYTES):
             _, head, *body = router.recv_multipart()
-            chunk = wire.decode_from_client(head)
-            assert isinstance(chunk, wire.Chunk)
-            server.accept(chunk, wire.payload([head, *body]))
+            chunk = messages.decode_from_client(head)
+            assert isinstance(chunk, messages.Chunk)
+            server.accept(chunk, messages.payload([head, *body]))
     assert kernels.checksum(buffer.slot(1)) == kernels.checksum(update)
     assert not buffer.slot(0).any()
     assert buffer.state[1] == SlotState.LEASED  # whole only once the client has said so
@@ -102,7 +102,7 @@ def test_a_model_is_read_from_any_bytes_like_frame() -> None:
 def test_a_part_of_an_update_never_runs_over_its_end(buffer: ParameterBuffer) -> None:
     server = server_end("wire", buffer)
     with pytest.raises(WireError, match=f"where the update has {4 * SIZE} bytes"):
-        server.accept(wire.Chunk(40, 1, 4 * SIZE - 4), bytes(8))
-    server.accept(wire.Chunk(40, 1, 4 * SIZE - 4), np.float32(7).tobytes())
+        server.accept(messages.Chunk(40, 1, 4 * SIZE - 4), bytes(8))
+    server.accept(messages.Chunk(40, 1, 4 * SIZE - 4), np.float32(7).tobytes())
     assert buffer.slot(1)[-1] == 7
     assert int(buffer.task[1]) == 40

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from edgefl.errors import RunError
-from edgefl.messages import wire
-from edgefl.virtual.dispatch import AHEAD_S, FEWEST, MOST, MOST_LOSSES, Dispatch
+from edgefl.run import messages
+from edgefl.run.dispatch import AHEAD_S, FEWEST, MOST, MOST_LOSSES, Dispatch
 
 
 class Workers:
@@ -19,17 +19,17 @@ class Workers:
         self.gone: set[int] = set()
         self.dispatch = Dispatch(self.give)
 
-    def give(self, worker: int, tasks: Sequence[wire.Task]) -> bool:
+    def give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
         if worker in self.gone:
             return False
         self.given.setdefault(worker, []).extend(task.task for task in tasks)
         return True
 
     def add(self, task: int, due_s: float) -> None:
-        self.dispatch.add(wire.Task(task, task, 0, 0, 0, task, None, None), due_s)
+        self.dispatch.add(messages.Task(task, task, 0, 0, 0, task, None, None), due_s)
 
     def finish(self, task: int, cpu_s: float = 1.0) -> None:
-        self.dispatch.finished(wire.Result(task, 0, 1, 0.5, 1, cpu_s, 9.0))
+        self.dispatch.finished(messages.Result(task, 0, 1, 0.5, 1, cpu_s, 9.0))
 
 
 @pytest.fixture

@@ -12,62 +12,67 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.emulation.phone import Condition
+from edgefl.devices.phone import Condition
 from edgefl.errors import WireError
-from edgefl.messages import wire
-from edgefl.messages.wire import decode_from_client, decode_from_server, encode
+from edgefl.run import messages
+from edgefl.run.messages import decode_from_client, decode_from_server, encode
 
-DONE = wire.Done(
+DONE = messages.Done(
     client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
-    checksum=2**64 - 1, flops=1e9, trip=wire.Spent(3.0, 3.5), down=wire.Spent(1.0, 1.25),
-    compute=wire.Spent(1.5, 1.5), up=wire.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125, peak_mib=20.0,
-    delay=wire.Spent(0.25, 0.375),
+    checksum=2**64 - 1, flops=1e9, trip=messages.Spent(3.0, 3.5), down=messages.Spent(1.0, 1.25),
+    compute=messages.Spent(1.5, 1.5), up=messages.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125,
+    peak_mib=20.0, delay=messages.Spent(0.25, 0.375),
 )  # fmt: skip
-FROM_CLIENT: list[wire.FromClient] = [
-    wire.Ready(3, 1, 4711, "client"),
-    wire.Beat(3, 1),
-    wire.Chunk(40, 2, 1024),
+FROM_CLIENT: list[messages.FromClient] = [
+    messages.Ready(3, 1, 4711, "client"),
+    messages.Beat(3, 1),
+    messages.Chunk(40, 2, 1024),
     DONE,
-    wire.Gone(3, 1, 40, "cancelled"),
-    wire.Trained(
-        [wire.Result(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0), wire.Result(41, 7, 5, 0.25, 0, 0.0, 2.0)]
+    messages.Gone(3, 1, 40, "cancelled"),
+    messages.Trained(
+        [
+            messages.Result(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0),
+            messages.Result(41, 7, 5, 0.25, 0, 0.0, 2.0),
+        ]
     ),
-    wire.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
+    messages.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
 ]
-FROM_SERVER: list[wire.FromServer] = [
-    wire.Task(3, 40, 4, 7, 1, 2, wire.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
-    wire.Cancel(40),
-    wire.Work([wire.Task(3, 40, 4, 7, 1, 2, None, None), wire.Task(4, 41, 0, 7, 1, 3, None, None)]),
-    wire.Withdraw([40, 41]),
-    wire.Assess(7, 1),
-    wire.Bye(),
+FROM_SERVER: list[messages.FromServer] = [
+    messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
+    messages.Cancel(40),
+    messages.Work(
+        [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 0, 7, 1, 3, None, None)]
+    ),
+    messages.Withdraw([40, 41]),
+    messages.Assess(7, 1),
+    messages.Bye(),
 ]
 ALL = [*FROM_CLIENT, *FROM_SERVER]
 
 counts = st.integers(0, 2**63 - 1)
-few = st.integers(0, wire.MAX_COUNT)
+few = st.integers(0, messages.MAX_COUNT)
 times = st.floats(0, 1e300)
 losses = st.floats(-1e300, 1e300)
-spent = st.builds(wire.Spent, times, times)
+spent = st.builds(messages.Spent, times, times)
 class_counts = st.lists(st.tuples(few, few).map(sorted), max_size=20)
-clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
-    st.builds(wire.Ready, counts, counts, counts, st.sampled_from(["client", "worker", "evaluator"])),
-    st.builds(wire.Beat, counts, counts),
-    st.builds(wire.Chunk, counts, counts, counts),
-    st.builds(wire.Gone, counts, counts, counts, st.text()),
+clients_words: st.SearchStrategy[messages.FromClient] = st.one_of(
+    st.builds(messages.Ready, counts, counts, counts, st.sampled_from(["client", "worker", "evaluator"])),
+    st.builds(messages.Beat, counts, counts),
+    st.builds(messages.Chunk, counts, counts, counts),
+    st.builds(messages.Gone, counts, counts, counts, st.text()),
     st.builds(
-        wire.Trained,
+        messages.Trained,
         st.lists(
-            st.builds(wire.Result, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
+            st.builds(messages.Result, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
         ),
     ),
     class_counts.flatmap(
         lambda pairs: st.builds(
-            wire.Assessed, counts, times, *(st.just([pair[i] for pair in pairs]) for i in (0, 1)), times
+            messages.Assessed, counts, times, *(st.just([pair[i] for pair in pairs]) for i in (0, 1)), times
         )
     ),
     st.builds(
-        wire.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
+        messages.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
         examples=few, steps=few, loss=losses, checksum=st.integers(0, 2**64 - 1),
         flops=times, trip=spent, down=spent, compute=spent, up=spent, lateness_s=times, cpu_s=times,
         peak_mib=times, delay=spent,
@@ -79,34 +84,39 @@ clients_words: st.SearchStrategy[wire.FromClient] = st.one_of(
 
 
 @given(clients_words)
-def test_what_a_client_says_is_what_the_server_hears(message: wire.FromClient) -> None:
+def test_what_a_client_says_is_what_the_server_hears(message: messages.FromClient) -> None:
     assert decode_from_client(encode(message)) == message
     assert decode_from_client(memoryview(encode(message))) == message
 
 
 @given(counts, counts, counts)
 def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> None:
-    task = wire.Task(a, b, c, a, b, c, None, None)
+    task = messages.Task(a, b, c, a, b, c, None, None)
     for message in (
-        task, wire.Cancel(a), wire.Work([task, task]), wire.Withdraw([a, b, c]), wire.Assess(a, b), wire.Bye()
-    ):  # fmt: skip
+        task,
+        messages.Cancel(a),
+        messages.Work([task, task]),
+        messages.Withdraw([a, b, c]),
+        messages.Assess(a, b),
+        messages.Bye(),
+    ):
         assert decode_from_server(encode(message)) == message
 
 
 def test_every_message_of_the_protocol_is_in_these_tests() -> None:
     kinds = {
         kind
-        for kind in vars(wire).values()
-        if isinstance(kind, type) and issubclass(kind, wire._Message) and kind is not wire._Message
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, messages._Message) and kind is not messages._Message
     }
-    assert {type(message) for message in ALL} | {wire.Spent, wire.Cut, wire.Result} == kinds
+    assert {type(message) for message in ALL} | {messages.Spent, messages.Cut, messages.Result} == kinds
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
 
 
 def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
     done = decode_from_client(encode(msgspec.structs.replace(DONE, loss=math.nan)))
-    assert isinstance(done, wire.Done)
+    assert isinstance(done, messages.Done)
     assert math.isnan(done.loss)
 
 
@@ -126,12 +136,12 @@ def refused(decode: Callable[[bytes], Any], header: bytes) -> str:
 
 
 @pytest.mark.parametrize("message", FROM_SERVER, ids=lambda message: type(message).__name__)
-def test_a_client_cannot_say_what_only_the_server_says(message: wire.FromServer) -> None:
+def test_a_client_cannot_say_what_only_the_server_says(message: messages.FromServer) -> None:
     refused(decode_from_client, encode(message))
 
 
 @pytest.mark.parametrize("message", FROM_CLIENT, ids=lambda message: type(message).__name__)
-def test_the_server_cannot_say_what_only_a_client_says(message: wire.FromClient) -> None:
+def test_the_server_cannot_say_what_only_a_client_says(message: messages.FromClient) -> None:
     refused(decode_from_server, encode(message))
 
 
@@ -189,8 +199,8 @@ NOT_MESSAGES = {
     "bad utf-8": msgspec.msgpack.encode([5, 3, 1, 40]).replace(b"\x94", b"\x95") + b"\xa2\xff\xfe",
     "extension": b"\xc7\x04\x01abcd",
     "timestamp": b"\xd6\xff\x00\x00\x00\x00",
-    "nested arrays": b"\x91" * wire.MAX_HEADER_BYTES,
-    "nested maps": b"\x81" * wire.MAX_HEADER_BYTES,
+    "nested arrays": b"\x91" * messages.MAX_HEADER_BYTES,
+    "nested maps": b"\x81" * messages.MAX_HEADER_BYTES,
     "nested in a field": b"\x95\x05" + b"\x91" * 60_000,
     "nested in counts": b"\x96\x06\x01\xcb" + struct.pack(">d", 0.5) + b"\x91" * 60_000,
     "an array of 2³² items": b"\xdd\xff\xff\xff\xff\x02",
@@ -206,12 +216,12 @@ def test_bytes_that_are_no_message_are_refused(header: bytes) -> None:
 
 
 def test_a_header_has_a_largest_size() -> None:
-    longest = encode(wire.Gone(0, 0, 0, "x" * (wire.MAX_HEADER_BYTES - 7)))
-    assert len(longest) == wire.MAX_HEADER_BYTES + 1
+    longest = encode(messages.Gone(0, 0, 0, "x" * (messages.MAX_HEADER_BYTES - 7)))
+    assert len(longest) == messages.MAX_HEADER_BYTES + 1
     text = refused(decode_from_client, longest)
     assert text == "a header of 65537 bytes, at most 65536 are allowed"
-    fits = encode(wire.Gone(0, 0, 0, "x" * (wire.MAX_HEADER_BYTES - 8)))
-    assert isinstance(decode_from_client(fits), wire.Gone)
+    fits = encode(messages.Gone(0, 0, 0, "x" * (messages.MAX_HEADER_BYTES - 8)))
+    assert isinstance(decode_from_client(fits), messages.Gone)
 
 
 FIGURES = ["flops", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute", "up", "delay"]
@@ -220,8 +230,8 @@ FIGURES = ["flops", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute"
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-9])
 def test_times_and_costs_are_finite_and_not_negative(figure: str, value: float) -> None:
-    if isinstance(getattr(DONE, figure), wire.Spent):
-        wrong: list[Any] = [wire.Spent(value, 1.0), wire.Spent(1.0, value)]
+    if isinstance(getattr(DONE, figure), messages.Spent):
+        wrong: list[Any] = [messages.Spent(value, 1.0), messages.Spent(1.0, value)]
     else:
         wrong = [value]
     for field in wrong:
@@ -235,7 +245,7 @@ def test_a_loss_is_a_number_or_nan(value: float) -> None:
 
 
 @pytest.mark.parametrize("field", ["examples", "steps"])
-@pytest.mark.parametrize("value", [-1, wire.MAX_COUNT + 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("value", [-1, messages.MAX_COUNT + 1, 2**63, 2**64 - 1])
 def test_counts_are_what_the_record_can_hold(field: str, value: int) -> None:
     text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{field: value})))
     assert text.startswith("not a message: Expected `int` ")
@@ -249,18 +259,18 @@ def test_a_checksum_is_not_negative() -> None:
     ("correct", "total"), [([1], []), ([], [1]), ([2], [1]), ([-1], [1]), ([0], [2**63]), ([1, 1], [1, 0])]
 )
 def test_an_assessment_has_counts_that_can_be(correct: list[int], total: list[int]) -> None:
-    refused(decode_from_client, encode(wire.Assessed(7, 0.5, correct, total, 0.1)))
+    refused(decode_from_client, encode(messages.Assessed(7, 0.5, correct, total, 0.1)))
 
 
 # ---- payloads ----------------------------------------------------------------------------------
 
 
 def test_a_payload_is_the_one_frame_after_the_header() -> None:
-    assert wire.payload([b"header", b"numbers"]) == b"numbers"
-    assert wire.payload([b"header", memoryview(b"")]) == b""
+    assert messages.payload([b"header", b"numbers"]) == b"numbers"
+    assert messages.payload([b"header", memoryview(b"")]) == b""
 
 
 @pytest.mark.parametrize("frames", [[], [b"header"], [b"header", b"one", b"two"], [b""] * 100])
 def test_none_or_several_payload_frames_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(WireError, match=f"a message of {len(frames)} frames where header and payload"):
-        wire.payload(frames)
+        messages.payload(frames)

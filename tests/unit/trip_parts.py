@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.emulation import load_device
-from edgefl.emulation.link import Link
-from edgefl.emulation.plan import TripPlan, plan_trip
-from edgefl.emulation.schema import Device, Direction, Network
+from edgefl.devices import load_device
+from edgefl.devices.link import Link
+from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.devices.schema import Device, Direction, Network
 
 SOURCES = {"all": "a test"}
 

@@ -1,0 +1,147 @@
+"""Cells: many phones behind one uplink and one downlink, which their transfers share.
+
+At any instant a cell's capacity is divided max-min fairly: every transfer gets the same, except that none
+gets more than its own link carries, and what it leaves is divided among the others (progressive filling,
+Bertsekas and Gallager 1992, 6.5.2). Rates change the moment a transfer starts or ends.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Way = Literal["down", "up"]
+
+
+def fair_level(limits: Sequence[float], capacity: float) -> float:
+    """The most that any transfer gets where transfers with these ``limits`` share ``capacity``.
+
+    Infinite if there is enough for all of them. Each gets the smaller of its limit and the level.
+
+    >>> fair_level([1.0, 4.0, 9.0], 11.0)                # 1 + 4 + 6
+    6.0
+    >>> fair_level([1.0, 4.0], 11.0)
+    inf
+    """
+    left, ordered = capacity, sorted(limits)
+    for at, limit in enumerate(ordered):
+        level = left / (len(ordered) - at)
+        if limit >= level:
+            return level
+        left -= limit
+    return math.inf
+
+
+class Cell:
+    """The transfers through one way of one cell, in emulated time: how far each is, and which ends next.
+
+    >>> cell = Cell(100.0)
+    >>> cell.start(1, 0.0, nbytes=300.0, limit=math.inf); cell.start(2, 1.0, nbytes=100.0, limit=math.inf)
+    >>> cell.ends                                        # 50 a second each from 1.0 on
+    (3.0, 2)
+    >>> cell.stop(2, 3.0); cell.ends                     # 100 a second again, for the last 100
+    (4.0, 1)
+    """
+
+    def __init__(self, capacity: float) -> None:
+        self._capacity = capacity
+        self._limits: dict[int, float] = {}
+        self._left: dict[int, float] = {}
+        self._now_s = 0.0
+        self._level = math.inf
+        self.ends: tuple[float, int] | None = None
+        """When the next transfer ends if none starts before, and which; of several, the lowest number."""
+
+    def __contains__(self, transfer: int) -> bool:
+        return transfer in self._left
+
+    def start(self, transfer: int, at_s: float, nbytes: float, limit: float) -> None:
+        """A transfer's first byte flows now; its own link carries ``limit`` bytes per emulated second."""
+        self._advance(at_s)
+        self._limits[transfer], self._left[transfer] = limit, nbytes
+        self._share()
+
+    def stop(self, transfer: int, at_s: float) -> None:
+        """A transfer has ended, or is given up."""
+        self._advance(at_s)
+        del self._limits[transfer], self._left[transfer]
+        self._share()
+
+    def _lasts_s(self, transfer: int, left: float) -> float:
+        return left / min(self._limits[transfer], self._level) if left > 0 else 0.0
+
+    def _share(self) -> None:
+        self._level = fair_level(list(self._limits.values()), self._capacity)
+        found = (
+            (self._now_s + self._lasts_s(transfer, left), transfer) for transfer, left in self._left.items()
+        )
+        self.ends = min(found, default=None)
+
+    def _advance(self, at_s: float) -> None:
+        lasted_s = at_s - self._now_s
+        if lasted_s > 0:
+            for transfer, left in self._left.items():
+                # One that is over by now has nothing left, whatever the rounding of its rate.
+                over = self._now_s + self._lasts_s(transfer, left) <= at_s
+                moved = min(self._limits[transfer], self._level) * lasted_s
+                self._left[transfer] = 0.0 if over else max(0.0, left - moved)
+            self._now_s = at_s
+
+
+class CellMeter:
+    """Who transfers in which cell right now, among processes that were forked after this was made.
+
+    A byte a client and way, which only that client writes, in memory that all of them share: whoever wants
+    to know its share counts the others. Clients are in cells by turns: client c in cell c mod ``cells``.
+    """
+
+    def __init__(
+        self, cells: int, limits: dict[Way, Sequence[float]], capacities: dict[Way, float | None]
+    ) -> None:
+        self._cells, self._capacities = cells, capacities
+        self._limits = {way: np.asarray(of, dtype=np.float64) for way, of in limits.items()}
+        clients = len(limits["down"])
+        shared = np.frombuffer(mmap.mmap(-1, max(1, 2 * clients)), dtype=np.uint8)
+        self._busy: dict[Way, npt.NDArray[np.uint8]] = {
+            "down": shared[:clients], "up": shared[clients : 2 * clients]
+        }  # fmt: skip
+
+    def transfers(self, client: int, way: Way, busy: bool) -> None:
+        """This client's transfer starts or ends."""
+        self._busy[way][client] = busy
+
+    def gone(self, client: int) -> None:
+        """The client's process has ended."""
+        for busy in self._busy.values():
+            busy[client] = False
+
+    def rate(self, client: int, way: Way) -> float:
+        """Bytes per emulated second that this client's running transfer gets now."""
+        limit, capacity = float(self._limits[way][client]), self._capacities[way]
+        if capacity is None:
+            return limit
+        mine = slice(client % self._cells, None, self._cells)
+        sharing = self._limits[way][mine][self._busy[way][mine] != 0]
+        return min(limit, fair_level(sharing.tolist() or [limit], capacity))
+
+
+class CellShare(NamedTuple):
+    """One client's share of one way of its cell: see `edgefl.devices.link.Share`."""
+
+    meter: CellMeter
+    client: int
+    way: Way
+
+    def open(self) -> None:
+        self.meter.transfers(self.client, self.way, True)
+
+    def rate(self) -> float:
+        return self.meter.rate(self.client, self.way)
+
+    def close(self) -> None:
+        self.meter.transfers(self.client, self.way, False)

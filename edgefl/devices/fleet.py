@@ -1,0 +1,131 @@
+"""The very device and link of each client, read once a process, and when it is online."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from edgefl.devices import Device, load_device, load_network
+from edgefl.devices.cell import Way
+from edgefl.devices.phone import Phone
+from edgefl.devices.power import Power, power_of
+from edgefl.devices.presence import Churn, From, Intermittent, Presence, Windows, read_availability
+from edgefl.devices.schema import Availability
+from edgefl.devices.thermal import ThermalModel, thermal_model
+from edgefl.experiment import Cells, Experiment
+from edgefl.seeds import stream
+
+
+class ClientInfo(msgspec.Struct, frozen=True):
+    """One emulated phone."""
+
+    client: int
+    profile: str
+    network: str
+    examples: int = 0
+    labels: list[int] = []
+
+
+network_of = functools.cache(load_network)
+_profile = functools.cache(load_device)
+
+
+def device_of(seed: int, client: int, profile: str) -> Device:
+    """The device of one client: profiles whose devices differ draw theirs from the client's own stream."""
+    device = _profile(profile)
+    return device if device.slowdown is None else device.individual(stream(seed, "device", client))
+
+
+@functools.cache
+def thermal_of(profile: str) -> ThermalModel | None:
+    """The thermal model of all devices of a profile."""
+    return thermal_model(_profile(profile))
+
+
+def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
+    """What each client's own link carries, bytes with headers per emulated second; infinite if unlimited."""
+    networks = [network_of(info.network) for info in clients]
+    return {
+        "down": [_bytes_per_s(network.down.rate_mbps) or math.inf for network in networks],
+        "up": [_bytes_per_s(network.up.rate_mbps) or math.inf for network in networks],
+    }
+
+
+def cell_capacities(cells: Cells) -> dict[Way, float | None]:
+    """What each way of a cell carries, bytes with headers per emulated second; None: no limit."""
+    return {"down": _bytes_per_s(cells.downlink_mbps), "up": _bytes_per_s(cells.uplink_mbps)}
+
+
+def _bytes_per_s(mbps: float | None) -> float | None:
+    return None if mbps is None else mbps * 1e6 / 8
+
+
+def joins_at_s(experiment: Experiment, client: int) -> float:
+    """When this device comes online first: the same whoever asks, and whatever the other devices are."""
+    draw = stream(experiment.seed, "join", client).uniform(0.0, 1.0)
+    return experiment.fleet.join_spread_s * float(draw)
+
+
+def changes(experiment: Experiment, info: ClientInfo) -> bool:
+    """Whether anything changes over time on the phones of this profile and network."""
+    fleet, device = experiment.fleet, _profile(info.profile)
+    return bool(
+        fleet.churn.mean_online_s
+        or fleet.churn.die_per_trip
+        or _availability(experiment, info) is not None
+        or network_of(info.network).replays
+        or (fleet.thermal and thermal_of(info.profile) is not None)
+        or (fleet.battery and device.battery is not None)
+    )
+
+
+def phone_of(experiment: Experiment, info: ClientInfo) -> Phone:
+    """What a client's condition depends on, as far as the experiment switches it on."""
+    fleet = experiment.fleet
+    return Phone(
+        thermal_of(info.profile) if fleet.thermal else None,
+        _power_of(info.profile, info.network) if fleet.battery else None,
+    )
+
+
+@functools.cache
+def _power_of(profile: str, network: str) -> Power | None:
+    return power_of(_profile(profile), network_of(network).bearer)
+
+
+def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
+    """When a client is online, apart from what its work does to it.
+
+    A profile's windows start at an instant of their period that each device draws; those of a file as the
+    file says.
+    """
+    fleet, seed, client = experiment.fleet, experiment.seed, info.client
+    sources: list[Intermittent] = []
+    if fleet.join_spread_s > 0:
+        sources.append(From(joins_at_s(experiment, client)))
+    windows = _availability(experiment, info)
+    if windows is not None:
+        own = fleet.availability is None
+        shift_s = windows.period_s * float(stream(seed, "availability", client).random()) if own else 0.0
+        sources.append(Windows(windows.intervals_s, windows.period_s, shift_s))
+    if fleet.churn.mean_online_s is not None and fleet.churn.mean_offline_s is not None:
+        rng = stream(seed, "churn", client)
+        sources.append(Churn(fleet.churn.mean_online_s, fleet.churn.mean_offline_s, rng))
+    return Presence(sources)
+
+
+def _availability(experiment: Experiment, info: ClientInfo) -> Availability | None:
+    if experiment.fleet.availability is None:
+        return _profile(info.profile).availability
+    entries = read_availability(experiment.fleet.availability)
+    order = _shuffled(experiment.seed, len(entries))
+    return entries[order[info.client % len(entries)]]
+
+
+@functools.cache
+def _shuffled(seed: int, count: int) -> list[int]:
+    order: list[int] = stream(seed, "availability").permutation(count).tolist()
+    return order

@@ -1,0 +1,121 @@
+"""The formats by name: what reads each, and what writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from edgefl.devices import (
+    bouquetfl,
+    devtools,
+    fedscale,
+    load_fleet,
+    load_network,
+    mahimahi,
+    power_profile,
+    webpagetest,
+)
+from edgefl.devices.imports import Asked, Made
+from edgefl.devices.schema import Network
+from edgefl.errors import ProfileError, unknown
+
+Way = Literal["down", "up"]
+
+
+class Format(NamedTuple):
+    """One format."""
+
+    read: Callable[[Path, Asked], Made]
+    takes: tuple[str, ...]
+    """The fields of `Asked` that it has a use for."""
+    gives: str
+    """What a file of it is made into."""
+    writes: str = ""
+    """What is written in it; nothing if it is only read."""
+
+
+class Written(NamedTuple):
+    """A file's content, and what of the profile is not in it."""
+
+    content: bytes
+    left_out: tuple[str, ...] = ()
+
+
+FORMATS: dict[str, Format] = {
+    "bouquetfl": Format(bouquetfl.read, ("only",), "devices or networks, from its TOML files"),
+    "devtools": Format(
+        devtools.read, ("name", "only"), "networks, from DevTools' or Lighthouse's JSON", "a network"
+    ),
+    "fedscale": Format(fedscale.read, ("name", "clients"), "a fleet, or an availability file", "a fleet"),
+    "mahimahi": Format(
+        mahimahi.read, ("name", "up"), "a network that replays the trace", "one way of a network"
+    ),
+    "power-profile": Format(
+        power_profile.read, ("name", "base"), "the device --base with battery and currents"
+    ),
+    "webpagetest": Format(webpagetest.read, ("only",), "networks, from connectivity.ini", "a network"),
+}
+
+
+def named(name: str) -> Format:
+    """The format of that name; ProfileError with the nearest if there is none."""
+    if name not in FORMATS:
+        raise ProfileError(unknown("format", name, FORMATS))
+    return FORMATS[name]
+
+
+def read(format_name: str, path: Path, asked: Asked) -> Made:
+    """The profiles that the file in that format makes.
+
+    ProfileError if there is no such format, it has no use for what is asked, or the file is not of it.
+    """
+    found = named(format_name)
+    for option, given in asked._asdict().items():
+        if given not in (None, ()) and option not in found.takes:
+            allowed = ", ".join(f"--{name}" for name in found.takes)
+            raise ProfileError(f"--{option}: {format_name} has no use for it; allowed: {allowed}")
+    return found.read(path, asked)
+
+
+def write(name: str, format_name: str, way: Way | None = None) -> Written:
+    """The profile of that name, or at that path, in that format; ``way``, of a trace alone, is down if None.
+
+    ProfileError if the format is only read, cannot say what the profile is, or knows no ways.
+
+    >>> print(write("3g", "webpagetest").content.decode(), end="")
+    [3g]
+    label="3G"
+    bwIn=1600000
+    bwOut=768000
+    latency=300
+    plr=0
+    """
+    if not named(format_name).writes:
+        able = ", ".join(other for other, found in FORMATS.items() if found.writes)
+        raise ProfileError(f"format {format_name!r} is only read; written are: {able}")
+    if way is not None and format_name != "mahimahi":
+        raise ProfileError(f"--way: {format_name} has no use for it; only mahimahi's files say one way alone")
+    if format_name == "fedscale":
+        return Written(fedscale.write(load_fleet(name)))
+    network = load_network(name)
+    if format_name == "mahimahi":
+        content = mahimahi.write(network, network.up if way == "up" else network.down)
+        return Written(content.encode(), _unsayable(network, rate_only=True))
+    if network.down.trace or network.up.trace:
+        raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
+    writes = webpagetest.write if format_name == "webpagetest" else devtools.write
+    text, left_out = writes(network)
+    return Written(text.encode(), (*left_out, *_unsayable(network)))
+
+
+def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
+    """What this network has and the formats of networks cannot say; a trace says the rate only."""
+    ways = (network.down, network.up)
+    has = {
+        "delay": rate_only and any(way.delay_ms for way in ways),
+        "loss": rate_only and any(way.loss_pct for way in ways),
+        "jitter": any(way.jitter_ms for way in ways),
+        "loss of the connection": any(way.loss_pct and way.on_loss == "disconnect" for way in ways),
+    }
+    return tuple(what for what, there in has.items() if there)

@@ -1,0 +1,168 @@
+"""What its work does to a phone: pure functions from its condition at one instant to that at a later one.
+
+A condition is a small value. Whoever knows it, and the plan of the trip that began then, knows every later
+one: so the client that trains, the server of either clock and a run that is resumed agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from edgefl.devices.plan import TripPlan
+from edgefl.devices.power import Power
+from edgefl.devices.thermal import ThermalModel
+
+Ailment = Literal["battery", "heat"]
+"""Why a phone cannot go on."""
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How a phone is at an instant, in emulated seconds since the start of the run."""
+
+    at_s: float
+    temp_c: float = 0.0
+    charge_j: float = 0.0
+    low: bool = False
+    """Its battery got low; it works again once that is full."""
+    off: bool = False
+    """It got so hot that it switched itself off; it works again below its first throttling step."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether it can work."""
+        return not (self.low or self.off)
+
+
+class Phone(NamedTuple):
+    """The figures of one device that its condition depends on; None for what it has not or is switched off.
+
+    >>> phone = Phone(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
+    >>> phone.rested(phone.fresh(), 30.0)
+    Condition(at_s=30.0, temp_c=0.0, charge_j=70.0, low=False, off=False)
+    >>> phone.rested(phone.fresh(), 81.0)                # low after 80 s, and then charged with 10 W
+    Condition(at_s=81.0, temp_c=0.0, charge_j=30.0, low=True, off=False)
+    """
+
+    thermal: ThermalModel | None
+    power: Power | None
+
+    def fresh(self, charge: float = 1.0) -> Condition:
+        """At the start of a run: as warm as its surroundings, its battery filled to that share."""
+        temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
+        if self.power is None:
+            return Condition(0.0, temp_c)
+        charge_j = charge * self.power.capacity_j
+        return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
+
+    # ---- at rest -------------------------------------------------------------------------------
+
+    def rested(self, before: Condition, at_s: float) -> Condition:
+        """The same phone at a later instant, idle until then, and charged whenever its battery gets low."""
+        while (turn_s := self._turn_s(before)) <= at_s:
+            assert self.power is not None
+            charge_j = self.power.capacity_j if before.low else self.power.least_j
+            drifted = self._drifted(before, turn_s)
+            before = msgspec.structs.replace(drifted, charge_j=charge_j, low=not before.low)
+        return self._drifted(before, at_s)
+
+    def tires_s(self, now: Condition) -> float:
+        """The instant at which it can no longer work, if it idles from now on; infinite if it always can."""
+        return self._turn_s(now) if now.fit else now.at_s
+
+    def recovers_s(self, now: Condition) -> float:
+        """The first instant from now on at which it can work; infinite if it never can."""
+        while not now.fit:
+            at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
+            if at_s == math.inf:
+                return math.inf
+            now = self.rested(now, at_s)
+        return now.at_s
+
+    def _turn_s(self, now: Condition) -> float:
+        """When an idle phone's battery gets low, or full again."""
+        power = self.power
+        if power is None:
+            return math.inf
+        joules = power.capacity_j - now.charge_j if now.low else now.charge_j - power.least_j
+        watts = power.charge_w if now.low else power.idle_w
+        return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
+
+    def _cool_s(self, now: Condition) -> float:
+        """When a phone that switched itself off is cool enough again."""
+        if not now.off or self.thermal is None:
+            return now.at_s
+        return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
+
+    def _drifted(self, before: Condition, at_s: float) -> Condition:
+        """Idle until ``at_s``, before which its battery gets neither low nor full."""
+        seconds = at_s - before.at_s
+        temp_c, charge_j = before.temp_c, before.charge_j
+        if self.thermal is not None:
+            temp_c = self.thermal.after(temp_c, 0.0, seconds)
+        if self.power is not None:
+            watts = self.power.charge_w if before.low and self.power.charge_w else -self.power.idle_w
+            charge_j = min(max(0.0, charge_j + watts * seconds), self.power.capacity_j)
+        return Condition(at_s, temp_c, charge_j, before.low, before.off and at_s < self._cool_s(before))
+
+    # ---- on a trip -----------------------------------------------------------------------------
+
+    def worked(
+        self, before: Condition, plan: TripPlan, elapsed_s: float, because: Ailment | None = None
+    ) -> Condition:
+        """The phone that began ``plan`` in the condition ``before``, so far into it, at most to its end.
+
+        ``because`` says why it did not get further, if it could not.
+        """
+        elapsed_s = min(elapsed_s, plan.total_s)
+        temp_c, charge_j = before.temp_c, before.charge_j
+        low = before.low or because == "battery"
+        if self.thermal is not None:
+            temp_c = self._temp_c(self.thermal, temp_c, plan, elapsed_s)
+        if self.power is not None:
+            left_s = elapsed_s
+            for seconds, watts in self._draws(self.power, plan):
+                charge_j -= watts * min(left_s, seconds)
+                left_s -= min(left_s, seconds)
+            charge_j = max(0.0, charge_j)
+            low = low or charge_j <= self.power.least_j
+        return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
+
+    def gives_out(self, before: Condition, plan: TripPlan) -> tuple[float, Ailment] | None:
+        """How far into the trip the phone gets, and why no further; None if it gets to its end."""
+        found: tuple[float, Ailment] | None = None
+        if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
+            found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
+        if self.power is not None:
+            left_j, elapsed_s = before.charge_j - self.power.least_j, 0.0
+            for seconds, watts in self._draws(self.power, plan):
+                if watts > 0 and left_j <= watts * seconds:
+                    low_s = elapsed_s + max(0.0, left_j) / watts
+                    return found if found is not None and found[0] <= low_s else (low_s, "battery")
+                left_j -= watts * seconds
+                elapsed_s += seconds
+        return found
+
+    def _temp_c(self, thermal: ThermalModel, temp_c: float, plan: TripPlan, elapsed_s: float) -> float:
+        if plan.heat is None:  # the trip's time is drawn: how busy the processor is, nobody knows
+            return thermal.after(temp_c, 0.0, elapsed_s)
+        computing_s = elapsed_s - plan.down_s - plan.compute_lead_s
+        if computing_s <= 0:
+            return thermal.after(temp_c, 0.0, elapsed_s)
+        busy_s = min(computing_s, plan.heat.total_s)
+        return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
+
+    def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
+        """Seconds and watts of each part of a trip, in order."""
+        transfer_w = power.idle_w + power.radio_w
+        yield plan.down_s, transfer_w
+        if plan.heat is None:
+            yield plan.compute_s, power.idle_w + power.busy_w
+        else:
+            yield plan.compute_lead_s, power.idle_w
+            for seconds, watts in plan.heat.powers():
+                yield seconds, power.idle_w + watts
+        yield plan.up_s, transfer_w

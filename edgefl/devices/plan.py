@@ -1,0 +1,171 @@
+"""A client's whole trip, decided before it starts: the same numbers drive both clocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.devices.link import Link, Transfer
+from edgefl.devices.schema import Device
+from edgefl.devices.thermal import Computation, ThermalModel
+from edgefl.limits.pacing import Pacer, Phase
+
+
+class TripPlan(NamedTuple):
+    """One download, one local training and one upload. All seconds are emulated."""
+
+    down: Transfer
+    flops: float
+    compute_lead_s: float
+    """Before computing starts; above 0 only where there are no FLOPs to stretch a delay over."""
+    compute_rate_per_s: float
+    """FLOP per emulated second; ``inf`` is unpaced."""
+    up: Transfer
+    steps: int | None = None
+    """Training steps, where the trip was cut short; None for all of them."""
+    tail_s: float = 0.0
+    """After the last of these steps, until the trip's budget is over: a step that is not finished in it."""
+    heat: Computation | None = None
+    """How the device gets hot and slow; ``compute_rate_per_s`` is then its rate at full speed."""
+    dies_s: float = math.inf
+    """How far into the trip the client's process is killed."""
+
+    @property
+    def down_s(self) -> float:
+        return self.down.declared_s
+
+    @property
+    def compute_s(self) -> float:
+        return self.compute_lead_s + self._takes_s(self.flops) + self.tail_s
+
+    def _takes_s(self, flops: float) -> float:
+        """Seconds until so many operations are done."""
+        cool_s = flops / self.compute_rate_per_s
+        return cool_s if self.heat is None else self.heat.seconds(cool_s)
+
+    @property
+    def up_s(self) -> float:
+        return self.up.declared_s
+
+    @property
+    def total_s(self) -> float:
+        return self.down_s + self.compute_s + self.up_s
+
+    @property
+    def breaks_s(self) -> float:
+        """How far into the trip the link is lost, and the task with it; infinite if it holds."""
+        if self.down.breaks_after is not None:
+            return self.down.breaks_s
+        return self.down_s + self.compute_s + self.up.breaks_s
+
+    @property
+    def broken(self) -> str:
+        """How far the message got at which the link is lost."""
+        return (self.down if self.down.breaks_after is not None else self.up).broken
+
+    def compute(self, pacer: Pacer) -> Phase:
+        """The pacer's phase for this trip's steps: tell it the FLOPs of each as they are done.
+
+        Before `tail_s`, which is a phase without work.
+        """
+        takes = None if self.heat is None else self._takes_s
+        return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
+
+    def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
+        """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
+
+        It makes the steps that it finishes by then, of ``step_flops`` operations each, and the upload begins
+        when the budget is over, or after the download if that takes longer.
+
+        >>> from edgefl.devices import load_device, load_network
+        >>> rng = np.random.default_rng(0)
+        >>> whole = plan_trip(load_device("pi-4"), Link(load_network("none"), rng), rng, 0, 50e9, 0)
+        >>> short = whole.within(whole.compute_s * 0.5, [10e9] * 5)
+        >>> short.steps, short.flops, round(short.total_s / whole.total_s, 9)
+        (2, 20000000000.0, 0.5)
+        """
+        room_s = budget_s - self.down_s - self.compute_lead_s
+        # A step that ends with the budget counts, whatever the rounding of its sums.
+        last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
+        steps, flops = 0, 0.0
+        for cost in step_flops:
+            if self._takes_s(flops + cost) > last_s:
+                break
+            steps, flops = steps + 1, flops + cost
+        busy_s = self._takes_s(flops)
+        tail_s = max(0.0, room_s - busy_s)
+        lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
+        heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
+        up = self.up
+        if up.trace is not None:
+            earlier_s = self.compute_s - lead_s - busy_s - tail_s
+            up = up._replace(flows_at_s=up.flows_at_s - earlier_s)
+        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat)
+
+
+def plan_trip(
+    device: Device,
+    link: Link,
+    rng: np.random.Generator,
+    down_bytes: int,
+    flops: float,
+    up_bytes: int,
+    thermal: tuple[ThermalModel, float] | None = None,
+    examples: int = 1,
+) -> TripPlan:
+    """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
+
+    ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that a client that
+    was killed and started again, or a worker of the virtual clock, plans the same trip. Draws are made in
+    this order: download, upload, delay model.
+
+    A delay model with ``mode = "replace"`` sets the whole trip's time: both transfers take none, whatever
+    the network, and the training is stretched to the draw. With ``mode = "add"`` the draw lengthens the
+    training. ``examples`` is what the client holds, for a delay that is drawn for one example.
+
+    ``thermal`` is the device's thermal model and its temperature, °C, when the trip starts: it cools during
+    the download, and its training then takes longer the hotter it gets. A trip whose whole time is drawn
+    takes what was drawn.
+
+    >>> from edgefl.devices import load_device, load_network
+    >>> rng = np.random.default_rng(0)
+    >>> device = load_device("paper-defedavg").individual(rng)
+    >>> link = Link(load_network("defedavg-400"), rng)
+    >>> plan = plan_trip(device, link, rng, down_bytes=2_200_000, flops=50 * 17.0e6, up_bytes=2_200_000)
+    >>> round(plan.down_s, 3), 0.085 <= plan.compute_s <= 0.425
+    (0.044, True)
+    """
+    if not (flops >= 0 and math.isfinite(flops)):
+        raise ValueError(f"flops must be finite and at least 0 (got {flops})")
+    if device.slowdown is not None:
+        raise ValueError(
+            f"device {device.id!r} has a slowdown: call device.individual(rng) once a client first"
+        )
+    down, up = link.down(down_bytes), link.up(up_bytes)
+    compute_s = flops / device.train_flop_per_s
+    model = device.delay_model
+    if model is not None:
+        drawn_s = model.draw(rng, examples)
+        if model.mode == "replace":
+            down, up = _instant(down), _instant(up)
+            compute_s = drawn_s
+        else:
+            compute_s += drawn_s
+    if flops > 0 and compute_s > 0:
+        heat = None
+        if thermal is not None and (model is None or model.mode == "add"):
+            body, temp_c = thermal
+            heat = body.compute(body.after(temp_c, 0.0, down.declared_s), compute_s)
+        plan = TripPlan(down, flops, 0.0, flops / compute_s, up, heat=heat)
+    else:
+        plan = TripPlan(down, flops, compute_s, math.inf, up)
+    if up.trace is None or plan.compute_s == math.inf:
+        return plan
+    return plan._replace(up=up._replace(flows_at_s=up.flows_at_s + plan.down_s + plan.compute_s))
+
+
+def _instant(transfer: Transfer) -> Transfer:
+    return Transfer(transfer.nbytes, 0, 0, 0.0, math.inf, max(1, transfer.nbytes))

@@ -1,0 +1,186 @@
+"""When a phone is online, apart from what its own work does to it: windows, and coming and going at random.
+
+Each source of presence is an `Intermittent`: at any instant it is on or off, and it can say when that next
+changes. All of them are functions of the experiment's seed and the client alone, so the server of either
+clock, and a run that is resumed, sees the same phone come and go at the same instants.
+
+When the devices of a fleet are available, from a file: one entry a device, given out by the seed.
+
+JSON: a list of ``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, times in emulated seconds,
+as in a device profile's ``[availability]``. FedScale's availability traces say the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from edgefl.devices.profile_checks import unfit_availability
+from edgefl.devices.schema import Availability
+from edgefl.errors import ProfileError
+
+
+class Intermittent(Protocol):
+    """Something that is on or off."""
+
+    def on(self, at_s: float) -> bool:
+        """Whether it is on at that instant; at an instant of change, what it is from then on."""
+
+    def changes_s(self, at_s: float) -> float:
+        """The first instant after ``at_s`` at which it may change; infinite if it does not."""
+
+
+class Windows:
+    """On within intervals that repeat with a period.
+
+    ``shift_s`` is where in the period the run starts.
+
+    >>> night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0, shift_s=20.0)
+    >>> night.on(0.0), night.changes_s(0.0), night.on(2.0), night.changes_s(2.0)
+    (False, 2.0, True, 10.0)
+    """
+
+    def __init__(self, intervals_s: Sequence[tuple[float, float]], period_s: float, shift_s: float = 0.0):
+        self._period_s, self._shift_s = period_s, shift_s
+        self._edges_s: list[float] = []
+        for start_s, end_s in intervals_s:
+            if self._edges_s and self._edges_s[-1] == start_s:
+                self._edges_s[-1] = end_s
+            else:
+                self._edges_s += [start_s, end_s]
+        self._wraps = bool(self._edges_s) and self._edges_s[0] == 0.0 and self._edges_s[-1] == period_s
+
+    def on(self, at_s: float) -> bool:
+        return bisect_right(self._edges_s, self._phase(at_s)[1]) % 2 == 1
+
+    def changes_s(self, at_s: float) -> float:
+        edges_s = self._edges_s
+        if not edges_s or (self._wraps and len(edges_s) == 2):
+            return math.inf
+        turn, phase_s = self._phase(at_s)
+        at = bisect_right(edges_s, phase_s)
+        if self._wraps and at == len(edges_s) - 1:  # on over the end of the period
+            turn, at = turn + 1, 1
+        elif at == len(edges_s):
+            turn, at = turn + 1, 0
+        return self._instant(turn, at, at_s)
+
+    def _phase(self, at_s: float) -> tuple[int, float]:
+        """Which period it is, and how far into it; an instant that rounding put before its edge is on it."""
+        turn, phase_s = divmod(at_s + self._shift_s, self._period_s)
+        late_s = phase_s + 8.0 * math.ulp(abs(at_s) + self._shift_s + self._period_s)
+        if late_s >= self._period_s:
+            return int(turn) + 1, 0.0
+        before = bisect_right(self._edges_s, late_s)
+        return int(turn), max(phase_s, self._edges_s[before - 1]) if before else phase_s
+
+    def _instant(self, turn: int, at: int, after_s: float) -> float:
+        instant_s = turn * self._period_s + self._edges_s[at] - self._shift_s
+        return max(instant_s, math.nextafter(after_s, math.inf))
+
+
+class Churn:
+    """On and off by turns, each for an exponentially distributed time (an alternating renewal process).
+
+    In the long run it is on ``mean_on_s / (mean_on_s + mean_off_s)`` of the time; it starts as in the long
+    run, so a fleet is as far online at its start as later. Instants are drawn as they are asked for, from
+    ``rng``, which must be this one's own.
+
+    >>> churn = Churn(60.0, 20.0, np.random.default_rng(0))
+    >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
+    (True, 61.2, False)
+    """
+
+    def __init__(self, mean_on_s: float, mean_off_s: float, rng: np.random.Generator) -> None:
+        self._means_s = (mean_off_s, mean_on_s)
+        self._rng = rng
+        self._first = bool(rng.random() < mean_on_s / (mean_on_s + mean_off_s))
+        self._changes_s: list[float] = []
+
+    def on(self, at_s: float) -> bool:
+        return self._first ^ (self._passed(at_s) % 2 == 1)
+
+    def changes_s(self, at_s: float) -> float:
+        return self._changes_s[self._passed(at_s)]
+
+    def _passed(self, at_s: float) -> int:
+        """How many changes there were until then; draws until one is still to come."""
+        while not self._changes_s or self._changes_s[-1] <= at_s:
+            last_s = self._changes_s[-1] if self._changes_s else 0.0
+            state = self._first ^ (len(self._changes_s) % 2 == 1)
+            lasts_s = float(self._rng.exponential(self._means_s[state]))
+            self._changes_s.append(max(last_s + lasts_s, math.nextafter(last_s, math.inf)))
+        return bisect_right(self._changes_s, at_s)
+
+
+class From:
+    """Off before ``start_s``, on from then on."""
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s = start_s
+
+    def on(self, at_s: float) -> bool:
+        return at_s >= self._start_s
+
+    def changes_s(self, at_s: float) -> float:
+        return self._start_s if at_s < self._start_s else math.inf
+
+
+class Presence:
+    """Online while all of its sources are on.
+
+    >>> phone = Presence([From(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
+    >>> phone.comes_s(0.0), phone.goes_s(3.0), phone.comes_s(5.0)
+    (3.0, 5.0, 10.0)
+    """
+
+    def __init__(self, sources: Sequence[Intermittent]) -> None:
+        self._sources = tuple(sources)
+
+    def online(self, at_s: float) -> bool:
+        """Whether it is online at that instant."""
+        return all(source.on(at_s) for source in self._sources)
+
+    def comes_s(self, at_s: float) -> float:
+        """The first instant from ``at_s`` on at which it is online; infinite if there is none to be found."""
+        for _ in range(MOST_CHANGES):
+            off = [source for source in self._sources if not source.on(at_s)]
+            if not off:
+                return at_s
+            at_s = max(source.changes_s(at_s) for source in off)
+            if at_s == math.inf:
+                break
+        return math.inf
+
+    def goes_s(self, at_s: float) -> float:
+        """Of a phone that is online at ``at_s``: the first instant after it at which it no longer is."""
+        return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
+
+
+MOST_CHANGES = 100_000
+"""Changes looked through for an instant at which every source is on."""
+
+
+@functools.cache
+def read_availability(path: str) -> tuple[Availability, ...]:
+    """The entries of such a file. `ProfileError`, one line, where it is not one."""
+    try:
+        entries = msgspec.json.decode(Path(path).read_bytes(), type=tuple[Availability, ...])
+    except OSError as error:
+        raise ProfileError(f"availability file {path!r} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProfileError(f"availability file {path!r}: {error}") from None
+    if not entries:
+        raise ProfileError(f"availability file {path!r}: got no entries; allowed: at least one")
+    for at, entry in enumerate(entries):
+        for key, got, allowed in unfit_availability(entry):
+            where = f"availability file {path!r}: entry {at}: {key.removeprefix('availability.')}"
+            raise ProfileError(f"{where}: got {got}; allowed: {allowed}")
+    return entries

@@ -1,0 +1,323 @@
+"""What a device, a network and a fleet file hold: plain frozen data, units in the names.
+
+Every figure in a device or network file has its source in the file's ``[sources]`` table; the rules
+are checked by `edgefl.devices.profile_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.devices.delay import Delay
+
+SCHEMA = 1
+"""Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table in a profile file."""
+
+
+class Cluster(_Table, frozen=True, kw_only=True):
+    """Cores of one kind."""
+
+    uarch: Text
+    cores: Count
+    max_mhz: Positive
+    fp32_flop_per_cycle: Positive | None = None
+    """Peak of one core."""
+    max_ma: Positive | None = None
+    """Current of one core at its highest frequency, from the device's power profile."""
+    freq_mhz: tuple[Positive, ...] = ()
+    """Its frequencies, ascending; the last is ``max_mhz``."""
+    power_ma: tuple[Positive, ...] = ()
+    """Current of one core at each of ``freq_mhz``; the last is ``max_ma``."""
+
+
+class Threads(_Table, frozen=True, kw_only=True):
+    """One rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
+
+    one: Positive | None = msgspec.field(default=None, name="1t")
+    all: Positive | None = msgspec.field(default=None, name="nt")
+
+
+OpClass = Literal["train", "gemm", "conv", "depthwise", "elementwise"]
+
+
+class RateGflops(_Table, frozen=True, kw_only=True):
+    """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two) by op class."""
+
+    train: Positive
+    """Forward and backward pass of a small CNN with every core that training uses: what paces a client."""
+    gemm: Threads | None = None
+    """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
+    conv: Threads | None = None
+    """3 × 3 convolutions: inference of ResNet-18."""
+    depthwise: Threads | None = None
+    """3 × 3 depthwise convolutions."""
+    elementwise: Threads | None = None
+    """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
+
+    def known(self) -> dict[OpClass, float]:
+        """GFLOPS by op class with the most threads that is known; without the classes that are not.
+
+        >>> RateGflops(train=1.5, gemm=Threads(one=3.0, all=9.0)).known()
+        {'train': 1.5, 'gemm': 9.0}
+        """
+        rates: dict[OpClass, float] = {"train": self.train}
+        by_threads: dict[OpClass, Threads | None] = {
+            "gemm": self.gemm,
+            "conv": self.conv,
+            "depthwise": self.depthwise,
+            "elementwise": self.elementwise,
+        }
+        for op_class, rate in by_threads.items():
+            if rate is not None and (most := rate.all or rate.one) is not None:
+                rates[op_class] = most
+        return rates
+
+
+class Cpu(_Table, frozen=True, kw_only=True):
+    """The processor."""
+
+    rate_gflops: RateGflops
+    clusters: tuple[Cluster, ...] = ()
+
+
+class Memory(_Table, frozen=True, kw_only=True):
+    """The memory."""
+
+    ram_mib: Positive
+    app_limit_mib: Positive
+    """What one application may use: enforced on the client process."""
+    bandwidth_gbytes_per_s: Positive | None = None
+
+
+class Storage(_Table, frozen=True, kw_only=True):
+    """The flash memory, read and written in sequence; 10⁶ bytes a second are 1 MB/s."""
+
+    read_mbytes_per_s: Positive
+    write_mbytes_per_s: Positive | None = None
+
+
+class Battery(_Table, frozen=True, kw_only=True):
+    """The battery, and the currents drawn from it beside those of the cores."""
+
+    capacity_mah: Positive
+    voltage_v: Positive | None = None
+    """Nominal."""
+    idle_ma: NotNegative | None = None
+    """The processor awake and doing nothing."""
+    wifi_ma: NotNegative | None = None
+    """More while Wi-Fi transfers."""
+    radio_ma: NotNegative | None = None
+    """More while the mobile radio transfers."""
+    min_soc: Share | None = None
+    """State of charge, 0 to 1, below which the device takes no work."""
+    charge_w: Positive | None = None
+    """What its charger puts into it, once it is that low, until it is full; None: it is never charged."""
+
+
+class Trip(_Table, frozen=True, kw_only=True):
+    """From ``temp_c`` on, the device runs at ``freq_scale`` of its full speed."""
+
+    temp_c: float
+    freq_scale: Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class Thermal(_Table, frozen=True, kw_only=True):
+    """How the device heats and what it then does.
+
+    A device that trains without end goes from ``ambient_c`` towards ``ambient_c + busy_w · r_c_per_w``, and
+    63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
+    """
+
+    trips: tuple[Trip, ...]
+    """Throttling steps in ascending order of temperature."""
+    off_c: Positive | None = None
+    """The device switches itself off here."""
+    ambient_c: float | None = None
+    r_c_per_w: Positive | None = None
+    """Thermal resistance to the surroundings, °C/W."""
+    tau_s: Positive | None = None
+    """Time constant."""
+    busy_w: Positive | None = None
+    """Heat while training at full speed, W."""
+
+
+Interval = tuple[NotNegative, NotNegative]
+
+
+class Availability(_Table, frozen=True, kw_only=True):
+    """When the device can be asked to work: from start to end of each interval, again every ``period_s``."""
+
+    intervals_s: tuple[Interval, ...]
+    """Emulated seconds from the start of a period, ascending, apart from each other."""
+    period_s: Positive
+
+
+class Slowdown(_Table, frozen=True, kw_only=True):
+    """How devices of one profile differ: each is slower than ``train`` by a factor U(low, high)."""
+
+    low: Annotated[float, msgspec.Meta(ge=1)]
+    high: Annotated[float, msgspec.Meta(ge=1)]
+    dist: Literal["uniform"] = "uniform"
+
+
+DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
+"""``tier`` stands for a share of all devices or for one known by its speed only."""
+
+
+class Device(_Table, frozen=True, kw_only=True):
+    """One kind of device.
+
+    ``cpu`` may be left out only where ``delay_model`` replaces the trip's time.
+    """
+
+    schema: Schema = SCHEMA
+    id: Name
+    name: Text
+    kind: DeviceClass = msgspec.field(name="class")
+    sources: dict[str, Text]
+    """Dotted field (or the table above it) to where its figure came from. ``derived:`` starts a figure that
+    was computed from others, ``assumed:`` one that nobody published."""
+    uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
+    """Dotted field to a factor f: the true figure is held to lie between figure/f and figure·f."""
+    year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
+    soc: Text | None = None
+    cpu: Cpu | None = None
+    memory: Memory | None = None
+    storage: Storage | None = None
+    battery: Battery | None = None
+    thermal: Thermal | None = None
+    availability: Availability | None = None
+    """None: always."""
+    network: Name | None = None
+    """The network profile that suits it, for fleets that name none."""
+    delay_model: Delay | None = None
+    slowdown: Slowdown | None = None
+
+    @property
+    def train_flop_per_s(self) -> float:
+        """Training rate in FLOP per emulated second; infinite where only a delay model sets the pace."""
+        return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
+
+    @property
+    def app_limit_mib(self) -> float | None:
+        """Memory that one client process may use, MiB; None where the profile does not say."""
+        return self.memory.app_limit_mib if self.memory is not None else None
+
+    def individual(self, rng: np.random.Generator) -> Device:
+        """This very device: ``slowdown`` drawn once from the client's own stream and applied to ``train``.
+
+        Without a ``slowdown`` the profile itself, and nothing is drawn.
+        """
+        if self.slowdown is None or self.cpu is None:
+            return self
+        factor = float(rng.uniform(self.slowdown.low, self.slowdown.high))
+        rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
+        cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)
+        return msgspec.structs.replace(self, cpu=cpu, slowdown=None)
+
+
+class Direction(_Table, frozen=True, kw_only=True):
+    """One way through a network."""
+
+    rate_mbps: Positive | None = None
+    """10⁶ bit/s of packets, headers included; None is unlimited."""
+    delay_ms: NotNegative = 0.0
+    """One way, without queueing."""
+    jitter_ms: NotNegative = 0.0
+    """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
+    jitter_dist: Literal["none", "normal", "uniform", "exponential"] = "none"
+    """``normal``: delay + N(0, jitter²) cut off at 0. ``uniform``: delay + U(−jitter, jitter).
+    ``exponential``: delay + Exp(mean jitter)."""
+    loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
+    """Packets lost."""
+    on_loss: Literal["retransmit", "disconnect"] = "retransmit"
+    """``retransmit``: each lost packet costs its bytes again, and a message that lost any waits for a round
+    trip more. ``disconnect``: the first lost packet ends the connection, and with it the trip."""
+    trace: Text | None = None
+    """A trace in Mahimahi's format that sets the rate instead of ``rate_mbps``: a file beside the profile's.
+    A loaded profile holds its absolute path."""
+
+
+Bearer = Literal["mobile", "wifi", "wired"]
+
+
+class Network(_Table, frozen=True, kw_only=True):
+    """A client's link, both ways."""
+
+    schema: Schema = SCHEMA
+    id: Name
+    name: Text
+    down: Direction
+    up: Direction
+    bearer: Bearer = "mobile"
+    """Which of the device's radios it takes, for the battery: ``radio_ma``, ``wifi_ma`` or none."""
+    sources: dict[str, Text]
+    uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
+    mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
+    header_bytes: Annotated[int, msgspec.Meta(ge=0)] = 40
+    """Of each packet: IPv4 and TCP without options take 20 each (RFC 791, RFC 9293)."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a trace sets its rate, so that it depends on the time."""
+        return self.down.trace is not None or self.up.trace is not None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload of a full packet."""
+        return self.mtu_bytes - self.header_bytes
+
+
+class FleetFile(_Table, frozen=True, kw_only=True):
+    """Which devices, how many, and on which networks."""
+
+    schema: Schema = SCHEMA
+    id: Name
+    name: Text
+    devices: dict[str, Count]
+    source: Text
+    """Where this mix came from, or what it was put together for."""
+    network: str | dict[str, str] = "wifi"
+
+    @property
+    def clients(self) -> int:
+        """How many devices in all."""
+        return sum(self.devices.values())
+
+
+Profile = Device | Network | FleetFile
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """The profile as plain dicts, lists, strings and numbers, without the fields that are not given.
+
+    >>> from edgefl.devices import load_device
+    >>> to_json(load_device("pixel-3a"))["memory"]["ram_mib"]
+    4096.0
+    """
+    plain: dict[str, Any] = _without_none(msgspec.to_builtins(profile))
+    return plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ()}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value]
+    return value

@@ -1,0 +1,187 @@
+"""How a device that computes gets hot and slow: one thermal resistance, one time constant, throttling steps.
+
+The temperature T follows a lumped model (one resistance R, one capacity τ/R)
+
+    dT/dt = (T_ambient + P·R − T) / τ
+
+with P = busy_w · speed² while the device computes and 0 while it does not. From a step's ``temp_c`` on the
+device runs at the step's ``freq_scale``, and at once faster again below it. So speed is piecewise constant
+and T a row of exponentials: every figure here is exact, nothing is stepped through time.
+
+Where a step's speed would cool the device below the step and the speed before would heat it above, a real
+governor flips between the two. Its limit for infinitely fast flips is used: T stays at the step, and the
+device runs at the mix of both speeds whose power keeps it there.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import NamedTuple
+
+from edgefl.devices.power import busy_w
+from edgefl.devices.schema import Device
+
+POWER_EXPONENT = 2.0
+"""P ∝ speed^this. Voltage in proportion to frequency would give 3; the currents that Android's power profiles
+of Snapdragon 835 and 855 phones state from a third of the highest frequency up fall with 1.4 to 2.1."""
+
+
+class Stretch(NamedTuple):
+    """A part of a computation with one speed; it ends where the next begins, the last never."""
+
+    at_s: float
+    """Emulated seconds from the start of the computation."""
+    work_s: float
+    """Work done before it, in the seconds that it takes at full speed."""
+    temp_c: float
+    """At its start."""
+    speed: float
+    """Share of full speed."""
+    power_w: float
+
+
+class Computation(NamedTuple):
+    """An amount of work, done without a pause from a given temperature on."""
+
+    model: ThermalModel
+    stretches: tuple[Stretch, ...]
+    total_s: float
+    """Emulated seconds that all of it takes; infinite if the device switches itself off before."""
+    off_s: float
+    """When the device switches itself off; infinite if it does not."""
+
+    def seconds(self, work_s: float) -> float:
+        """Emulated seconds until so much of the work is done (at full speed it takes ``work_s``)."""
+        stretch = self.stretches[0]
+        for following in self.stretches[1:]:
+            if following.work_s > work_s:
+                break
+            stretch = following
+        seconds = stretch.at_s + (work_s - stretch.work_s) / stretch.speed
+        return seconds if seconds <= self.off_s else math.inf
+
+    def speed(self, at_s: float) -> float:
+        """Share of full speed at that moment."""
+        return self._stretch(at_s).speed
+
+    def temp_c(self, at_s: float) -> float:
+        """Temperature at that moment."""
+        stretch = self._stretch(at_s)
+        return self.model.after(stretch.temp_c, stretch.power_w, at_s - stretch.at_s)
+
+    def powers(self) -> list[tuple[float, float]]:
+        """Seconds and watts of each stretch, to the end of the work or until the device goes off."""
+        last_s = min(self.total_s, self.off_s)
+        ends_s = [*(stretch.at_s for stretch in self.stretches[1:]), last_s]
+        return [
+            (max(0.0, min(end_s, last_s) - stretch.at_s), stretch.power_w)
+            for stretch, end_s in zip(self.stretches, ends_s, strict=True)
+        ]
+
+    def _stretch(self, at_s: float) -> Stretch:
+        return next(stretch for stretch in reversed(self.stretches) if stretch.at_s <= max(0.0, at_s))
+
+
+class ThermalModel(NamedTuple):
+    """A device's thermal figures, all of them given.
+
+    >>> model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
+    >>> round(model.after(25.0, 4.0, 60.0), 2)                   # 63% of the way from 25 to 65 °C
+    50.28
+    >>> work = model.compute(25.0, 100.0)
+    >>> [(round(s.at_s, 2), round(s.temp_c, 2), round(s.speed, 4)) for s in work.stretches]
+    [(0.0, 25.0, 1.0), (41.59, 45.0, 0.6667)]
+    >>> round(work.total_s, 2)                                   # 41.59 + 58.41 / 0.6667
+    129.21
+    """
+
+    ambient_c: float
+    r_c_per_w: float
+    tau_s: float
+    busy_w: float
+    step_c: tuple[float, ...]
+    """Temperatures of the throttling steps, ascending."""
+    speeds: tuple[float, ...]
+    """Share of full speed below the first step (1.0), then from each step on; never rising."""
+    off_c: float = math.inf
+
+    def power_w(self, speed: float) -> float:
+        """Watts while computing at that share of full speed."""
+        return self.busy_w * float(speed**POWER_EXPONENT)
+
+    def after(self, temp_c: float, power_w: float, seconds: float) -> float:
+        """Temperature after so many seconds at a constant power."""
+        settles_c = self.ambient_c + power_w * self.r_c_per_w
+        return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
+
+    def cools_in_s(self, temp_c: float, to_c: float) -> float:
+        """Seconds at rest from one temperature down to another; infinite if that is not above ambient."""
+        return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
+
+    def compute(self, temp_c: float, work_s: float) -> Computation:
+        """Do work that takes ``work_s`` at full speed, from ``temp_c`` on."""
+        stretches: list[Stretch] = []
+        at_s = done_s = 0.0
+        while True:
+            speed, power_w, edge_c = self._regime(temp_c)
+            stretches.append(Stretch(at_s, done_s, temp_c, speed, power_w))
+            lasts_s = self._reaches_s(temp_c, power_w, edge_c)
+            left_s = (work_s - done_s) / speed
+            if left_s <= lasts_s:
+                return Computation(self, tuple(stretches), at_s + left_s, math.inf)
+            at_s += lasts_s
+            done_s += lasts_s * speed
+            temp_c = edge_c
+            if edge_c >= self.off_c:
+                return Computation(self, tuple(stretches), math.inf, at_s)
+
+    def _regime(self, temp_c: float) -> tuple[float, float, float]:
+        """At that temperature: the speed, the power, and the temperature at which they change."""
+        step = bisect_right(self.step_c, temp_c)
+        settles_c = self._settles_c(step)
+        if settles_c >= temp_c:
+            edge_c = self.step_c[step] if step < len(self.step_c) else math.inf
+            return self.speeds[step], self.power_w(self.speeds[step]), min(edge_c, self.off_c)
+        if step and temp_c == self.step_c[step - 1]:
+            step -= 1
+            if self._settles_c(step) > temp_c:  # flips between the two speeds
+                slow, fast = self.speeds[step + 1], self.speeds[step]
+                power_w = (temp_c - self.ambient_c) / self.r_c_per_w
+                slow_w, fast_w = self.power_w(slow), self.power_w(fast)
+                share = (power_w - slow_w) / (fast_w - slow_w)
+                return slow + share * (fast - slow), power_w, temp_c
+        edge_c = self.step_c[step - 1] if step else -math.inf
+        return self.speeds[step], self.power_w(self.speeds[step]), edge_c
+
+    def _settles_c(self, step: int) -> float:
+        return self.ambient_c + self.power_w(self.speeds[step]) * self.r_c_per_w
+
+    def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
+        """Seconds at a constant power from one temperature to another; infinite if it does not get there."""
+        settles_c = self.ambient_c + power_w * self.r_c_per_w
+        between = min(temp_c, settles_c) < edge_c < max(temp_c, settles_c)
+        if not between:
+            return math.inf
+        return self.tau_s * math.log((settles_c - temp_c) / (settles_c - edge_c))
+
+
+def thermal_model(device: Device) -> ThermalModel | None:
+    """The device's thermal model; None where its profile does not give all of the figures.
+
+    Where it gives no ``busy_w``, all cores at their highest frequency are taken, by the clusters' currents.
+    """
+    thermal, watts = device.thermal, busy_w(device)
+    if thermal is None or thermal.ambient_c is None or thermal.r_c_per_w is None:
+        return None
+    if thermal.tau_s is None or watts is None:
+        return None
+    return ThermalModel(
+        thermal.ambient_c,
+        thermal.r_c_per_w,
+        thermal.tau_s,
+        watts,
+        tuple(trip.temp_c for trip in thermal.trips),
+        (1.0, *(trip.freq_scale for trip in thermal.trips)),
+        math.inf if thermal.off_c is None else thermal.off_c,
+    )

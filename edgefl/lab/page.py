@@ -1,0 +1,168 @@
+"""What a reproduction leaves: summary.json, report.html, and a table for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from edgefl.lab.curves import Curves
+from edgefl.lab.findings import Finding
+from edgefl.results import compare_page, comparison
+from edgefl.results import page as pages
+from edgefl.results.files import write_text
+from edgefl.results.html import draw
+from edgefl.results.measures import rounded, slow_group
+from edgefl.results.run_folder import SUMMARY_FILE
+from edgefl.results.style import Picture
+from edgefl.results.summary import summarize
+
+COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": "yellow"}
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    """The claims for a terminal of 80 columns."""
+    out = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, width in (("claim", 24), ("paper", 13), ("here", 20), ("verdict", 14)):
+        out.add_column(name, overflow="fold", width=width)
+    for one in findings:
+        ours = one.ours + (f"\n({one.note})" if one.note else "")
+        out.add_row(one.claim, one.paper, ours, Text(one.verdict, COLOURS[one.verdict]))
+    return out
+
+
+def rows_of(curves: Curves) -> list[comparison.Row]:
+    """The arms as rows of a comparison."""
+    first = next(iter(curves.records.values()))[0]
+    slow = slow_group(first).labels
+    arms = {
+        label: tuple(comparison.Run(record.folder, record, summarize(record), slow) for record in records)
+        for label, records in curves.records.items()
+    }
+    target = comparison.common_target([run for runs in arms.values() for run in runs])
+    rows = []
+    for label, runs in arms.items():
+        figures = [comparison.figures_of(run, target) for run in runs]
+        rows.append(
+            comparison.Row(
+                label,
+                runs,
+                {name: comparison.estimate([each[name] for each in figures]) for name in comparison.FIGURES},
+                all(run.summary["fidelity"]["valid"] for run in runs),
+            )
+        )
+    return rows
+
+
+def write(
+    out: Path,
+    title: str,
+    citation: str,
+    findings: Sequence[Finding],
+    *,
+    rows: Sequence[comparison.Row] = (),
+    pictures: Sequence[tuple[str, str, Picture]] = (),
+    notes: Sequence[str] = (),
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write ``summary.json`` and ``report.html`` into ``out``."""
+    document = {
+        "title": title,
+        "citation": citation,
+        **(extra or {}),
+        "target_accuracy": _target(rows),
+        "findings": [one._asdict() for one in findings],
+        "arms": {
+            row.label: {
+                "seeds": [run.record.meta.seed for run in row.runs],
+                "model_sha256": [run.summary["model_sha256"] for run in row.runs],
+                "figures": {
+                    name: {
+                        "mean": rounded(found.mean),
+                        "half_95": None if found.half is None else rounded(found.half),
+                    }
+                    for name, found in row.figures.items()
+                },
+            }
+            for row in rows
+        },
+        "notes": list(notes),
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(out / SUMMARY_FILE, text + "\n")
+    write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
+
+
+def _target(rows: Sequence[comparison.Row]) -> float | None:
+    """What the figures "to target" of the arms are to: the highest accuracy that every run reached."""
+    target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
+    return None if target is None else rounded(target)
+
+
+def _page(
+    title: str,
+    citation: str,
+    findings: Sequence[Finding],
+    rows: Sequence[comparison.Row],
+    pictures: Sequence[tuple[str, str, Picture]],
+    notes: Sequence[str],
+) -> str:
+    counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]
+    tones = {"reproduced": "good", "not reproduced": "bad"}
+    figures = [pages.figure(name, about, picture) for name, about, picture in pictures]
+    if rows:
+        figures += [
+            pages.figure(
+                f"Accuracy over {what}",
+                "Thin: each seed; thick: their mean.",
+                draw(over, lambda over=over: compare_page.accuracy(rows, over, lambda e, _: e.accuracy)),  # type: ignore[misc]
+            )
+            for over, what in (("trips", "client trips"), ("at_s", "emulated time"))
+        ]
+        figures += [
+            pages.figure(
+                "Applied weight by profile",
+                "Mean share of applied weight, times n: 1 is fair.",
+                draw(
+                    "weight",
+                    lambda: compare_page.by_profile(
+                        rows, compare_page.weights, "of the fair share", fair=True
+                    ),
+                ),
+            ),
+            pages.figure(
+                "Staleness by profile",
+                "Mean over applied updates.",
+                draw("stale", lambda: compare_page.by_profile(rows, compare_page.staleness, "versions")),
+            ),
+        ]
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    body = [
+        pages.heading("edgefl reproduction", title, citation),
+        pages.stats(
+            [pages.stat(name.capitalize(), str(count), "of the claims", tones.get(name, "") if count else "")
+             for name, count in counts]
+        ),
+        "<h2>Claims</h2>",
+        pages.card("", "", _claims(findings)),
+        "<h2>Pictures</h2>" if figures else "",
+        pages.grid(figures),
+        f"<h2>What differs from the paper</h2><ul>{items}</ul>" if notes else "",
+        "<footer>Times are emulated seconds; ± is half the 95% interval of the mean over seeds.</footer>",
+    ]  # fmt: skip
+    return pages.page(f"{title} · edgefl", body)
+
+
+def _claims(findings: Sequence[Finding]) -> str:
+    head = ["Claim", "Paper", "Here", "Verdict", "Source and note"]
+    cells = [
+        [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
+        for one in findings
+    ]
+    return pages.table(head, cells, text=(0, 1, 2, 3, 4), wrap=(0, 1, 2, 4))

@@ -1,0 +1,183 @@
+"""What this host computes and moves a second, measured with one thread and kept for a week.
+
+calibrate()                            the stored calibration, or a new one
+stored_calibration()                   the stored one or None; measures nothing
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import RunError
+from edgefl.limits.capacity import host
+
+MAX_CV = 0.10
+"""Of a rate's repetitions; above it the calibration is refused."""
+EXPIRES_S = 7 * 24 * 3600.0
+VERSION = 3
+"""Of what is measured and how; a calibration of another version does not hold."""
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """The median of at least nine repetitions and their coefficient of variation."""
+
+    median: float
+    cv: float
+    samples: tuple[float, ...]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What one thread does in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes.
+
+    CPU time, not wall time: that the host does other work as well does not change it.
+    """
+
+    gemm_gflops: dict[str, Rate]
+    """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
+    conv_gflops: dict[str, Rate]
+    """``3x3``: 64 → 64 channels at 56 × 56, ``1x1``: 128 → 128 at 28 × 28; one image."""
+    depthwise_gflops: Rate
+    """3 × 3 on 128 channels at 56 × 56."""
+    train_gflops: Rate
+    """A step of SGD of FLASH's FEMNIST CNN on a batch of 10."""
+    triad_gbytes_per_s: Rate
+    """a = b + s·c on float32 arrays of ``triad_mib`` each, counting the three passes over memory."""
+    triad_mib: float
+    cache_mib: float
+    """The last-level cache as the system states it; 0 if it states none."""
+    blas: str
+    """The library of the matrix products; it comes with the version of torch, which the fingerprint has."""
+
+    def rates(self) -> Iterator[tuple[str, Rate, str]]:
+        """Each rate with its name and unit."""
+        for size, rate in self.gemm_gflops.items():
+            yield f"gemm {size}", rate, "GFLOPS"
+        for kernel, rate in self.conv_gflops.items():
+            yield f"conv {kernel}", rate, "GFLOPS"
+        yield "depthwise 3x3", self.depthwise_gflops, "GFLOPS"
+        yield "training step", self.train_gflops, "GFLOPS"
+        yield "triad", self.triad_gbytes_per_s, "GB/s"
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread of this host."""
+
+    fingerprint: str
+    """Of CPU model, cores, library, versions and threads: another one is another calibration."""
+    cpu: str
+    cores: int
+    library: str
+    at_unix_s: float
+    measured: Measured
+
+    @property
+    def worst_cv(self) -> float:
+        """The largest coefficient of variation of all rates."""
+        return max(rate.cv for _, rate, _ in self.measured.rates())
+
+    def expired(self, now_unix_s: float) -> bool:
+        """Whether it is older than a week, or from the future."""
+        return not 0 <= now_unix_s - self.at_unix_s <= EXPIRES_S
+
+
+def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
+    """This host's calibration: the stored one if it fits and is fresh, else measured now (seconds).
+
+    Stored in ``folder``, by default ``$XDG_CACHE_HOME/edgefl`` or ``~/.cache/edgefl``, a file a
+    fingerprint. RunError if rates vary by more than 10% after three rounds: nothing noisy is stored or
+    returned.
+    """
+    path = (folder or cache_folder()) / f"calibration-{fingerprint()}.json"
+    if not force and (stored := _read(path)) is not None and not stored.expired(time.time()):
+        return stored
+    this = host()
+    measured = Calibration(
+        fingerprint=fingerprint(),
+        cpu=this.cpu,
+        cores=this.cores,
+        library=library(),
+        at_unix_s=time.time(),
+        measured=_measure_apart(),
+    )
+    noisy = [f"{name} {rate.cv:.0%}" for name, rate, _ in measured.measured.rates() if rate.cv > MAX_CV]
+    if noisy:
+        raise RunError(
+            f"calibration refused: this host is too noisy now (coefficient of variation: {', '.join(noisy)}; "
+            f"allowed: {MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
+        )
+    _write(path, measured)
+    return measured
+
+
+def stored_calibration(folder: Path | None = None) -> Calibration | None:
+    """The fresh calibration of this host if there is one; measures nothing."""
+    stored = _read((folder or cache_folder()) / f"calibration-{fingerprint()}.json")
+    return None if stored is None or stored.expired(time.time()) else stored
+
+
+def cache_folder() -> Path:
+    """Where calibrations are kept for this user."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "edgefl"
+
+
+def fingerprint() -> str:
+    """16 hex digits of what a calibration depends on."""
+    this = host()
+    parts = (this.cpu, str(this.cores), platform.machine(), library(), "threads=1", f"version={VERSION}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def library() -> str:
+    """What computes here, with the versions."""
+    return f"torch {version('torch')}, numpy {version('numpy')}"
+
+
+def _measure_apart() -> Measured:
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": search}
+    done = subprocess.run(
+        [sys.executable, "-m", "edgefl.limits.host_operations"],
+        env=env,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().splitlines()
+        raise RunError(
+            f"calibration failed with exit code {done.returncode}: {why[-1] if why else 'no message'}"
+        )
+    return msgspec.json.decode(done.stdout, type=Measured)
+
+
+def _read(path: Path) -> Calibration | None:
+    """A stored calibration; None if there is none or it is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _write(path: Path, calibration: Calibration) -> None:
+    """Store it whole or not at all; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(calibration)))
+        os.replace(file.name, path)
+    except OSError:
+        return

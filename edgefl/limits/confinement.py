@@ -1,0 +1,119 @@
+"""What holds the phones of a run besides their own pacing: memory limits and CPU throttles.
+
+The supervisor finds out which means there are (`secured`) and makes the control groups; the zygote makes a
+`Cell` for each phone before it forks it; the client enters it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.limits.group_memory import GroupMemory
+from edgefl.limits.groups import Groups, Leaf
+from edgefl.limits.hierarchy import NoGroup
+from edgefl.limits.memory import MemoryLimit, limit_memory
+
+MemoryBy = Literal["cgroup", "rlimit", "off"]
+
+
+class Means(msgspec.Struct, frozen=True):
+    """With what a run's phones are held."""
+
+    memory: MemoryBy = "off"
+    throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
+    groups: dict[str, tuple[str, int]] = {}
+    """Controller to the start of its leaves' paths and the version: `Groups.folders`."""
+
+
+@contextlib.contextmanager
+def secured(experiment: Experiment) -> Iterator[Means]:
+    """The means that the experiment asks for, made ready; at the end nothing of them is left.
+
+    Under the virtual clock nothing is held. ConfigError, in one line, if a mechanism that is asked for does
+    not work here.
+    """
+    if experiment.clock.kind == "virtual":
+        yield Means()
+        return
+    fleet = experiment.fleet
+    memory = memory_by(experiment)
+    linux = sys.platform.startswith("linux")
+    for key, kind, needs_linux in (
+        ("memory", fleet.memory, "rlimit"),
+        ("throttle", fleet.throttle, "sigstop"),
+    ):
+        if kind == needs_linux and not linux:
+            raise ConfigError(f"fleet.{key}: {kind!r} works on Linux only, this is {sys.platform}")
+    with contextlib.ExitStack() as stack:
+        folders: dict[str, tuple[str, int]] = {}
+        if fleet.throttle == "cgroup":
+            folders |= stack.enter_context(_groups("cpu", "throttle", "'paced' and 'sigstop' need")).folders()
+        if memory == "cgroup":
+            folders |= stack.enter_context(_groups("memory", "memory", "'rlimit' needs")).folders()
+        yield Means(memory, fleet.throttle, folders)
+
+
+def memory_by(experiment: Experiment) -> MemoryBy:
+    """What enforces the phones' memory limits."""
+    fleet = experiment.fleet
+    if experiment.clock.kind == "virtual":
+        return "off"
+    return "rlimit" if fleet.memory == "auto" else fleet.memory
+
+
+def _groups(controller: str, key: str, others: str) -> Groups:
+    try:
+        return Groups([controller])
+    except NoGroup as why:
+        raise ConfigError(
+            f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
+        ) from None
+
+
+class Cell:
+    """What holds one phone's process; made before it starts."""
+
+    def __init__(self, means: Means, name: str, limit_mib: float | None, governor: int | None = None) -> None:
+        self.throttle = means.throttle
+        self.governor = governor
+        """Where it tells the governor of its computing; None without a throttle."""
+        self._limit_mib = limit_mib if means.memory != "off" else None
+        self._leaf = Leaf(means.groups, name) if means.groups else None
+        self._memory: MemoryLimit | GroupMemory | None = None
+        if means.memory == "cgroup" and self._limit_mib is not None:
+            assert self._leaf is not None
+            self._memory = GroupMemory(self._leaf.place("memory"), self._limit_mib)
+
+    def enter(self) -> None:
+        """In the process itself, first of all: be in the control group."""
+        if self._leaf is not None:
+            self._leaf.enter()
+
+    def limit(self) -> MemoryLimit | GroupMemory | None:
+        """In the process itself, when it is ready to work: the memory limit, in force; None without one."""
+        if self._memory is None and self._limit_mib is not None:
+            self._memory = limit_memory(self._limit_mib)
+        return self._memory
+
+    def out_of_memory(self, gave_up: bool) -> str:
+        """After the process's end: how it died of too little memory, in words, else empty.
+
+        ``gave_up``: it said itself that an allocation had failed.
+        """
+        killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
+        if not (gave_up or killed):
+            return ""
+        limit = "no limit" if self._limit_mib is None else f"limit {self._limit_mib:g} MiB"
+        return f"{limit}, {'killed by the kernel' if killed else 'an allocation failed'}"
+
+    def remove(self) -> None:
+        """After the process's end: nothing of it is left."""
+        if self._leaf is not None:
+            self._leaf.remove()

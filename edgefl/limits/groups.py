@@ -1,0 +1,255 @@
+"""Control groups of edgefl's own: made below the group that this process is in, and gone with it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edgefl.limits.hierarchy import NoGroup, Place, find, words, write
+
+_NAME = re.compile(r"edgefl-(\d+)-(\d+)")
+_OWN = "own"
+"""Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
+_PATIENCE_S = 2.0
+"""A process that has ended leaves its group a little later."""
+
+
+class Groups:
+    """Control groups for some ``controllers``, ``cpu`` and ``memory``, below the one of this process.
+
+    All that one process makes lie in one folder a hierarchy, named by the process's id and start: what a
+    killed process left is known by it, and swept away when groups are made there again. Close it, or use it
+    with ``with``; the folders go with the last. `NoGroup` if groups cannot be made here.
+    """
+
+    _lock = threading.RLock()
+    _estate: _Estate | None = None
+    _users = 0
+    _numbers = itertools.count()
+
+    def __init__(self, controllers: Iterable[str]) -> None:
+        self._prefix = f"{next(Groups._numbers)}-"
+        with Groups._lock:
+            estate = Groups._estate or _Estate()
+            try:
+                self._places = {name: estate.take(name) for name in controllers}
+            except NoGroup:
+                if Groups._estate is None:
+                    estate.give_up()
+                raise
+            Groups._estate = estate
+            Groups._users += 1
+        self._open = True
+
+    def folders(self) -> dict[str, tuple[str, int]]:
+        """Controller to the path below which leaves are made and the version: for `Leaf` in any process."""
+        return {
+            name: (str(place.folder / self._prefix), place.version) for name, place in self._places.items()
+        }
+
+    def leaf(self, name: str) -> Leaf:
+        """A group for one process."""
+        return Leaf(self.folders(), name)
+
+    def close(self) -> None:
+        """Remove the groups; what still lives in them goes back to where this process is."""
+        with Groups._lock:
+            if not self._open:
+                return
+            self._open = False
+            assert Groups._estate is not None
+            Groups._users -= 1
+            if Groups._users:
+                Groups._estate.clear(self._prefix)
+            else:
+                Groups._estate.give_up()
+                Groups._estate = None
+
+    def __enter__(self) -> Groups:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Leaf:
+    """The control group of one process: a folder a controller."""
+
+    def __init__(self, folders: dict[str, tuple[str, int]], name: str) -> None:
+        self._places = {key: Place(Path(path + name), version) for key, (path, version) in folders.items()}
+        for place in self._places.values():
+            try:
+                place.folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise NoGroup(f"{place.folder} cannot be made: {error.strerror}") from None
+
+    def place(self, controller: str) -> Place:
+        """Folder and version for one controller."""
+        return self._places[controller]
+
+    def enter(self, pid: int = 0) -> None:
+        """Put process ``pid`` (0: this one) into the group."""
+        for place in self._places.values():
+            write(place.folder / "cgroup.procs", str(pid))
+
+    def remove(self) -> None:
+        """Remove the group, whose process has ended."""
+        for place in self._places.values():
+            remove(place.folder)
+
+
+class _Estate:
+    """All control groups of this process: one folder in each hierarchy."""
+
+    def __init__(self) -> None:
+        self._name = f"edgefl-{os.getpid()}-{started(os.getpid())}"
+        self._outer: dict[str, Place] = {}
+        self._handed: list[tuple[Path, str]] = []
+
+    def take(self, controller: str) -> Place:
+        """The folder of a controller."""
+        if controller not in self._outer:
+            place = find(controller)
+            moved = [outer for outer in self._outer.values() if outer.version == 2]
+            if place.version == 2 and moved:  # this process is below it now
+                place = moved[0]
+            sweep(place.folder)
+            self._outer[controller] = place
+            folder = place.folder / self._name
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise NoGroup(f"no group can be made in {place.folder}: {error.strerror}") from None
+            if place.version == 2:
+                self._hand_down(place.folder, folder, controller)
+        outer, version = self._outer[controller]
+        return Place(outer / self._name, version)
+
+    def _hand_down(self, outer: Path, folder: Path, controller: str) -> None:
+        """Version 2: give the controller to ``folder`` and to the groups in it."""
+        for group in (outer, folder):
+            file = group / "cgroup.subtree_control"
+            if controller in words(file):
+                continue
+            try:
+                write(file, f"+{controller}")
+            except NoGroup:
+                if group is folder or not words(outer / "cgroup.procs"):
+                    raise
+                self._make_room(outer, folder)
+                write(file, f"+{controller}")
+            self._handed.append((file, controller))
+
+    def _make_room(self, outer: Path, folder: Path) -> None:
+        """Move the processes of ``outer`` below it, if they are this one and those that it has started."""
+        pids = words(outer / "cgroup.procs")
+        family = _family()
+        strangers = [pid for pid in pids if int(pid) not in family]
+        if strangers:
+            raise NoGroup(
+                f"{outer} holds other processes too (such as {strangers[0]}), so nothing below it can be "
+                "limited; start this in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
+            )
+        (folder / _OWN).mkdir(exist_ok=True)
+        for pid in pids:
+            write(folder / _OWN / "cgroup.procs", pid)
+
+    def clear(self, prefix: str) -> None:
+        """Remove the groups whose name starts so."""
+        for outer in self._outer.values():
+            for folder in _children(outer.folder / self._name):
+                if folder.name.startswith(prefix):
+                    _empty(folder, outer.folder / self._name)
+                    remove(folder)
+
+    def give_up(self) -> None:
+        """Remove everything."""
+        for file, controller in reversed(self._handed):  # a group that hands controllers down holds nobody
+            with contextlib.suppress(NoGroup):
+                write(file, f"-{controller}")
+        for outer in self._outer.values():
+            _empty(outer.folder / self._name, outer.folder)
+            remove(outer.folder / self._name)
+
+
+def sweep(outer: Path) -> list[str]:
+    """Remove the groups in ``outer`` whose owner is gone; the names of those that were."""
+    swept = []
+    for folder in _children(outer):
+        match = _NAME.fullmatch(folder.name)
+        if match and started(int(match[1])) != match[2]:
+            _empty(folder, outer)
+            remove(folder)
+            swept.append(folder.name)
+    return swept
+
+
+def remove(folder: Path) -> None:
+    """Remove a group and those below it; one that a process does not leave in time stays for the sweep."""
+    for child in _children(folder):
+        remove(child)
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > until:
+                return
+            time.sleep(0.002)
+        else:
+            return
+
+
+def started(pid: int) -> str:
+    """When a process started, in the system's ticks: with the id it names the process for good."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _empty(folder: Path, outer: Path) -> None:
+    """Move what lives in a group and below it to ``outer``."""
+    for group in (*_children(folder), folder):
+        for pid in words(group / "cgroup.procs"):
+            with contextlib.suppress(NoGroup):  # it has ended meanwhile, or may not be moved
+                write(outer / "cgroup.procs", pid)
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _family() -> set[int]:
+    """This process and all below it."""
+    children: dict[int, list[int]] = {}
+    for parent, pid in _parents():
+        children.setdefault(parent, []).append(pid)
+    family, new = set(), [os.getpid()]
+    while new:
+        pid = new.pop()
+        family.add(pid)
+        new += children.get(pid, [])
+    return family
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            yield int(stat.rpartition(")")[2].split()[1]), int(entry)

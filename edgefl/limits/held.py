@@ -1,0 +1,115 @@
+"""A phase of computing that a governor slows: it holds the process to the CPU time that it should take.
+
+The process computes as if it were alone, and is slow because it gets little of a core. It says when it starts
+and with which share, and when it has ended; between steps it corrects the share by what its work has really
+cost. The share aims at an end a little before the device's, and what is then left is waited out: no throttle
+stops a process to the microsecond, and a phone must not be done before its device.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from typing import NamedTuple
+
+from edgefl.limits.pacing import Phase, Spent
+from edgefl.limits.target import cpu_ns
+
+RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
+"""Wall time between two corrections of the share: each costs the governor a wake-up, or a new quota."""
+MOST_SHARE = 1.0
+"""Training has one thread."""
+LEAST_SHARE = 1e-3
+EARLY = {"sigstop": 0.02, "cgroup": 0.2}
+"""Share of a phase by which the throttle aims before its end: a quota is off by a tick and more."""
+PRIOR = 0.2
+"""Share of a phase's work with which its cost as known before counts beside what the phase itself tells."""
+
+_FORMAT = struct.Struct("<qqqdq")
+MESSAGE_BYTES = _FORMAT.size
+
+
+class Word(NamedTuple):
+    """What a process tells the governor; far below PIPE_BUF, so no other's word gets between its bytes."""
+
+    pid: int
+    at_ns: int
+    used_ns: int
+    """CPU time of the process at ``at_ns``."""
+    share: float
+    """0: the phase is over."""
+    work_ns: int
+    """CPU time that is expected until the end of the phase."""
+
+    def encode(self) -> bytes:
+        return _FORMAT.pack(*self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> list[Word]:
+        """The words in ``data``, whose length is a multiple of `MESSAGE_BYTES`."""
+        return [cls(*fields) for fields in _FORMAT.iter_unpack(data)]
+
+
+class Cost:
+    """CPU time that a process takes for its work, learnt from each phase.
+
+    >>> cost = Cost(2.0)                     # ns for one unit of work, as measured beforehand
+    >>> cost.learn(work=100.0, used_ns=400.0)
+    >>> cost.ns_per_work
+    3.0
+    """
+
+    def __init__(self, ns_per_work: float) -> None:
+        if not 0 < ns_per_work < 1e18:
+            raise ValueError(f"ns_per_work must be finite and above 0 (got {ns_per_work})")
+        self.ns_per_work = ns_per_work
+
+    def learn(self, work: float, used_ns: float) -> None:
+        """A phase is over: count half of what it told."""
+        if work > 0 and used_ns > 0:
+            self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
+
+    def within(self, total: float, work: float, used_ns: float) -> float:
+        """Its cost as known after ``work`` of a phase's ``total``."""
+        prior = PRIOR * total
+        return (self.ns_per_work * prior + used_ns) / (prior + work)
+
+
+class HeldPhase:
+    """Like a `Phase`, for a process under a governor: ``done`` never waits, only ``end`` does."""
+
+    def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
+        self._phase, self._total, self._cost = phase, total, cost
+        self._governor = governor
+        self._renew_ns = RENEW_NS[kind]
+        due_ns = phase.due_ns(total)
+        self._aim_ns = due_ns - EARLY[kind] * (due_ns - phase.due_ns(0.0))
+        self._began_ns = cpu_ns(0)
+        self._next_ns = 0
+        self._tell(time.monotonic_ns())
+
+    def done(self, work: float) -> None:
+        """``work`` more has really been done."""
+        self._phase.work += work
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_ns and self._phase.work < self._total:
+            self._tell(now_ns)
+
+    def end(self) -> Spent:
+        """Close the phase: be held no more, wait out what is left of it, and report it."""
+        used_ns = cpu_ns(0)
+        os.write(self._governor, Word(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
+        self._cost.learn(self._phase.work, used_ns - self._began_ns)
+        return self._phase.end()
+
+    def _tell(self, now_ns: int) -> None:
+        """The share with which the rest is done just before the device would have done it."""
+        self._next_ns = now_ns + self._renew_ns
+        used_ns = cpu_ns(0)
+        work, total = self._phase.work, self._total
+        left_ns = self._cost.within(total, work, used_ns - self._began_ns) * (total - work)
+        wall_ns = self._aim_ns - now_ns
+        share = left_ns / wall_ns if wall_ns > 0 else MOST_SHARE
+        share = min(max(share, LEAST_SHARE), MOST_SHARE)
+        os.write(self._governor, Word(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())

@@ -1,0 +1,167 @@
+"""The operations that a calibration times, one thread each, and how it times them.
+
+``python -m edgefl.limits.host_operations`` measures this host and prints JSON: `calibrate` runs it as a
+process of its own, because how many threads a BLAS takes is settled when it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, cross_entropy
+
+from edgefl.limits.calibration import MAX_CV, Measured, Rate
+
+REPETITIONS = 9
+ROUNDS = 5
+"""A rate that came out noisy is measured again, at most so often; the calmest round counts."""
+GEMM_SIZES = (64, 256, 1024)
+TRIAD_MIN_MIB = 64
+"""Of each of the triad's three arrays at least."""
+_REPETITION_S = 0.05
+_CALLS = 3
+"""A repetition is at least so long and so many calls: one call alone is at the mercy of one interruption."""
+_MIB = 1 << 20
+
+FEMNIST_BATCH = 10
+FEMNIST_FLOP = 6 * FEMNIST_BATCH * (28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62)
+"""Forward and backward pass of FLASH's FEMNIST CNN on a batch, the backward pass counted as twice the forward
+one: the work that the devices' ``train`` rates were measured with (docs/profiles.md)."""
+
+
+def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
+    """Measure in this process, noisy or not; the triad past the last-level cache unless ``triad_mib`` says
+    otherwise. Seconds."""
+    torch.set_num_threads(1)
+    cache_mib = last_level_cache_mib()
+    if triad_mib is None:
+        triad_mib = _triad_mib(cache_mib)
+    floats = int(triad_mib * _MIB / 4)
+    return Measured(
+        gemm_gflops={str(n): rate(_gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
+        conv_gflops={
+            "3x3": rate(_conv(64, 64, 56, 3), 2.0 * 64 * 64 * 9 * 56**2 / 1e9),
+            "1x1": rate(_conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9),
+        },
+        depthwise_gflops=rate(_conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9),
+        train_gflops=rate(_training_step(), FEMNIST_FLOP / 1e9),
+        triad_gbytes_per_s=rate(_triad(floats), 12.0 * floats / 1e9),
+        triad_mib=triad_mib,
+        cache_mib=cache_mib,
+        blas=_blas(),
+    )
+
+
+def rate(run: Callable[[], Any], work: float) -> Rate:
+    """What ``run`` does in a second of CPU time, warmed up; of several rounds the one that varies least."""
+    run()
+    start = time.thread_time()
+    run()
+    calls = max(_CALLS, int(_REPETITION_S / max(time.thread_time() - start, 1e-9)))
+    best: Rate | None = None
+    for _ in range(ROUNDS):
+        rates = []
+        for _ in range(REPETITIONS):
+            start = time.thread_time()
+            for _ in range(calls):
+                run()
+            rates.append(calls * work / (time.thread_time() - start))
+        cv = statistics.stdev(rates) / statistics.fmean(rates)
+        found = Rate(median=statistics.median(rates), cv=cv, samples=tuple(rates))
+        if best is None or found.cv < best.cv:
+            best = found
+        if best.cv <= MAX_CV / 2:
+            break
+    assert best is not None
+    return best
+
+
+def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
+    """The last-level cache that the system states, MiB; 0 if it states none."""
+    sizes = [0.0]
+    for index in sorted(cpu.glob("index*/size")):
+        try:
+            text = index.read_text().strip()
+            sizes.append(float(text.removesuffix("K")) / 1024 if text.endswith("K") else float(text) / _MIB)
+        except (OSError, ValueError):
+            continue
+    with contextlib.suppress(OSError, ValueError):
+        sizes.append(os.sysconf("SC_LEVEL3_CACHE_SIZE") / _MIB)
+    return max(sizes)
+
+
+def _blas() -> str:
+    """The library that torch's matrix products call, as torch states it."""
+    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return found[1] if found else "unknown"
+
+
+def _triad_mib(cache_mib: float) -> float:
+    """Three arrays of this take twice the cache, if an eighth of the free memory is enough for them."""
+    free_mib: float = psutil.virtual_memory().available / _MIB
+    return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))
+
+
+def _gemm(n: int) -> Callable[[], Any]:
+    a, b, out = torch.ones(n, n), torch.ones(n, n), torch.empty(n, n)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _conv(inputs: int, outputs: int, side: int, kernel: int, groups: int = 1) -> Callable[[], Any]:
+    image = torch.ones(1, inputs, side, side)
+    weights = torch.ones(outputs, inputs // groups, kernel, kernel)
+    return lambda: conv2d(image, weights, padding=kernel // 2, groups=groups)
+
+
+def _triad(n: int) -> Callable[[], Any]:
+    b, c, out = torch.ones(n), torch.ones(n), torch.zeros(n)
+    return lambda: torch.add(b, c, alpha=3.0, out=out)
+
+
+def _training_step() -> Callable[[], Any]:
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 62),
+    )
+    images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
+    return sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01)
+
+
+def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
+    """A step of plain SGD on always the same batch; with ``lr`` 0 each step does what the one before did."""
+    parameters = list(net.parameters())
+
+    def step() -> None:
+        for weights in parameters:
+            weights.grad = None
+        cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for weights in parameters:
+                assert weights.grad is not None
+                weights.add_(weights.grad, alpha=-lr)
+
+    return step
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure()))

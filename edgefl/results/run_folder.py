@@ -1,0 +1,171 @@
+"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgefl.errors import ConfigError
+from edgefl.results.record import Record
+from edgefl.results.rows import FILE_NAME
+from edgefl.results.store import Store
+
+CHECKPOINTS = "checkpoints"
+"""The folder in it that holds its checkpoints."""
+EXPERIMENT_FILE = "experiment.toml"
+"""The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
+SUMMARY_FILE = "summary.json"
+"""What a run, a comparison or a reproduction found."""
+PAGE_BYTES = 4096
+"""Of SQLite: a record is no longer while its first transaction is not in it."""
+
+
+@contextlib.contextmanager
+def new(folder: Path, experiment: str) -> Iterator[None]:
+    """Make ``folder``, write the ``experiment`` into it, and hold it.
+
+    If what follows fails before there is a checkpoint, nothing is left: the same command works again.
+    Raises `ConfigError` if the folder is not empty or cannot be made.
+    """
+    made = False
+    try:
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = (folder / EXPERIMENT_FILE).exists()
+        if taken or any(folder.iterdir()):
+            what = "holds a run" if taken else "not empty"
+            raise ConfigError(f"{folder}: {what}, expected a new or empty folder")
+        file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # a file, or another process was faster
+        raise ConfigError(f"{folder}: taken, expected a new or empty folder") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        _lock(file, folder)
+        os.write(file, experiment.encode())
+        yield
+    except BaseException:
+        if not resumable(folder):
+            _forget(folder, made)
+        raise
+    finally:
+        os.close(file)
+
+
+def require_free(folder: Path, mine: str) -> None:
+    """Raise `ConfigError` if results written to ``folder`` would replace others.
+
+    It may hold a summary with the key ``mine``: results of the same kind, made anew.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder}: a file, expected a folder")
+    what = ""
+    if any((folder / name).exists() for name in (EXPERIMENT_FILE, FILE_NAME)):
+        what = "a run"
+    elif (folder / SUMMARY_FILE).exists() and not _has_key(folder / SUMMARY_FILE, mine):
+        what = f"another {SUMMARY_FILE}"
+    if what:
+        raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
+
+
+def _has_key(file: Path, key: str) -> bool:
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and key in document
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the ``folder`` of a run. Raises `ConfigError` if another process does, or there is no run."""
+    try:
+        file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR)
+    except OSError as error:
+        raise ConfigError(f"{folder / EXPERIMENT_FILE}: cannot be written: {error.strerror}") from None
+    try:
+        _lock(file, folder)
+        yield
+    finally:
+        os.close(file)
+
+
+def resumable(folder: Path) -> bool:
+    """Whether there is a checkpoint from which the run in ``folder`` may go on."""
+    return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
+
+
+def way_on(folder: Path) -> str:
+    """The end of the message of a run that failed: how to carry on with it, where that can be done."""
+    return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
+
+
+def begun(folder: Path) -> bool:
+    """Whether anything has happened in the run in ``folder``: nothing does before its first checkpoint."""
+    if resumable(folder):
+        return True
+    try:
+        with Record(folder) as record:
+            return next(record.events(), None) is not None
+    except ConfigError:  # none, or one that was killed while it was made and has no tables yet
+        file = folder / FILE_NAME
+        return file.exists() and file.stat().st_size > PAGE_BYTES
+
+
+def begin(folder: Path, base: Path) -> None:
+    """Make the record, with what is needed to carry on or to start again."""
+    with Store(folder) as store:
+        store.set_meta(base=str(base))
+
+
+def base_of(folder: Path) -> Path:
+    """The folder in which the run's own modules are looked for; this one where that is not on record."""
+    try:
+        with Record(folder) as record:
+            return Path(record.meta.base or ".")
+    except ConfigError:  # killed before its record was whole
+        return Path.cwd()
+
+
+def require_resumable(folder: Path) -> Path:
+    """The folder in which the run's own modules are looked for. `ConfigError` if the run is over."""
+    with Record(folder) as record:
+        meta = record.meta
+    if meta.status == "done":
+        raise ConfigError(f"{folder}: this run is over ({meta.stop_reason}); there is nothing to resume")
+    return Path(meta.base or ".")
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run that has not begun wrote into ``folder``, but for its experiment.
+
+    The record goes last: until then it says from where the run can be started again.
+    """
+    for partial in (folder / CHECKPOINTS).glob("*.partial"):
+        partial.unlink()
+    with contextlib.suppress(OSError):  # there is none, or somebody's own file lies in it
+        (folder / CHECKPOINTS).rmdir()
+    for ending in ("-journal", "-wal", "-shm", ""):
+        (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{folder}: another edgefl process runs it; wait for its end or stop it") from None
+    except OSError:
+        pass  # a file system without locks
+
+
+def _forget(folder: Path, made: bool) -> None:
+    with contextlib.suppress(OSError):
+        clear(folder)
+    with contextlib.suppress(OSError):
+        (folder / EXPERIMENT_FILE).unlink()
+        if made:
+            folder.rmdir()

@@ -1,0 +1,417 @@
+"""The run record: one SQLite file in the run's folder, written by one process at a time.
+
+The supervisor writes before the server starts and after it has ended, the server in between.
+
+    Store(dir)     appends: the journal of events, the trips, versions, evaluations, incidents and costs
+    Record(dir)    reads (record.py), also while the run is going on
+    rows.py        the tables as typed rows
+    statements.py  the SQL that writes them
+
+Rows wait in memory until `Store.commit` writes them in one transaction. What was committed survives
+a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survives a power cut.
+
+The SQL with which `edgefl.results.store` writes the run record, and what its statements take.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from edgefl.core.events import Event, event_decoder, event_encoder
+from edgefl.errors import ConfigError, FolderError
+from edgefl.results.record import Record, check_file
+from edgefl.results.rows import (
+    APPLICATION_ID,
+    FATES,
+    FILE_NAME,
+    SCHEMA_VERSION,
+    TABLES,
+    Aggregation,
+    ClientRow,
+    CostRow,
+    EvaluationRow,
+    IncidentRow,
+    Memory,
+    Meta,
+    TripRow,
+    VersionRow,
+    schema,
+    to_signed,
+)
+
+__all__ = [
+    "Aggregation",
+    "ClientRow",
+    "CostRow",
+    "EvaluationRow",
+    "IncidentRow",
+    "Memory",
+    "Meta",
+    "Record",
+    "Store",
+    "TripRow",
+    "VersionRow",
+]
+
+WAIT_MS = 10_000
+"""How long a commit waits for another writer."""
+FOLD_MS = 100
+"""How long the log's folding waits for a reader; nothing depends on it."""
+
+
+class Store:
+    """Writer of ``<dir>/record.sqlite``; makes the file if it is not there.
+
+    Not for several threads, and one writer at a time. Raises `ConfigError` if the file is not a run record of
+    this version of edgefl, `FolderError` if it cannot be written.
+
+    >>> import tempfile; from edgefl.core.events import Joined
+    >>> folder = tempfile.mkdtemp()
+    >>> with Store(folder) as store:
+    ...     store.set_meta(strategy="fedbuff")
+    ...     store.journal(Joined(client=0, at_s=0.0))
+    1
+    >>> Record(folder).meta.strategy
+    'fedbuff'
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / FILE_NAME
+        fresh = not self.path.exists() or self.path.stat().st_size == 0
+        try:
+            self._db = sqlite3.connect(self.path, timeout=WAIT_MS / 1000, isolation_level=None)
+        except sqlite3.Error as error:
+            raise ConfigError(f"run record {self.path} cannot be opened: {error}") from None
+        try:
+            if not fresh:
+                check_file(self._db, self.path)
+            # readers never wait for the writer, and a commit is one append without fsync
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA wal_autocheckpoint = 4000")
+            if fresh:
+                self._create()
+            self._seq: int = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
+        except sqlite3.Error as error:
+            self._db.close()
+            raise ConfigError(f"run record {self.path} cannot be used: {error}") from None
+        except ConfigError:
+            self._db.close()
+            raise
+        self._costs: dict[str, list[float]] = {}
+        self._forget()
+
+    def _create(self) -> None:
+        # the stamp is in the same transaction as the tables: a half-made file is never taken for a record
+        self._db.executescript(
+            f"BEGIN IMMEDIATE;\n{schema()}\nPRAGMA application_id = {APPLICATION_ID};\n"
+            f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
+        )
+
+    def _forget(self) -> None:
+        # Events and trips wait as they are: encoding many at once costs half as much as one now and then.
+        self._journal: list[Event] = []
+        self._trips: list[tuple[TripRow, int]] = []
+        self._sums: list[tuple[int, bytes, bytes]] = []
+        self._finished: dict[int, list[Any]] = {}
+        self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+
+    # ---- what the server writes -----------------------------------------------------------------
+
+    @property
+    def seq(self) -> int:
+        """Number of the last journaled event; 0 before the first."""
+        return self._seq
+
+    @property
+    def waiting(self) -> int:
+        """Rows that the next `commit` will write."""
+        return (
+            len(self._journal) + len(self._trips) + len(self._finished) + sum(map(len, self._rows.values()))
+        )
+
+    def journal(self, event: Event) -> int:
+        """Append ``event``; returns its number, from 1."""
+        self._seq += 1
+        self._journal.append(event)
+        return self._seq
+
+    def trip(self, row: TripRow) -> None:
+        """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
+        self._trips.append((row, self._seq))
+
+    def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
+        """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
+        if len(tasks) != len(weights):
+            raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
+        self._sums.append(
+            (version, struct.pack(f"<{len(tasks)}q", *tasks), struct.pack(f"<{len(tasks)}d", *weights))
+        )
+        used: dict[int, float] = {}
+        for task, weight in zip(tasks, weights, strict=True):
+            used[task] = used.get(task, 0.0) + weight
+        for task, weight in used.items():
+            finish = self._finish(task)
+            if finish[3] is None:
+                finish[3] = version
+            finish[4] += 1
+            finish[5] += weight
+
+    def checksum_seen(self, task: int, checksum: int) -> None:
+        """What the server computed from the slot, for a trip whose row is on record already."""
+        self._rows["UPDATE trips SET checksum_seen = ?1 WHERE task = ?2"].append((to_signed(checksum), task))
+
+    def released(self, task: int, fate: str, reason: str = "") -> None:
+        """The trip's end: ``fate`` is one of `FATES`."""
+        if fate not in FATES:
+            raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
+        finish = self._finish(task)
+        finish[1], finish[2] = fate, reason
+
+    def _finish(self, task: int) -> list[Any]:
+        finish = self._finished.get(task)
+        if finish is None:
+            # as FINISH_TRIP takes them: task, fate, reason, version, uses, weight, fate_seq
+            finish = self._finished[task] = [task, None, "", None, 0, 0.0, 0]
+        finish[6] = self._seq
+        return finish
+
+    def version(self, row: VersionRow) -> None:
+        """A version was published."""
+        self._rows[INSERT_VERSION].append((*row, self._seq))
+
+    def evaluation(self, row: EvaluationRow) -> None:
+        """A version was measured."""
+        self._rows[INSERT_EVALUATION].append((*row[:-2], json.dumps(row.correct), json.dumps(row.total)))
+
+    def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
+        """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
+        self._rows[INSERT_INCIDENT].append(IncidentRow(None, at_s, client, kind, detail))
+
+    def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
+        """Add wall ``seconds`` to one stage of the server's work; written by `sync` and `close`."""
+        entry = self._costs.setdefault(stage, [0.0, 0])
+        entry[0] += seconds
+        entry[1] += calls
+
+    def clients(self, rows: Iterable[ClientRow]) -> None:
+        """The fleet, written at the start of the run."""
+        self._rows[INSERT_CLIENT].extend(
+            tuple(json.dumps(value) if name == "labels" else value for name, value in row._asdict().items())
+            for row in rows
+        )
+
+    def set_meta(self, **fields: Any) -> None:
+        """Write fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
+
+        Raises `TypeError` for a field that `Meta` does not have or a value of the wrong type.
+        """
+        for key, value in fields.items():
+            if key not in _META_TYPES:
+                raise TypeError(f"meta field {key!r} not found; have: {', '.join(sorted(_META_TYPES))}")
+            try:
+                encoded = msgspec.json.encode(value)
+                msgspec.json.decode(encoded, type=_META_TYPES[key])
+            except (msgspec.ValidationError, TypeError) as error:
+                raise TypeError(f"meta field {key!r}: {error} (got {value!r})") from None
+            self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
+
+    # ---- transactions -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise FolderError(f"run record {self.path} cannot be written: {error}") from None
+
+    def commit(self) -> None:
+        """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
+
+        On `FolderError` (disk full, locked) nothing was written and everything still waits.
+        """
+        first = self._seq + 1 - len(self._journal)
+        finished = dict(self._finished)  # what a trip's own row takes along needs no statement of its own
+        batches: list[tuple[str, list[Any]]] = [
+            (
+                "INSERT INTO journal VALUES (?, ?)",
+                list(enumerate(map(event_encoder.encode, self._journal), first)),
+            ),
+            (INSERT_TRIP, [trip_columns(row, seq, finished.pop(row[0], None)) for row, seq in self._trips]),
+            ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
+            (FINISH_TRIP, list(finished.values())),
+            *self._rows.items(),
+        ]
+        if any(rows for _, rows in batches):
+            with self._transaction():
+                for statement, rows in batches:
+                    if rows:
+                        self._db.executemany(statement, rows)
+            self._forget()
+
+    def sync(self) -> None:
+        """`commit`, and have the disk confirm it: afterwards it survives a power cut too."""
+        self.commit()
+        if self._costs:
+            with self._transaction():
+                self._db.executemany(ADD_COST, [(stage, *entry) for stage, entry in self._costs.items()])
+            self._costs.clear()
+        with suppress(sqlite3.OperationalError):  # a reader may hold the tail of the log back: later then
+            self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+
+    def _fold(self, *pragmas: str) -> None:
+        """Bring the log into the file; a reader may hold its tail back, and then it is left for later."""
+        self._db.execute(f"PRAGMA busy_timeout = {FOLD_MS}")
+        try:
+            with suppress(sqlite3.OperationalError):
+                for pragma in pragmas:
+                    self._db.execute(pragma).fetchone()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
+
+    def truncate(self, after_seq: int) -> None:
+        """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.
+
+        Later events, trips, versions, fates and evaluations go; incidents, costs and meta stay.
+        """
+        if not 0 <= after_seq <= self._seq:
+            raise ValueError(f"after_seq must be from 0 to {self._seq} (got {after_seq})")
+        self.commit()  # incidents and meta that wait stay too
+        with self._transaction():
+            for statement in REWIND.strip().split(";"):
+                self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
+            self._recount(after_seq)
+        self._seq = after_seq
+
+    def _recount(self, after_seq: int) -> None:
+        # an update that was used before and again after the cut keeps its earlier uses
+        cut = {
+            task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
+        }
+        kept: dict[int, list[Any]] = {}
+        for version, tasks, weights, seq in self._db.execute(
+            "SELECT sums.*, COALESCE(seq, 0) FROM sums LEFT JOIN versions USING (version) ORDER BY version"
+        ):
+            used: dict[int, float] = {}
+            for (task,), (weight,) in zip(
+                struct.iter_unpack("<q", tasks), struct.iter_unpack("<d", weights), strict=True
+            ):
+                if task in cut:
+                    used[task] = used.get(task, 0.0) + weight
+            for task, weight in used.items():
+                # applied_version, weight, uses, fate_seq, task
+                row = kept.setdefault(task, [version, 0.0, 0, 0, task])
+                row[1:4] = [row[1] + weight, row[2] + 1, seq]
+        self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
+        self._db.executemany(
+            "UPDATE trips SET applied_version = ?, weight = ?, uses = ?, fate_seq = ? WHERE task = ?",
+            kept.values(),
+        )
+
+    def replay(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
+        """The committed events after ``after_seq``, with their numbers, in order."""
+        for seq, event in self._db.execute(
+            "SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)
+        ):
+            yield seq, event_decoder.decode(event)
+
+    def close(self, *, commit: bool = True) -> None:
+        """Commit and close. Leaves a single file, without a log beside it, if no reader has it open."""
+        try:
+            if commit:
+                self.sync()
+                with suppress(sqlite3.OperationalError):
+                    self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
+        finally:
+            self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
+
+
+def _insert(table: str, extra: str = "") -> str:
+    columns = list(TABLES[table]._fields) + extra.split()  # type: ignore[attr-defined]
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})"
+
+
+_FINISHED = ("task", "applied_version", "weight", "fate", "reason")
+"""Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
+_BEFORE_FINISHED = TripRow._fields.index("applied_version")
+_AFTER_FINISHED = TripRow._fields.index("reason") + 1
+# A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
+INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
+    " ON CONFLICT (task) DO UPDATE SET "
+    + "".join(f"{name} = excluded.{name}, " for name in TripRow._fields if name not in _FINISHED)
+    + "fate = COALESCE(excluded.fate, fate), "
+    "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END, "
+    "applied_version = COALESCE(applied_version, excluded.applied_version), "
+    "weight = CASE WHEN excluded.uses = 0 THEN weight ELSE COALESCE(weight, 0) + excluded.weight END, "
+    "uses = uses + excluded.uses, fate_seq = COALESCE(excluded.fate_seq, fate_seq)"
+)
+INSERT_VERSION = _insert("versions", "seq")
+INSERT_EVALUATION = _insert("evaluations")
+INSERT_INCIDENT = _insert("incidents")
+INSERT_CLIENT = _insert("clients")
+FINISH_TRIP = (
+    "UPDATE trips SET fate = COALESCE(?2, fate), reason = CASE WHEN ?3 = '' THEN reason ELSE ?3 END, "
+    "applied_version = COALESCE(applied_version, ?4), "
+    "weight = CASE WHEN ?5 = 0 THEN weight ELSE COALESCE(weight, 0) + ?6 END, "
+    "uses = uses + ?5, fate_seq = ?7 WHERE task = ?1"
+)
+ADD_COST = (
+    "INSERT INTO costs VALUES (?, ?, ?) ON CONFLICT (stage) DO UPDATE SET "
+    "seconds = seconds + excluded.seconds, calls = calls + excluded.calls"
+)
+REWIND = """
+DELETE FROM journal WHERE seq > :seq;
+DELETE FROM trips WHERE seq > :seq;
+DELETE FROM versions WHERE seq > :seq;
+DELETE FROM sums WHERE version > (SELECT COALESCE(MAX(version), -1) FROM versions);
+DELETE FROM evaluations WHERE version > (SELECT COALESCE(MAX(version), 0) FROM versions);
+UPDATE trips SET fate = NULL, reason = '', applied_version = NULL, weight = NULL, uses = 0
+  WHERE fate_seq > :seq;
+"""
+
+
+def trip_columns(row: TripRow, seq: int, finish: list[Any] | None) -> tuple[Any, ...]:
+    """What `INSERT_TRIP` takes: a trip's row, and what has become of it since if that is known."""
+    sent, seen = row[-2:]
+    signed = None if sent is None else to_signed(sent), None if seen is None else to_signed(seen)
+    if finish is None:
+        return (*row[:-2], *signed, 0, seq, None)
+    _, fate, reason, version, uses, weight, fate_seq = finish
+    return (
+        *row[:_BEFORE_FINISHED],
+        version,
+        weight if uses else row.weight,
+        fate or row.fate,
+        reason or row.reason,
+        *row[_AFTER_FINISHED:-2],
+        *signed,
+        uses,
+        seq,
+        fate_seq,
+    )

@@ -1,0 +1,188 @@
+"""trace.json: a run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.results.figures import phases
+from edgefl.results.files import write_text
+from edgefl.results.measures import profiles_by_speed
+from edgefl.results.record import Record
+
+FILE_NAME = "trace.json"
+PIDS_A_RUN = 1000
+"""Room for one run's processes (the server and each profile) in a trace of several."""
+
+Event = dict[str, Any]
+_SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
+
+
+def write_trace(folder: str | Path) -> Path:
+    """Write the run's ``trace.json``; returns its path.
+
+    Chrome's JSON trace format, times in emulated microseconds: a process for the server and one a profile,
+    a thread a client, and in it each trip with its download, training and upload.
+    """
+    with Record(folder) as record:
+        return write_events(Path(folder) / FILE_NAME, [record])
+
+
+def write_events(path: Path, records: Sequence[Record]) -> Path:
+    """Write one trace of one or several runs, each with its own processes."""
+    events: list[Event] = []
+    for k, record in enumerate(records):
+        prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
+        events.extend(trace_events(record, k * PIDS_A_RUN, prefix))
+    # one event a line: a trace can be read with a text editor too
+    body = ",\n".join(msgspec.json.encode(event).decode() for event in events)
+    return write_text(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n')
+
+
+def trace_events(record: Record, first_pid: int = 0, prefix: str = "") -> Iterator[Event]:
+    """The events of one run: names first, then by process, thread and time, outer before inner."""
+    server = first_pid + _SERVER
+    pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
+    home = {row.client: pid_of[row.profile] for row in record.clients}
+    unknown = server + 1 + len(pid_of)
+    yield from _names(server, f"{prefix}server", 0, {
+        _VERSIONS: "versions", _EVALUATIONS: "evaluations", _INCIDENTS: "incidents"})  # fmt: skip
+    for name, pid in pid_of.items():
+        threads = {row.client: f"client {row.client}" for row in record.clients if row.profile == name}
+        yield from _names(pid, f"{prefix}{name}", pid - server, threads)
+    yield from _server(record, server)
+    yield from _trips(record, home, unknown)
+
+
+def _names(pid: int, process: str, rank: int, threads: dict[int, str]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": process}}
+    yield {
+        "ph": "M",
+        "name": "process_sort_index",
+        "pid": pid,
+        "tid": 0,
+        "ts": 0,
+        "args": {"sort_index": rank},
+    }
+    for tid, name in threads.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+
+def _us(time_s: float) -> float:
+    return round(time_s * 1e6, 3)
+
+
+def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any) -> Event:
+    # the end is rounded too, so that neighbours touch and children stay inside
+    event: Event = {
+        "ph": "X",
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": round(end - start, 3),
+    }
+    return {**event, "args": args} if args else event
+
+
+def _instant(name: str, pid: int, tid: int, ts: float, **args: Any) -> Event:
+    return {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args}
+
+
+def _counter(name: str, pid: int, ts: float, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": ts, "args": {name: value}}
+
+
+def _server(record: Record, pid: int) -> Iterator[Event]:
+    table, scale = record.versions, record.meta.time_scale
+    columns = [
+        table[name].tolist() for name in ("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s")
+    ]
+    rows = list(zip(*columns, strict=True))
+    for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
+        start = _us(at_s)
+        # the sum took wall time: shown at the run's scale, but never into the next version
+        end = _us(at_s + sum_s / scale) if scale > 0 else start
+        if k + 1 < len(rows):
+            end = min(end, _us(rows[k + 1][1]))
+        detail = {"updates": updates, "weight": weight, "sum_s": sum_s, "wall_s": wall_s}
+        yield _slice(f"version {version}", pid, _VERSIONS, start, max(start, end), **detail)
+    for row in record.evaluations:
+        args = {"accuracy": _finite(row.accuracy), "loss": _finite(row.loss), "trips": row.trips}
+        yield _instant(f"evaluation of {row.version}", pid, _EVALUATIONS, _us(row.at_s), **args)
+    for incident in sorted(record.incidents, key=lambda incident: incident.at_s):
+        yield _instant(
+            incident.kind, pid, _INCIDENTS, _us(incident.at_s), client=incident.client, detail=incident.detail
+        )
+    for version, at_s, *_ in rows:
+        yield _counter("version", pid, _us(at_s), version)
+    for row in record.evaluations:
+        if np.isfinite(row.accuracy):
+            yield _counter("accuracy", pid, _us(row.at_s), row.accuracy)
+    held = 0
+    for at_s, change in _buffer(record):
+        held += change
+        yield _counter("updates held", pid, _us(at_s), held)
+
+
+def _buffer(record: Record) -> list[tuple[float, int]]:
+    """When an update came into the buffer (+1) or left it with a version (−1), in order of time."""
+    at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
+    changes: list[tuple[float, int]] = []
+    columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))
+    for arrived, version, fate in zip(*columns, strict=True):
+        if arrived == arrived and (fate in ("applied", "") or version >= 0):
+            changes.append((arrived, 1))
+            if fate and version in at_s:
+                changes.append((max(at_s[version], arrived), -1))
+    # at equal times arrivals come first: the count is never below zero
+    return sorted(changes, key=lambda change: (change[0], -change[1]))
+
+
+_ARGS = (
+    "base_version",
+    "staleness",
+    "weight",
+    "applied_version",
+    "fate",
+    "reason",
+    "loss",
+    "examples",
+    "steps",
+)
+
+
+def _trips(record: Record, home: dict[int, int], unknown: int) -> Iterator[Event]:
+    trips = record.trips
+    order = np.lexsort((trips["task"], trips["sent_s"], trips["client"])).tolist()
+    columns = {
+        name: trips[name].tolist()
+        for name in ("client", "task", "sent_s", "received_s", "compute_s", "arrived_s", *_ARGS)
+    }
+    for position, k in enumerate(order):
+        client, arrived = columns["client"][k], columns["arrived_s"][k]
+        pid, start = home.get(client, unknown), _us(columns["sent_s"][k])
+        args = {"task": columns["task"][k]} | {name: _finite(columns[name][k]) for name in _ARGS}
+        if arrived != arrived:
+            yield _instant(f"task {args['task']} {args['fate'] or 'running'}", pid, client, start, **args)
+            continue
+        end = max(start, _us(arrived))
+        following = order[position + 1] if position + 1 < len(order) else None
+        if following is not None and columns["client"][following] == client:
+            end = max(start, min(end, _us(columns["sent_s"][following])))
+        yield _slice(f"task {args['task']}", pid, client, start, end, **args)
+        marks = phases(columns["sent_s"][k], columns["received_s"][k], columns["compute_s"][k], arrived)
+        at = start
+        for name, (_, stop_s) in zip(("download", "compute", "upload"), marks, strict=True):
+            stop = min(max(at, _us(stop_s)), end)
+            if stop > at:
+                yield _slice(name, pid, client, at, stop)
+            at = stop
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,148 @@
+"""A pipe of typed messages between two processes of a run that trust each other.
+
+Each message is a 4-byte length and its msgpack bytes on a stream socket pair. The end of the stream is the
+other process's death, which is why every process of a run holds one: nobody waits on a process that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+R = TypeVar("R")
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 18
+_MOST_DESCRIPTORS = 4
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+class Channel(Generic[R]):
+    """One end of the pipe; receives messages of ``incoming``'s type, sends any msgspec struct.
+
+    >>> a, b = pair()
+    >>> left, right = Channel(a, int), Channel(b, int)
+    >>> left.send(7); right.receive()
+    7
+    >>> left.close(); right.receive()
+    Traceback (most recent call last):
+        ...
+    edgefl.run.channel.Closed
+    >>> right.close()
+    """
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self._socket = sock
+        self._decoder: msgspec.msgpack.Decoder[R] = msgspec.msgpack.Decoder(incoming)
+        self._pending = bytearray()
+        self._descriptors: list[int] = []
+
+    @classmethod
+    def inherit(cls, fd: int, incoming: Any) -> Channel[R]:
+        """The end that a parent process left open under ``fd``."""
+        return cls(socket.socket(fileno=fd), incoming)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Any, *, fd: int | None = None) -> None:
+        """Send a message, and with it a descriptor. `Closed` if nobody is there to read it.
+
+        Waits while the other end is behind, and takes in what it says meanwhile: two ends that both have more
+        to say than a socket holds (some 280 small messages) would else wait for each other for good.
+        """
+        body = _encoder.encode(message)
+        data = memoryview(_LENGTH.pack(len(body)) + body)
+        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+        while data:
+            try:
+                data = data[self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT) :]
+                rights = []
+            except BlockingIOError:
+                self._listen_until_writable()
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise Closed from error
+
+    def receive(self) -> R:
+        """The next message, waiting for it. `Closed` at the end of the stream."""
+        while (message := self._take()) is None:
+            self._read(0)
+        return self._decoder.decode(message)
+
+    def receive_ready(self) -> Iterator[R]:
+        """Every message that has arrived, without waiting. `Closed` after the last of a closed stream."""
+        closed = False
+        try:
+            self._read(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except Closed:
+            closed = True
+        while (message := self._take()) is not None:
+            yield self._decoder.decode(message)
+        if closed:
+            raise Closed
+
+    @property
+    def waiting(self) -> bool:
+        """A message has been read from the socket and not been handed out: do not wait for the socket."""
+        return len(self._pending) >= _LENGTH.size and len(self._pending) >= self._end()
+
+    def descriptor(self) -> int:
+        """The descriptor that came with the message received last."""
+        return self._descriptors.pop(0)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _listen_until_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN | select.POLLOUT)
+        if any(event & ~select.POLLOUT for _, event in poller.poll()):
+            with contextlib.suppress(BlockingIOError):
+                self._read(socket.MSG_DONTWAIT)
+
+    def _read(self, flags: int) -> None:
+        # Not socket.recv_fds: it drops its flags.
+        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
+        try:
+            data, rights, _, _ = self._socket.recvmsg(_READ_BYTES, room, flags)
+        except ConnectionResetError as error:
+            raise Closed from error
+        if not data:
+            raise Closed
+        for level, kind, content in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                for fd in array("i", content):
+                    os.set_inheritable(fd, False)
+                    self._descriptors.append(fd)
+        self._pending += data
+
+    def _end(self) -> int:
+        return _LENGTH.size + int(_LENGTH.unpack_from(self._pending)[0])
+
+    def _take(self) -> bytes | None:
+        if not self.waiting:
+            return None
+        end = self._end()
+        message = bytes(self._pending[_LENGTH.size : end])
+        del self._pending[:end]
+        return message
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, closed on exec unless passed on by descriptor."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,230 @@
+"""One emulated phone: a process that downloads, trains and uploads at its device's pace.
+
+task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgefl import failpoints
+from edgefl.devices.link import move
+from edgefl.devices.plan import TripPlan
+from edgefl.errors import SlotError
+from edgefl.limits.confinement import Cell
+from edgefl.limits.held import Cost, HeldPhase
+from edgefl.limits.pacing import Pacer, Phase
+from edgefl.parameters.buffer import Floats, ParameterBuffer
+from edgefl.parameters.update_format import Raw
+from edgefl.parameters.update_writer import UpdateWriter, amplify
+from edgefl.run import control, messages
+from edgefl.run.connection import Frame
+from edgefl.run.line import Cancelled, Leave, Line, failure
+from edgefl.run.transport import client_end
+
+if TYPE_CHECKING:
+    from edgefl.run.workload import Workload
+
+
+class Client:
+    """Runs one phone's tasks."""
+
+    def __init__(
+        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, cell: Cell
+    ) -> None:
+        experiment = workload.experiment
+        self._spec = spec
+        self._workload = workload
+        self._buffer = buffer
+        self._mortal = experiment.fleet.churn.die_per_trip > 0
+        self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
+        self._transport = client_end(experiment.server.transport, buffer, self._line.send)
+        self._says_whole = experiment.server.transport == "shm"
+        self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
+        # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
+        self._base: Floats = np.empty(0, dtype=np.float32)
+        self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
+        # The update is written in one pass into the slot, or into memory of its own that is then sent.
+        self._writer = UpdateWriter(buffer, workload.upload)
+        self._raw: Raw = np.empty(0, dtype=np.uint8)
+        self._own: Raw | None = None
+        self._memory = cell.limit()
+        self._throttle, self._governor = cell.throttle, cell.governor
+        held = cell.governor is not None and workload.ns_per_flop > 0.0
+        self._cost = Cost(workload.ns_per_flop) if held else None
+
+    def run(self) -> None:
+        """Answer tasks until the server says goodbye."""
+        self._line.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        try:
+            while True:
+                message, frames = self._line.receive()
+                received_ns = time.monotonic_ns()
+                match message:
+                    case messages.Task():
+                        self._answer(message, frames, received_ns)
+                    case messages.Bye():
+                        raise Leave
+                    case _:
+                        pass  # a Cancel that crossed with the end of its task
+        except Leave:
+            pass
+        finally:
+            self._line.close()
+
+    def _answer(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
+        self._line.task = task.task
+        try:
+            done = self._trip(task, frames, received_ns)
+            self._watch_memory()
+            self._line.say(done)
+        except Cancelled:
+            self._give_back(task, "cancelled")
+        except Leave:
+            raise
+        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
+            self._give_back(task, failure(error))
+        finally:
+            self._line.task = None
+            if self._mortal:
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def _give_back(self, task: messages.Task, reason: str) -> None:
+        self._line.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
+
+    def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> messages.Done:
+        workload, pacer = self._workload, self._pacer
+        base = self._base = self._fetch(task, frames)
+        self._raw = self._room_for(task)
+        self._buffer.fetched[task.slot] = 1
+        budget_s = None if task.cut is None else task.cut.budget_s
+        plan = workload.plan(task.client, task.trip, budget_s, task.condition)
+        vector = workload.flat.array
+        if plan.dies_s < math.inf:
+            _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
+        pacer.begin(received_ns)
+
+        def load(start: int, stop: int) -> None:
+            vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
+
+        down = move(pacer, plan.down, load, workload.share(task.client, "down"))
+        phase = self._phase(plan)
+
+        def done(flops: float) -> None:
+            self._watch_memory()
+            phase.done(flops)
+            self._line.pulse()
+
+        cpu_started = time.thread_time()
+        result = workload.train(task.client, task.trip, done, plan.steps)
+        cpu_s = time.thread_time() - cpu_started
+        compute = phase.end()
+        if plan.tail_s:
+            compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
+        if task.cut is not None:
+            amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
+        if failpoints.armed():
+            self._fail(task)
+        share = workload.share(task.client, "up")
+        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b), share)
+        if base is not self._copy:
+            self._transport.base(task.entry, task.version, frames)  # still the version that was trained
+        checksum, version = self._writer.checksum(self._raw), task.version
+        if failpoints.armed():
+            version -= failpoints.hit("stale", task.client, task.trip)
+            if failpoints.hit("alter", task.client, task.trip):
+                self._transport.put(task, 0, ~self._raw[:1])
+        if self._says_whole:
+            self._buffer.written(task.slot, task=task.task, checksum=checksum)
+        return messages.Done(  # by position: names take seven times as long
+            task.client,
+            self._spec.epoch,
+            task.task,
+            task.slot,
+            version,
+            workload.examples(task.client),
+            result.steps,
+            result.loss if math.isfinite(result.loss) else math.nan,
+            checksum,
+            compute.work,
+            messages.Spent(
+                down.declared_s + compute.declared_s + up.declared_s,
+                down.achieved_s + compute.achieved_s + up.achieved_s,
+            ),
+            messages.Spent(down.declared_s, down.achieved_s),
+            messages.Spent(compute.declared_s, compute.achieved_s),
+            messages.Spent(up.declared_s, up.achieved_s),
+            up.lateness_s,
+            cpu_s,
+            self._peak_mib(),
+            messages.Spent(pacer.delay_declared_s, pacer.delay_s),
+        )
+
+    def _phase(self, plan: TripPlan) -> Phase | HeldPhase:
+        """The training's phase: it waits, or a governor holds the process."""
+        phase = plan.compute(self._pacer)
+        if self._governor is None or self._cost is None or plan.flops == 0.0:
+            return phase
+        return HeldPhase(phase, plan.flops, self._cost, self._governor, self._throttle)
+
+    def _watch_memory(self) -> None:
+        if self._memory is not None and self._memory.over():
+            raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
+
+    def _fetch(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
+        if self._transport.keeps(task):
+            return self._transport.base(task.entry, task.version, frames)
+        self._transport.fetch(task.entry, task.version, frames, self._copy)
+        return self._copy
+
+    def _peak_mib(self) -> float:
+        if self._memory is not None:
+            return self._memory.peak_mib
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def _fail(self, task: messages.Task) -> None:
+        """Fail in the way that a test asked for, after the training and before the upload."""
+        place = (task.client, task.trip)
+        if failpoints.hit("die", *place):
+            self._send_update(task, 0, self._raw.size // 8 * 4)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if failpoints.hit("hang", *place):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if failpoints.hit("rubbish", *place):
+            self._line.send([b"\xc1rubbish"])
+        if failpoints.hit("nan", *place):
+            self._workload.flat.array[0] = np.nan
+        if failpoints.hit("memory", *place):
+            limit_mib = self._workload.device(task.client).app_limit_mib or 0.0
+            self._hoard = [np.ones(1 << 20) for _ in range(int(2 * limit_mib / 8))]
+        if failpoints.hit("leave", *place):
+            raise SlotError("left by a failpoint")
+
+    def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
+        """Send bytes ``start`` to ``stop`` of the update."""
+        trained = self._workload.flat.array
+        self._writer.write(self._raw, task.client, trained, self._base, start, stop)
+        if self._raw is self._own:
+            self._transport.put(task, start, self._raw[start:stop])
+
+    def _room_for(self, task: messages.Task) -> Raw:
+        room = self._transport.room(task)
+        if room is not None:
+            return room
+        if self._own is None:
+            self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
+        return self._own
+
+
+def _die_at(at_ns: float) -> None:
+    """Have this process killed at that instant of the monotonic clock, as a phone's system kills it."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, max(1e-6, (at_ns - time.monotonic_ns()) / 1e9))

@@ -1,0 +1,230 @@
+"""What the processes of a run say to each other over their channels: plain data.
+
+The supervisor starts everything; the zygote makes clients and tells of their ends; the server runs the
+experiment. Only the supervisor talks to both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from edgefl.devices.fleet import ClientInfo
+from edgefl.experiment import Experiment
+from edgefl.limits.confinement import Means
+
+Role = Literal["client", "worker", "evaluator"]
+CLIENT: Role = "client"
+WORKER: Role = "worker"
+EVALUATOR: Role = "evaluator"
+
+OUT_OF_MEMORY = "device out of memory"
+"""What the reason of a process's end starts with that was killed at its memory limit."""
+
+
+def routing_id(role: str, peer: int, epoch: int) -> bytes:
+    """The name of a peer's socket: a new process of the same peer has another."""
+    return f"{role}-{peer}-{epoch}".encode()
+
+
+# ---- supervisor → zygote -----------------------------------------------------------------------
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Load data and model, run one training step, say what it costs."""
+
+    experiment: Experiment
+    base: str
+    """Folder in which the user's own modules are looked for."""
+    clients: list[ClientInfo]
+    means: Means = Means()
+
+
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """The parameter buffer, whose descriptor comes with this message; write the first model into entry 0."""
+
+    initialise: bool
+
+
+class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
+    """Fork one process."""
+
+    role: Role
+    peer: int
+    epoch: int
+    endpoint: str
+    time_scale: float
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """End a process that does not end itself."""
+
+    role: Role
+    peer: int
+    epoch: int
+
+
+ToZygote = Prepare | Adopt | Spawn | Kill
+
+# ---- zygote → supervisor -----------------------------------------------------------------------
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """What the workload is and what it costs on this host."""
+
+    size: int
+    """Parameters D."""
+    layout: list[tuple[str, list[int], int]]
+    """Name, shape and offset of each tensor in the flat vector."""
+    classes: int
+    examples: list[int]
+    """By client."""
+    labels: list[list[int]]
+    """By client: the labels it holds."""
+    flops_per_example: float
+    flops: list[float]
+    """Of one trip, by client."""
+    steps: list[int]
+    """Local steps of one trip, by client."""
+    host_step_s: float
+    """CPU seconds of one training step on this host."""
+    emulated_trip_s: list[float]
+    """By client: how long its first trip takes on its device."""
+    emulated_down_s: list[float]
+    """By client: how much of that is the download."""
+    emulated_compute_s: list[float]
+    """By client: how much of it is the training."""
+    test_examples: int
+    dataset: str
+
+
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """The first model lies in entry 0."""
+
+
+class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
+    role: Role
+    peer: int
+    epoch: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    role: Role
+    peer: int
+    epoch: int
+    pid: int
+    reason: str
+    """``exit 0``, ``signal 9``, or `OUT_OF_MEMORY` and the limit."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The experiment cannot be done; the message is the user's one line."""
+
+    message: str
+    config: bool
+    """True if the experiment is at fault (exit code 2), False if the run is (exit code 1)."""
+
+
+FromZygote = Prepared | Adopted | Spawned | Exited | Refused
+
+# ---- supervisor → server -----------------------------------------------------------------------
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve"):
+    """Everything the server needs; the parameter buffer's descriptor was inherited."""
+
+    experiment: Experiment
+    base: str
+    run_dir: str
+    clients: list[ClientInfo]
+    prepared: Prepared
+    time_scale: float
+    load: float
+    """Share of the host's cores that the fleet is expected to need."""
+    workers: int
+    resume: bool
+
+
+class Departed(msgspec.Struct, frozen=True, tag="departed"):
+    """A process is gone: it can write nowhere any more."""
+
+    role: Role
+    peer: int
+    epoch: int
+    reason: str
+
+
+class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
+    """End the run now, resumable."""
+
+    reason: str
+
+
+ToServer = Serve | Departed | Interrupt
+
+# ---- server → supervisor -----------------------------------------------------------------------
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    endpoint: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """The live view's figures, a few times a second."""
+
+    emulated_s: float
+    wall_s: float
+    version: int
+    trips: int
+    idle: int
+    training: int
+    absent: int
+    staleness_mean: float
+    staleness_max: int
+    accuracy: float | None
+    loss: float | None
+    fidelity_median: float | None
+    fidelity_p95: float | None
+    invalid: str
+    """The first bound that the emulation does not hold so far, in words; empty while it holds all."""
+    dropped: int
+    incidents: int
+    """Clients that died, hung or sent rubbish."""
+    by_profile: dict[str, list[int]]
+    """Profile → [idle, training, absent, trips]."""
+    phase: str
+
+
+class Replace(msgspec.Struct, frozen=True, tag="replace"):
+    """Start this peer again, as a process of a new epoch."""
+
+    role: Role
+    peer: int
+    epoch: int
+
+
+class Expel(msgspec.Struct, frozen=True, tag="expel"):
+    """This peer hangs or sends rubbish: end its process."""
+
+    role: Role
+    peer: int
+    epoch: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """The record and the last checkpoint are on disk."""
+
+    reason: str
+    interrupted: bool
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """The server cannot go on; the message is the user's one line."""
+
+    message: str
+    config: bool
+
+
+FromServer = Listening | Progress | Replace | Expel | Finished | Broken

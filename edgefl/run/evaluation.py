@@ -1,0 +1,59 @@
+"""Versions on their way to the evaluator: one is measured, and under the wall clock one more waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgefl.run.slots import Aggregator
+
+
+class Assessments:
+    """Keeps the ring entries of waiting versions as they are until they are measured or given up."""
+
+    def __init__(self, aggregator: Aggregator, send: Callable[[int, int], None]) -> None:
+        self._aggregator = aggregator
+        self._send = send
+        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
+        self._given_up = False
+        self.keep_all = False
+        """Measure every version that is asked for, however many wait."""
+
+    def ask(self, version: int, entry: int) -> None:
+        """Have a version measured. The newest takes the place of one that waits: the run does not."""
+        if self._given_up:
+            return
+        while len(self._queue) > 1 and not self.keep_all:
+            self._aggregator.unpin(self._queue.pop()[1])
+        self._aggregator.pin(entry)
+        self._queue.append((version, entry))
+        if len(self._queue) == 1:
+            self.send()
+
+    def send(self) -> None:
+        """Tell the evaluator (again) what it is to measure now."""
+        if self._queue:
+            self._send(*self._queue[0])
+
+    def answered(self, version: int) -> bool:
+        """A measurement came in; False if it was not asked for."""
+        if not self._queue or self._queue[0][0] != version:
+            return False
+        self._aggregator.unpin(self._queue.pop(0)[1])
+        self.send()
+        return True
+
+    def give_up(self) -> None:
+        """There is no evaluator any more: what waits is let go, and nothing more is asked."""
+        self._given_up = True
+        while self._queue:
+            self._aggregator.unpin(self._queue.pop()[1])
+
+    @property
+    def entries(self) -> dict[int, int]:
+        """Versions that are measured or wait, and their ring entries."""
+        return dict(self._queue)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a version is being measured."""
+        return bool(self._queue)

@@ -1,0 +1,238 @@
+"""Messages between the server and its clients, and the only place that parses bytes from a socket.
+
+A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
+frame. `decode` raises `WireError` and nothing else, whatever the bytes are.
+
+| message     | from      | payload          | says                                              |
+|-------------|-----------|------------------|---------------------------------------------------|
+| `Ready`     | client    |                  | connected: who, in which role, of which epoch     |
+| `Beat`      | client    |                  | alive, nothing else to say                        |
+| `Chunk`     | client    | bytes            | a part of an update (wire transport)              |
+| `Done`      | client    |                  | the update is whole: what it is and how it was    |
+| `Gone`      | client    |                  | the task was given up, and why                    |
+| `Trained`   | worker    |                  | the updates of some tasks are whole               |
+| `Assessed`  | evaluator |                  | a version's loss and per-class counts             |
+| `Task`      | server    | model (wire)     | download this version, train, upload into a slot  |
+| `Cancel`    | server    |                  | give the task up                                  |
+| `Work`      | server    | model (wire)     | compute these tasks, of any clients               |
+| `Withdraw`  | server    |                  | give these tasks up                               |
+| `Assess`    | server    | model (wire)     | evaluate this version                             |
+| `Bye`       | server    |                  | the run is over                                   |
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from edgefl.devices.phone import Condition
+from edgefl.errors import WireError
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_COUNT = 10**12
+"""Most examples, steps or right answers that a message may declare."""
+
+# Bounds that the decoder itself holds messages to, natively: the record is a database of 64-bit numbers, and
+# figures that are not finite would poison it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
+Checksum = Annotated[int, msgspec.Meta(ge=0)]
+
+T = TypeVar("T")
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Fields are positional on the wire: short, and a missing one is an error."""
+
+
+class Ready(_Message, frozen=True, tag=1):
+    peer: int
+    epoch: int
+    pid: int
+    role: Literal["client", "worker", "evaluator"]
+
+
+class Beat(_Message, frozen=True, tag=2):
+    peer: int
+    epoch: int
+
+
+class Chunk(_Message, frozen=True, tag=3):
+    task: int
+    slot: int
+    offset: int
+    """First parameter of this part."""
+
+
+class Spent(_Message, frozen=True, tag=21):
+    """One phase of a trip in emulated seconds: what the profile declares, what the clock read."""
+
+    declared_s: Amount
+    achieved_s: Amount
+
+
+class Done(_Message, frozen=True, tag=4):
+    client: int
+    epoch: int
+    task: int
+    slot: int
+    trained_version: int
+    examples: Count
+    steps: Count
+    loss: float
+    checksum: Checksum
+    flops: Amount
+    trip: Spent
+    """From the receipt of the task to the end of the upload."""
+    down: Spent
+    compute: Spent
+    up: Spent
+    lateness_s: Amount
+    cpu_s: Amount
+    peak_mib: Amount
+    delay: Spent
+    """One-way delays of the download and the upload, in all; part of both."""
+
+
+class Gone(_Message, frozen=True, tag=5):
+    client: int
+    epoch: int
+    task: int
+    reason: str
+
+
+class Result(_Message, frozen=True, tag=23):
+    """One computed task of a worker."""
+
+    task: int
+    trained_version: int
+    steps: Count
+    loss: float
+    checksum: Checksum
+    cpu_s: Amount
+    peak_mib: Amount
+
+
+class Trained(_Message, frozen=True, tag=7):
+    results: list[Result]
+
+
+class Assessed(_Message, frozen=True, tag=6):
+    version: int
+    loss: float
+    correct: list[Count]
+    total: list[Count]
+    seconds: float
+
+
+class Cut(_Message, frozen=True, tag=22):
+    """A task that ends wherever its training is: see `edgefl.strategies.base.Until`."""
+
+    budget_s: float
+    """Emulated seconds from the receipt of the task after which the client sends what it has."""
+    gain: float
+    """By how much the difference to the model that it started from is enlarged."""
+    per_step: bool
+
+
+class Task(_Message, frozen=True, tag=11):
+    client: int
+    task: int
+    trip: int
+    version: int
+    entry: int
+    slot: int
+    cut: Cut | None
+    condition: Condition | None
+    """How the phone is when the trip starts, where that changes over time."""
+
+
+class Cancel(_Message, frozen=True, tag=12):
+    task: int
+
+
+class Work(_Message, frozen=True, tag=15):
+    tasks: list[Task]
+
+
+class Withdraw(_Message, frozen=True, tag=16):
+    tasks: list[int]
+
+
+class Assess(_Message, frozen=True, tag=13):
+    version: int
+    entry: int
+
+
+class Bye(_Message, frozen=True, tag=14):
+    pass
+
+
+FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
+FromServer = Task | Cancel | Work | Withdraw | Assess | Bye
+
+_encoder = msgspec.msgpack.Encoder()
+_from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+_from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
+
+
+def encode(message: FromClient | FromServer) -> bytes:
+    """The header frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_from_client(header: bytes | memoryview) -> FromClient:
+    """What a client said. Raises `WireError` for anything that is not one of its messages.
+
+    >>> decode_from_client(encode(Beat(peer=3, epoch=1)))
+    Beat(peer=3, epoch=1)
+    >>> decode_from_client(b"rubbish")
+    Traceback (most recent call last):
+        ...
+    edgefl.errors.WireError: not a message: ...
+    """
+    message = _decode(_from_client, header)
+    if isinstance(message, Done):
+        _check_loss(message.loss)
+    elif isinstance(message, Trained):
+        for result in message.results:
+            _check_loss(result.loss)
+    elif isinstance(message, Assessed):
+        _check_assessed(message)
+    return message
+
+
+def decode_from_server(header: bytes | memoryview) -> FromServer:
+    """What the server said. Raises `WireError` for anything that is not one of its messages."""
+    return _decode(_from_server, header)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> T:
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"a header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    try:
+        return decoder.decode(header)
+    except (msgspec.DecodeError, RecursionError, OverflowError, ValueError) as error:
+        raise WireError(f"not a message: {error}") from error
+
+
+def _check_loss(loss: float) -> None:
+    if math.isinf(loss):
+        raise WireError(f"a loss of {loss}, a number or NaN is allowed")
+
+
+def _check_assessed(answer: Assessed) -> None:
+    pairs = zip(answer.correct, answer.total, strict=False)
+    if len(answer.correct) != len(answer.total) or not all(correct <= total for correct, total in pairs):
+        raise WireError(f"the assessment of version {answer.version} has impossible counts")
+
+
+def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:
+    """The one payload frame of a message that must have one."""
+    if len(frames) != 2:
+        raise WireError(f"a message of {len(frames)} frames where header and payload are due")
+    return frames[1]

@@ -1,0 +1,166 @@
+"""The server's gauges: the few figures that the live view and the summary take from the running server.
+
+Where a process's time goes: one stage at a time, so that stages never overlap and add up to the whole.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.core import Core
+from edgefl.limits.capacity import StealMeter, ThrottleMeter
+from edgefl.limits.fidelity import RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.results.rows import Aggregation
+from edgefl.run import control, messages
+from edgefl.run.clock import WallClock
+from edgefl.run.peers import CLIENTS, Peers
+from edgefl.run.slots import Totals
+
+RECENT_TRIPS = 500
+MOST_COSTS = 1_000_000
+
+
+class Gauge:
+    """Counts what passes by; `progress` reads it out."""
+
+    def __init__(self, plan: control.Serve) -> None:
+        numbers: dict[str, int] = {}
+        self._profile = [numbers.setdefault(info.profile, len(numbers)) for info in plan.clients]
+        self._names = list(numbers)
+        self._profiles = np.array(self._profile, dtype=np.intp)
+        self._trips = [0] * len(self._names)
+        self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
+        self._costs_ns = array("q")
+        self._resolution_s = RESOLUTION_WALL_S / plan.time_scale
+        self._wall = plan.experiment.clock.kind == "wall"
+        self._load = plan.load
+        self._steal, self._throttle = StealMeter(), ThrottleMeter()
+        self._declared_s = self._achieved_s = 0.0
+        """Of all trips."""
+        self._accuracy: float | None = None
+        self._loss: float | None = None
+        self.strangers = 0
+        """Messages of unknown senders."""
+        self.incidents: Counter[str] = Counter()
+
+    def trip(self, done: messages.Done) -> None:
+        """A trip ended."""
+        self._declared_s += done.trip.declared_s
+        self._achieved_s += done.trip.achieved_s
+        self._trips[self._profile[done.client]] += 1
+        for spent in (done.compute, done.trip):  # as the summary's headline does
+            if spent.declared_s >= self._resolution_s:
+                self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
+
+    def cost(self, ns: int) -> None:
+        """What one update cost the server, from its receipt to the next task, without the sum."""
+        if len(self._costs_ns) < MOST_COSTS:
+            self._costs_ns.append(ns)
+
+    def trip_us(self, together_s: float, trips: int) -> float | None:
+        """Median cost of a trip, with its share of what was done for many trips together, in µs."""
+        if not self._costs_ns or not trips:
+            return None
+        return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6
+
+    def assessed(self, answer: messages.Assessed) -> None:
+        """A version was measured."""
+        total = sum(answer.total)
+        self._accuracy = sum(answer.correct) / total if total else None
+        self._loss = answer.loss
+
+    def progress(self, core: Core, clock: WallClock, peers: Peers, started: bool) -> control.Progress:
+        """The figures of this instant."""
+        running = np.fromiter(core.running, np.intp, core.training)
+        rests = np.frombuffer(core.present, dtype=np.bool_).copy()
+        rests[running] = False
+        count = len(self._names)
+        total, training, idle = (
+            np.bincount(profiles, minlength=count)
+            for profiles in (self._profiles, self._profiles[running], self._profiles[rests])
+        )
+        rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
+        absent = int(rows[:, 2].sum()) if started else len(self._profiles) - self._connected(peers)
+        median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
+        return control.Progress(
+            emulated_s=clock.now_s(),
+            wall_s=clock.wall_s(),
+            version=core.version,
+            trips=core.trips,
+            idle=int(idle.sum()),
+            training=core.training,
+            absent=absent,
+            staleness_mean=core.staleness_sum / core.applied if core.applied else 0.0,
+            staleness_max=core.staleness_max,
+            accuracy=self._accuracy,
+            loss=self._loss,
+            fidelity_median=None if median is None else float(median),
+            fidelity_p95=None if p95 is None else float(p95),
+            invalid=self._invalid(median, p95),
+            dropped=core.dropped,
+            incidents=sum(self.incidents.values()),
+            by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
+            phase="running" if started else "starting",
+        )
+
+    def _invalid(self, median: float | None, p95: float | None) -> str:
+        """The first bound that is not held, by what is known while the run goes on."""
+        if not self._wall:
+            return ""
+        conditions = Conditions(load=self._load, steal=self._steal.share(), throttled=self._throttle.share())
+        found = bounds(median, p95, conditions)
+        error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
+        return next(filter(None, [*found, drift("trips", error)]), "")
+
+    @staticmethod
+    def _connected(peers: Peers) -> int:
+        return sum(peer.ready for peer in peers.of(*CLIENTS))
+
+    @staticmethod
+    def aggregation(totals: Totals, backend: str | None) -> Aggregation:
+        """What aggregation cost, for the summary."""
+        return Aggregation(
+            backend=backend or kernels.backend(),
+            updates=totals.updates,
+            seconds=totals.seconds,
+            bytes=totals.bytes,
+        )
+
+
+class Stopwatch:
+    """Charges all time since the last change to the stage that was on.
+
+    >>> now = iter([0, 5, 7, 10]).__next__
+    >>> watch = Stopwatch("wait", now)
+    >>> before = watch.to("sum"); _ = watch.to(before); _ = watch.to("sum")
+    >>> watch.ns
+    {'wait': 8, 'sum': 2}
+    """
+
+    def __init__(self, stage: str, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.ns: dict[str, int] = {stage: 0}
+        self.calls: dict[str, int] = {stage: 1}
+        self._clock_ns = clock_ns
+        self._stage = stage
+        self.since_ns = clock_ns()
+        """When the stage that is on began."""
+
+    def to(self, stage: str) -> str:
+        """Start charging ``stage``; returns the stage that was on."""
+        now_ns, before, ns = self._clock_ns(), self._stage, self.ns
+        ns[before] += now_ns - self.since_ns
+        self.since_ns, self._stage = now_ns, stage
+        if stage not in ns:
+            ns[stage] = self.calls[stage] = 0
+        self.calls[stage] += 1
+        return before
+
+    def seconds(self, stage: str) -> float:
+        """What was charged to ``stage`` so far."""
+        return self.ns.get(stage, 0) / 1e9

@@ -1,0 +1,257 @@
+"""The server's memory: which slot belongs to which task, which ring entry may be overwritten, and the sum.
+
+The sum reads updates where their clients wrote them and writes the next version into a ring entry that
+nobody reads, so an update that turns out bad during the sum costs nothing but the sum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from edgefl import kernels
+from edgefl.core.events import Sum
+from edgefl.errors import SlotError
+from edgefl.parameters.buffer import Floats, ParameterBuffer
+from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.strategies.base import Privacy, ServerOptimizer
+from edgefl.strategies.noise import TreeNoise
+
+ENTRIES_NOT_LENT = 5
+"""What the ring needs besides: the latest, two with the evaluator, one being fetched, one to write."""
+SAFE_STEP = 1e18
+"""Far below float32's largest number, and its square is below it too."""
+
+
+class Lease(msgspec.Struct):
+    """One task's slot, and the ring entry its client may still be reading."""
+
+    slot: int
+    entry: int
+    client: int
+    version: int
+
+
+class SumResult(msgspec.Struct):
+    """What a sum did: ``bad`` tasks (then nothing was published), else the new model's step."""
+
+    bad: tuple[int, ...] = ()
+    altered: tuple[int, ...] = ()
+    """The bad ones whose checksum is not the one they were sent with."""
+    checksums: tuple[int, ...] = ()
+    seconds: float = 0.0
+    norms: Sequence[float] = ()
+
+
+@dataclass
+class Totals:
+    """What aggregation cost so far."""
+
+    updates: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass
+class Aggregator:
+    """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
+
+    buffer: ParameterBuffer
+    optimizer: ServerOptimizer
+    backend: str | None = None
+    privacy: Privacy | None = None
+    seed: int = 0
+    """Names the stream of the noise, where there is ``privacy``."""
+    lends: bool = False
+    """Whether clients may train from ring entries themselves, which then stay until the update is whole."""
+    totals: Totals = field(default_factory=Totals)
+    leases: dict[int, Lease] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._backend = kernels.backend(self.backend)
+        self._free = list(range(self.buffer.shape.slots))[::-1]
+        self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
+        self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
+        self._lent: dict[int, int] = {}  # slot → ring entry, until the update is whole
+        self._borrowers: dict[int, int] = {}  # ring entry → slots that it is lent to
+        self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
+
+    # ---- leases --------------------------------------------------------------------------------
+
+    def lease(self, *, task: int, client: int, version: int) -> Lease:
+        """A slot for a new task that starts from the latest version."""
+        latest, entry = self.buffer.latest
+        if version != latest:
+            raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
+        if not self._free:
+            raise SlotError(
+                f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken"
+            )
+        slot = self._free.pop()
+        lent = self.lends and self._lend(slot, entry)
+        self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
+        if not lent:
+            self._unread[slot] = entry
+        lease = self.leases[task] = Lease(slot, entry, client, version)
+        return lease
+
+    def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
+        """A slot for a task of before an interruption; ``entry`` holds its version, −1 if it needs none."""
+        if not self._free:
+            raise SlotError(f"no update slot is free for task {task} of before the interruption")
+        slot = self._free.pop()
+        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        if entry >= 0:
+            self._unread[slot] = entry
+        lease = self.leases[task] = Lease(slot, entry, client, version)
+        return lease
+
+    def delivered(self, slot: int) -> None:
+        """The update in this slot is whole: its client reads the model no more."""
+        entry = self._lent.pop(slot, None)
+        if entry is not None:
+            self._borrowers[entry] -= 1
+            if not self._borrowers[entry]:
+                del self._borrowers[entry]
+
+    def fetched(self, slot: int) -> None:
+        """The model of this slot's task left the ring (it was sent as a frame)."""
+        self._unread.pop(slot, None)
+
+    def restore(self, *, task: int, client: int, version: int, update: Raw) -> Lease:
+        """Put an update of an earlier process back into a slot of its own."""
+        if not self._free or update.shape != (self.buffer.shape.update_bytes,):
+            room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
+            raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
+        slot = self._free.pop()
+        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        self.buffer.raw(slot)[:] = update
+        checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
+        self.buffer.written(slot, task=task, checksum=checksum)
+        lease = self.leases[task] = Lease(slot, -1, client, version)
+        return lease
+
+    def release(self, task: int) -> None:
+        """Free a task's slot. Only when its client can no longer write to it."""
+        lease = self.leases.pop(task, None)
+        if lease is not None:
+            self._unread.pop(lease.slot, None)
+            self.delivered(lease.slot)
+            self.buffer.free(lease.slot)
+            self._free.append(lease.slot)
+
+    # ---- ring ----------------------------------------------------------------------------------
+
+    def _lend(self, slot: int, entry: int) -> bool:
+        """Let this slot's client keep reading the entry, as long as enough others can be overwritten."""
+        many = self.buffer.shape.ring - ENTRIES_NOT_LENT
+        if entry not in self._borrowers and len(self._borrowers) >= many:
+            return False
+        self._lent[slot] = entry
+        self._borrowers[entry] = self._borrowers.get(entry, 0) + 1
+        return True
+
+    def pin(self, entry: int) -> None:
+        """Keep a ring entry as it is until `unpin`."""
+        self._pinned[entry] = self._pinned.get(entry, 0) + 1
+
+    def unpin(self, entry: int) -> None:
+        self._pinned[entry] -= 1
+        if not self._pinned[entry]:
+            del self._pinned[entry]
+
+    def free_entry(self) -> int | None:
+        """A ring entry that nobody reads, or None while all of them are being read."""
+        if self._unread:
+            fetched = self.buffer.fetched
+            self._unread = {slot: entry for slot, entry in self._unread.items() if not fetched[slot]}
+        taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned, *self._borrowers}
+        for entry in range(self.buffer.shape.ring):
+            if entry not in taken:
+                return entry
+        return None
+
+    # ---- the sum -------------------------------------------------------------------------------
+
+    def sum(self, action: Sum, entry: int) -> SumResult:
+        """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
+        buffer, leases = self.buffer, self.leases
+        slots = [leases[task].slot for task in action.tasks]
+        started = time.perf_counter()
+        norms, seen = self._make(action, slots, entry)
+        sent = tuple([buffer.checksum[slot] for slot in slots])
+        if sent != seen:
+            each = zip(action.tasks, sent, seen, strict=True)
+            altered = tuple(task for task, was, now in each if was != now)
+            return SumResult(bad=altered, altered=altered, checksums=seen)
+        if not all(map(math.isfinite, norms)):
+            bad = tuple(
+                task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm)
+            )
+            return SumResult(bad=bad, checksums=seen)
+        seconds = time.perf_counter() - started
+        if bad := self._overflowing(action, norms, entry):
+            return SumResult(bad=bad, checksums=seen)
+        buffer.publish(action.version, entry)
+        self.totals.updates += len(slots)
+        self.totals.seconds += seconds
+        self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
+        return SumResult(checksums=seen, seconds=seconds, norms=norms)
+
+    def _make(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
+        """Write the next model and the optimiser's vectors into ``entry``.
+
+        Returns each update's squared norm and its checksum, from the same pass over memory.
+        """
+        buffer, old_entry = self.buffer, self.buffer.latest[1]
+        buffer.retire(entry)
+        scaled = buffer.shape.update_format.scaled
+        scales: list[Floats | None] = [buffer.scales(slot) for slot in slots]
+        updates, weights = [buffer.slot(slot) for slot in slots], list(action.weights)
+        if self.privacy is not None and self._noise is not None:
+            squares = [
+                kernels.sq_norm(u, self._backend, scale=s) for u, s in zip(updates, scales, strict=True)
+            ]
+            # One that is not finite is found out by its norm after the sum, as without clipping.
+            factors = np.nan_to_num(kernels.clip_factors(squares, self.privacy.clip_norm))
+            weights = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
+            if self.privacy.deviation:
+                updates, weights = (
+                    [*updates, self._noise.step(action.version, buffer.shape.size)],
+                    [*weights, 1.0],
+                )
+                scales = [*scales, None]
+        sums = np.empty(len(updates), dtype=np.uint64)
+        norms = kernels.weighted_step(
+            buffer.model(entry),
+            buffer.model(old_entry),
+            updates,
+            weights,
+            self.optimizer,
+            buffer.vectors(old_entry),
+            buffer.vectors(entry),
+            self._backend,
+            base_scale=action.base_scale,
+            scales=scales if scaled else None,
+            checksums=sums,
+        )
+        count = len(slots)
+        seen = sums[:count].tolist()
+        if scaled:
+            seen = list(map(with_scales, seen, scales[:count]))
+        return norms[:count].tolist(), tuple(seen)
+
+    def _overflowing(self, action: Sum, norms: Sequence[float], entry: int) -> tuple[int, ...]:
+        """The largest update's task, if the model is not finite although every update is."""
+        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
+        # No element can move by more than this, so the look at all of them is all but never needed.
+        if max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
+            made = (self.buffer.model(entry), *self.buffer.vectors(entry))
+            if not all(np.isfinite(vector).all() for vector in made):
+                return (action.tasks[sizes.index(max(sizes))],)
+        return ()

@@ -1,0 +1,372 @@
+"""The supervisor: starts every process of a run, owns the shared memory, watches, and cleans up.
+
+    Prepared   the zygote has loaded data and model: choose the time scale, make the parameter buffer
+    Adopted    the first model lies in the buffer: tell the server what to serve
+    Listening  the server is bound: fork the fleet
+    Finished   the record is complete: end everything, write summary, report and trace
+
+It is one loop over two channels. Whatever ends it, an error, Ctrl-C or the run's own end, the same path
+closes everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefl import config, kernels
+from edgefl.devices.fleet import ClientInfo
+from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.experiment import Experiment
+from edgefl.limits.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choose_time_scale, usable_cores
+from edgefl.limits.confinement import Means, secured
+from edgefl.limits.usage import UsageMeter
+from edgefl.parameters import checkpoint
+from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
+from edgefl.results import run_folder
+from edgefl.results.result import Result
+from edgefl.results.rows import Memory
+from edgefl.run import conclusion, control
+from edgefl.run.channel import Channel, Closed, pair
+from edgefl.run.live import View, make_view
+from edgefl.run.process import single_threaded_environment
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
+
+GRACE_S = 10.0
+"""How long a process may take to leave before it is killed."""
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    quiet: bool = False,
+    base: Path | None = None,
+    *,
+    workload: str | None = None,
+) -> Result:
+    """Run an experiment into the folder ``out``; returns its result.
+
+    ``workload`` names another class for what the clients compute than `zygote.WORKLOAD`, for measurements.
+
+    Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
+    could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
+    """
+    base = (base or Path.cwd()).absolute()
+    experiment = config.validate(experiment, base)
+    clients = fleet_of(experiment)
+    strategy = resolve(experiment.strategy, [base])
+    strategy.check(len(clients))
+    if experiment.fleet.cells is not None and type(strategy).until is not Strategy.until:
+        raise ConfigError(
+            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
+            "instant wherever they are"
+        )
+    kernels.backend(experiment.server.kernel_backend)
+    out = out.absolute()
+    with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):
+        run_folder.begin(out, base)
+        return _Supervisor(
+            experiment, out, quiet, base, clients, means, resuming=False, workload=workload
+        ).run()
+
+
+def resume(folder: Path, quiet: bool = False) -> Result:
+    """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
+
+    `ConfigError` if no checkpoint can be read, if the run is over, or if another process is at it.
+    """
+    folder = folder.absolute()
+    experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+    with secured(experiment) as means, run_folder.held(folder):
+        begun = run_folder.begun(folder)
+        if begun:
+            base = run_folder.require_resumable(folder)
+            checkpoint.latest(folder / "checkpoints")
+        else:
+            base = run_folder.base_of(folder)
+            run_folder.clear(folder)
+            run_folder.begin(folder, base)
+        clients = fleet_of(experiment)
+        return _Supervisor(experiment, folder, quiet, base, clients, means, resuming=begun).run()
+
+
+def fleet_of(experiment: Experiment) -> list[ClientInfo]:
+    """The clients of an experiment, numbered in the order of its profiles."""
+    fleet = experiment.fleet
+    assert isinstance(fleet.devices, dict)
+    clients: list[ClientInfo] = []
+    for profile, count in fleet.devices.items():
+        network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
+        clients += [ClientInfo(len(clients) + i, profile, network) for i in range(count)]
+    return clients
+
+
+def shape_of(experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int) -> Shape:
+    """The parameter buffer that a run needs for a model of ``size`` parameters."""
+    server = experiment.server
+    rounded = server.update_format != "float32" and strategy.upload == "delta"
+    return Shape(
+        size=size,
+        ring=ring,
+        slots=strategy.slots(clients),
+        vectors=strategy.optimizer().vectors,
+        format=server.update_format,
+        residuals=clients if rounded and server.error_feedback else 0,
+    )
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        quiet: bool,
+        base: Path,
+        clients: list[ClientInfo],
+        means: Means,
+        *,
+        resuming: bool,
+        workload: str | None = None,
+    ) -> None:
+        self._virtual = experiment.clock.kind == "virtual"
+        self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
+        self._experiment, self._folder, self._base = experiment, folder, base
+        self._clients, self._means, self._resuming = clients, means, resuming
+        self._workload = [workload] if workload else []
+        self._strategy = resolve(experiment.strategy, [base])
+        self._view: View = make_view(experiment, quiet)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._zygote: Channel[control.FromZygote]
+        self._server: Channel[control.FromServer]
+        self._pids: dict[tuple[str, int], int] = {}
+        self._memory = Memory()
+        self._usage = UsageMeter()
+        self._measured_at_trips = 2 * len(clients)
+        self._interrupts = 0
+        self._wakeup = os.pipe()
+        self._buffer: ParameterBuffer | None = None
+        self._prepared: control.Prepared | None = None
+        self._scale: TimeScale | None = None
+        self._address = ""
+        self._end: control.Finished | None = None
+        self._do: dict[type, Callable[[Any], None]] = {
+            control.Prepared: self._on_prepared,
+            control.Adopted: self._on_adopted,
+            control.Listening: self._on_listening,
+            control.Spawned: lambda m: self._pids.update({(m.role, m.peer): m.pid}),
+            control.Exited: self._on_exited,
+            control.Progress: self._on_progress,
+            control.Replace: lambda m: self._spawn(m.role, m.peer, m.epoch),
+            control.Expel: lambda m: self._zygote.send(control.Kill(m.role, m.peer, m.epoch)),
+            control.Finished: self._on_finished,
+            control.Refused: self._on_trouble,
+            control.Broken: self._on_trouble,
+        }
+
+    def run(self) -> Result:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(self._signals())
+            environment = single_threaded_environment(dict(os.environ))
+            self._zygote = self._start("edgefl.run.zygote", control.FromZygote, environment, self._workload)
+            self._server = self._start("edgefl.run.server_process", control.FromServer, environment)
+            self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients, self._means))
+            self._view.say("loading data and model")
+            stack.enter_context(self._view)
+            self._loop()
+        assert self._end is not None
+        try:
+            conclusion.conclude(self._folder, self._memory, self._usage.usage())
+        except (EdgeflError, OSError) as error:
+            way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
+            raise RunError(
+                f"the run's summary, report or trace cannot be written: {error}{way_on}"
+            ) from error
+        if self._end.interrupted:
+            raise KeyboardInterrupt
+        return Result(self._folder)
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for file in (self._zygote, self._server, self._wakeup[0]):
+                selector.register(file, selectors.EVENT_READ)
+            while self._end is None:
+                ready = {key.fd for key, _ in selector.select(0 if self._unheard() else None)}
+                if self._wakeup[0] in ready:
+                    self._interrupted()
+                for name, channel in (("zygote", self._zygote), ("server", self._server)):
+                    if channel.fileno() not in ready and not channel.waiting:
+                        continue
+                    try:
+                        for message in channel.receive_ready():
+                            self._do[type(message)](message)
+                    except Closed:
+                        if self._end is None:
+                            raise RunError(self._death(name)) from None
+
+    def _unheard(self) -> bool:
+        """Messages were taken in while another was being sent: the sockets will not say so."""
+        return self._zygote.waiting or self._server.waiting
+
+    def _interrupted(self) -> None:
+        os.read(self._wakeup[0], 64)
+        if self._interrupts > 1 or not self._address:
+            raise KeyboardInterrupt
+        self._view.say("interrupted: writing a checkpoint (again to stop at once)")
+        self._server.send(control.Interrupt("interrupted"))
+
+    def _death(self, name: str) -> str:
+        how = "closed its channel"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._children[name].wait(1.0)
+            how = f"ended early (signal {-code})" if code < 0 else f"ended early (exit code {code})"
+        return f"the {name} process {how}{run_folder.way_on(self._folder)}"
+
+    # ---- messages ------------------------------------------------------------------------------
+
+    def _on_prepared(self, prepared: control.Prepared) -> None:
+        self._prepared = prepared
+        self._scale = self._virtual_scale() if self._virtual else self._wall_scale(prepared)
+        self._view.describe(self._clients, prepared, self._scale)
+        ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
+        shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
+        self._buffer = ParameterBuffer.create(shape)
+        self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
+
+    def _on_adopted(self, _: control.Adopted) -> None:
+        assert self._prepared is not None
+        assert self._scale is not None
+        assert self._buffer is not None
+        plan = control.Serve(
+            experiment=self._experiment,
+            base=str(self._base),
+            run_dir=str(self._folder),
+            clients=self._clients,
+            prepared=self._prepared,
+            time_scale=self._scale.value,
+            load=self._scale.load,
+            workers=self._workers,
+            resume=self._resuming,
+        )
+        self._server.send(plan, fd=self._buffer.fd)
+
+    def _on_listening(self, message: control.Listening) -> None:
+        self._address = message.endpoint
+        self._usage.begin()
+        self._spawn(control.EVALUATOR, 0, 0)
+        for number in range(self._workers):
+            self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
+
+    def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
+        step_s = prepared.host_step_s
+        trips = zip(
+            prepared.steps,
+            prepared.emulated_trip_s,
+            prepared.emulated_down_s,
+            prepared.emulated_compute_s,
+            strict=True,
+        )
+        return choose_time_scale(
+            [
+                Demand(steps * step_s + TRIP_OVERHEAD_S, trip_s, Burst(steps * step_s, down_s, compute_s))
+                for steps, trip_s, down_s, compute_s in trips
+            ],
+            scale=self._experiment.clock.time_scale,
+            active=self._strategy.max_training(len(self._clients)),
+            lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
+        )
+
+    def _virtual_scale(self) -> TimeScale:
+        why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
+        return TimeScale(1.0, 0.0, 0.0, why, "fits")
+
+    def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
+        assert self._scale is not None
+        self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._scale.value))
+
+    def _on_exited(self, message: control.Exited) -> None:
+        if self._pids.get((message.role, message.peer)) == message.pid:
+            del self._pids[message.role, message.peer]
+        with contextlib.suppress(Closed):
+            self._server.send(control.Departed(message.role, message.peer, message.epoch, message.reason))
+
+    def _on_progress(self, progress: control.Progress) -> None:
+        self._view.update(progress)
+        if progress.trips >= self._measured_at_trips and progress.phase == "running":
+            self._measured_at_trips *= 8
+            named = {name: child.pid for name, child in self._children.items()}
+            self._memory = conclusion.proportional_memory(self._pids, named, self._buffer)
+
+    def _on_finished(self, message: control.Finished) -> None:
+        self._end = message
+        self._usage.end()
+
+    def _on_trouble(self, message: control.Refused | control.Broken) -> None:
+        raise ConfigError(message.message) if message.config else RunError(message.message)
+
+    # ---- processes -----------------------------------------------------------------------------
+
+    def _start(
+        self, module: str, incoming: Any, environment: dict[str, str], more: Sequence[str] = ()
+    ) -> Channel[Any]:
+        ours, theirs = pair()
+        with theirs:
+            fd = theirs.fileno()
+            self._children[module.rpartition(".")[2].partition("_")[0]] = subprocess.Popen(
+                [sys.executable, "-m", module, str(fd), str(os.getpid()), *more],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        return Channel(ours, incoming)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn Ctrl-C, SIGTERM and a closed terminal into an orderly end.
+
+        Only the main thread may; others are left alone, and so is ``nohup``.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(*_: object) -> None:
+            self._interrupts += 1
+            os.write(self._wakeup[1], b"!")
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _close(self) -> None:
+        """End what still lives. The end of its channel tells a process to leave."""
+        for name in ("_server", "_zygote"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+        for child in self._children.values():
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if self._buffer is not None:
+            self._buffer.close()
+        for fd in self._wakeup:
+            os.close(fd)

@@ -1,0 +1,185 @@
+"""A finished run, made again from its journal: every update trained anew, every version summed anew.
+
+The journal holds what happened, in order; which version a client trained from, and on which of its examples,
+follows from it through the core. So a run can be checked to the last bit whatever clock it ran under, on
+one process that waits for nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from edgefl import config
+from edgefl.core import Core
+from edgefl.core.events import Arrived, Release, Sum, Summed, Train
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Experiment
+from edgefl.parameters.buffer import Floats, ParameterBuffer, Shape
+from edgefl.parameters.update_writer import UpdateWriter, amplify
+from edgefl.results import run_folder
+from edgefl.results.record import Record
+from edgefl.run.description import known_devices
+from edgefl.run.slots import Aggregator
+from edgefl.run.supervisor import fleet_of, shape_of
+from edgefl.run.workload import Workload
+from edgefl.strategies import resolve
+from edgefl.strategies.optimizer import start
+
+Say = Callable[[int, int], None]
+"""Told how many versions have been made again, of how many."""
+
+
+class Verdict(NamedTuple):
+    """What was made again, and found to be the same."""
+
+    versions: int
+    updates: int
+    model_sha256: str
+
+
+def verify(folder: str | Path, say: Say | None = None) -> Verdict:
+    """Make the run in ``folder`` again and compare it with its record.
+
+    Each update's checksum, each version's updates and weights, the last model's hash and the model on disk
+    must be what the record says. Raises `RunError` naming the first that is not, `ConfigError` where there is
+    no run that has ended.
+    """
+    folder = Path(folder)
+    with Record(folder) as record:
+        meta = record.meta
+        if meta.status not in ("done", "interrupted"):
+            raise ConfigError(
+                f"{folder}: this run has not ended (its status is {meta.status}): nothing to verify"
+            )
+        experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+        replay = _Replay(experiment, Path(meta.base or "."), record)
+        try:
+            return replay.run(folder, say)
+        finally:
+            replay.close()
+
+
+class _Replay:
+    def __init__(self, experiment: Experiment, base: Path, record: Record) -> None:
+        clients = fleet_of(experiment)
+        strategy = resolve(experiment.strategy, [base])
+        self._workload = workload = Workload(experiment, clients, base)
+        self._record = record
+        given = known_devices(clients, workload.prepared())
+        workload.settle()
+        self._core = Core(
+            strategy, given, experiment.seed, experiment.stop, experiment.evaluation.every_versions
+        )
+        shape: Shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
+        self._buffer = buffer = ParameterBuffer.create(shape)
+        buffer.model(0)[:] = workload.flat.array
+        buffer.publish(version=0, entry=0)
+        start(strategy.optimizer(), buffer.vectors(0))
+        backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(clients))
+        self._aggregator = Aggregator(buffer, strategy.optimizer(), backend, privacy, experiment.seed)
+        self._writer = UpdateWriter(buffer, strategy.upload)
+        self._trained: dict[int, Train] = {}
+        self._bases: dict[int, Floats] = {}
+        self._bases_of: WeakValueDictionary[int, Floats] = WeakValueDictionary()
+        self._updates = 0
+
+    def close(self) -> None:
+        self._buffer.close()
+
+    def run(self, folder: Path, say: Say | None) -> Verdict:
+        record, core = self._record, self._core
+        trips = record.trips
+        sent = dict(zip(trips["task"].tolist(), trips["checksum_sent"].tolist(), strict=True))
+        versions = int(record.versions["version"].max(initial=0))
+        sums = {version: (tasks, weights) for version, tasks, weights in record.sums()}
+        order: Sum | None = None
+        for _, event in record.events():
+            match event:
+                case Arrived(task=task, steps=steps) if task in self._trained:
+                    self._compare(task, steps, sent.get(task, 0))
+                case Summed(version=version, bad=()) if order is not None:
+                    self._sum(order, *sums.get(version, ((), ())))
+                    if say is not None:
+                        say(version, versions)
+            for action in core.handle(event):
+                match action:
+                    case Train():
+                        self._begin(action)
+                    case Sum():
+                        order = action
+                    case Release(task=task):
+                        self._aggregator.release(task)
+                        self._trained.pop(task, None)
+                        self._bases.pop(task, None)
+                    case _:
+                        pass
+        return self._conclude(folder)
+
+    def _begin(self, task: Train) -> None:
+        """Keep the version that the task starts from: how far it gets is known when it arrives."""
+        lease = self._aggregator.lease(task=task.task, client=task.client, version=task.version)
+        self._aggregator.fetched(lease.slot)
+        base = self._bases_of.get(task.version)
+        if base is None:
+            base = self._bases_of[task.version] = self._buffer.model(lease.entry).copy()
+        self._bases[task.task], self._trained[task.task] = base, task
+
+    def _compare(self, task: int, steps: int, sent: int) -> None:
+        order, base = self._trained.pop(task), self._bases.pop(task)
+        checksum = self._train(order, base, steps)
+        self._buffer.accepted(order.client)
+        self._updates += 1
+        if sent != checksum:
+            raise RunError(
+                f"the update of task {task} (client {order.client}, trip {order.trip}, from version "
+                f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
+            )
+
+    def _train(self, task: Train, base: Floats, steps: int) -> int:
+        vector, slot = self._workload.flat.array, self._aggregator.leases[task.task].slot
+        np.copyto(vector, base)
+        until = task.until
+        self._workload.train(task.client, task.trip, None, None if until is None else steps)
+        if until is not None:
+            amplify(vector, base, until.gain, until.per_step, steps)
+        raw = self._buffer.raw(slot)
+        self._writer.write(raw, task.client, vector, base, 0, raw.size)
+        checksum = self._writer.checksum(raw)
+        self._buffer.written(slot, task=task.task, checksum=checksum)
+        return checksum
+
+    def _sum(self, order: Sum, tasks: object, weights: object) -> None:
+        if list(order.tasks) != list(tasks) or list(order.weights) != list(weights):  # type: ignore[call-overload]
+            raise RunError(
+                f"version {order.version} is made of other updates or weights than the record says"
+            )
+        entry = self._aggregator.free_entry()
+        assert entry is not None, "nobody else reads this ring"
+        if self._aggregator.sum(order, entry).bad:
+            raise RunError(f"version {order.version} cannot be made again: an update is not finite")
+
+    def _conclude(self, folder: Path) -> Verdict:
+        meta, (version, entry) = self._record.meta, self._buffer.latest
+        model = self._buffer.model(entry)
+        made = hashlib.sha256(model.data).hexdigest()
+        if made != meta.model_sha256:
+            raise RunError(f"version {version} has model_sha256 {made}, the record says {meta.model_sha256}")
+        path = folder / "checkpoints" / "final.safetensors"
+        try:
+            saved = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from None
+        for part in self._workload.flat.layout:
+            here = model[part.offset : part.offset + part.size]
+            there = saved.get(part.name)
+            if there is None or there.shape != part.shape or there.tobytes() != here.tobytes():
+                raise RunError(f"{path}: {part.name} is not that of version {version}")
+        return Verdict(version, self._updates, made)

@@ -1,0 +1,167 @@
+"""One worker: computes tasks of any client, one after another, at the host's full speed."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgefl import failpoints
+from edgefl.errors import SlotError, WireError
+from edgefl.parameters.buffer import Floats, ParameterBuffer
+from edgefl.parameters.update_format import Raw
+from edgefl.parameters.update_writer import UpdateWriter, amplify
+from edgefl.run import control, messages
+from edgefl.run.connection import Frame
+from edgefl.run.line import Cancelled, Leave, Line, failure
+from edgefl.run.transport import client_end
+
+if TYPE_CHECKING:
+    from edgefl.run.workload import Workload
+
+TELL_NS = 1_000_000
+"""Results wait for others so long at most, as long as there is more to compute."""
+LOOK_NS = 2_000_000
+"""How long a training goes on without a look at what the server says."""
+
+
+class Worker:
+    """Answers orders until the server says goodbye."""
+
+    def __init__(
+        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
+    ) -> None:
+        self._spec, self._workload, self._buffer = spec, workload, buffer
+        server = workload.experiment.server
+        self._line = Line(spec, server.heartbeat_s, lifeline)
+        self._shared = server.transport == "shm"
+        self._transport = client_end(server.transport, buffer, self._line.send)
+        self._writer = UpdateWriter(buffer, workload.upload)
+        self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
+        self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
+        self._task = -1
+        """The task that is being computed."""
+        self._cancelled = False
+        self._results: list[messages.Result] = []
+        self._told_ns = self._look_ns = 0
+
+    def run(self) -> None:
+        self._line.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        try:
+            while True:
+                self._look()
+                while not self._hand:
+                    self._tell()
+                    self._hear(*self._line.receive())
+                self._answer(*self._hand.popleft())
+                if time.monotonic_ns() > self._told_ns + TELL_NS:
+                    self._tell()
+        except Leave:
+            pass
+        finally:
+            self._line.close()
+
+    # ---- what is said --------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Say what has been computed since the last time."""
+        if self._results:
+            self._line.say(messages.Trained(self._results))
+            self._results = []
+        self._told_ns = time.monotonic_ns()
+
+    def _look(self) -> None:
+        """Take in what the server said meanwhile, now and then."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + LOOK_NS
+        while (got := self._line.take()) is not None:
+            self._hear(*got)
+        self._line.beat()
+
+    def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+        match message:
+            case messages.Work(tasks=tasks):
+                self._hand.extend((task, frames) for task in tasks)
+            case messages.Withdraw(tasks=tasks):
+                self._cancelled |= self._task in tasks
+                for task, _ in [item for item in self._hand if item[0].task in tasks]:
+                    self._give_back(task, "cancelled")
+                self._hand = deque(item for item in self._hand if item[0].task not in tasks)
+            case messages.Bye():
+                raise Leave
+            case _:
+                raise WireError(f"a worker cannot answer {type(message).__name__}")
+
+    def _pulse(self, _: float) -> None:
+        """After each step."""
+        self._look()
+        if self._cancelled:
+            raise Cancelled
+
+    # ---- tasks ---------------------------------------------------------------------------------
+
+    def _answer(self, task: messages.Task, frames: Sequence[Frame]) -> None:
+        self._task, self._cancelled = task.task, False
+        try:
+            self._results.append(self._compute(task, frames))
+        except Cancelled:
+            self._give_back(task, "cancelled")
+        except Leave:
+            raise
+        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
+            self._give_back(task, failure(error))
+        finally:
+            self._task = -1
+
+    def _give_back(self, task: messages.Task, reason: str) -> None:
+        self._line.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
+
+    def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.Result:
+        cpu_started = time.thread_time()
+        place = (task.client, task.trip)
+        base, vector, cut = self._base(task, frames), self._workload.flat.array, task.cut
+        np.copyto(vector, base)
+        steps = None
+        if cut is not None:
+            steps = self._workload.plan(*place, cut.budget_s, task.condition).steps
+        trained = self._workload.train(*place, self._pulse, steps)
+        if cut is not None:
+            amplify(vector, base, cut.gain, cut.per_step, trained.steps)
+        if failpoints.hit("die", *place):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if failpoints.hit("leave", *place):
+            raise SlotError("left by a failpoint")
+        if failpoints.hit("nan", *place):
+            vector[0] = np.nan
+        raw = self._buffer.raw(task.slot) if self._shared else self._own
+        self._writer.write(raw, task.client, vector, base, 0, raw.size)
+        checksum = self._writer.checksum(raw)
+        self._base(task, frames)  # it must have been the same all the time
+        if failpoints.hit("alter", *place):
+            raw[:1] = ~raw[:1]
+        if self._shared:
+            self._buffer.written(task.slot, task=task.task, checksum=checksum)
+        else:
+            self._transport.put(task, 0, raw)
+        return messages.Result(
+            task=task.task,
+            trained_version=task.version - failpoints.hit("stale", *place),
+            steps=trained.steps,
+            loss=trained.loss if math.isfinite(trained.loss) else math.nan,
+            checksum=checksum,
+            cpu_s=time.thread_time() - cpu_started,
+            peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        )
+
+    def _base(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
+        """The version that the task starts from, where it lies: nobody writes there until it is done."""
+        return self._transport.base(task.entry, task.version, frames)

@@ -1,0 +1,176 @@
+"""What the clients compute: data, model, who holds which examples, and each client's device and link.
+
+Built once in the zygote; every client forked from it shares it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edgefl.devices import Device
+from edgefl.devices.cell import CellMeter, CellShare, Way
+from edgefl.devices.fleet import ClientInfo, cell_capacities, cell_limits, device_of
+from edgefl.devices.phone import Condition
+from edgefl.devices.plan import TripPlan
+from edgefl.devices.trips import Trips
+from edgefl.experiment import Experiment
+from edgefl.learning.arithmetic import Arithmetic
+from edgefl.learning.data import load_data
+from edgefl.learning.evaluate import EvalResult, evaluate
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.flops import flops_per_example
+from edgefl.learning.models import make_model
+from edgefl.learning.partition import partition
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.train import Trainer, TrainResult
+from edgefl.parameters.update_format import FORMATS
+from edgefl.run.control import Prepared
+from edgefl.seeds import stream
+from edgefl.strategies import resolve
+
+MEASURED_TRIPS = 5
+CACHE_BYTES = 64 * 2**20
+"""More than the caches of a core hold."""
+
+
+class Workload:
+    """Everything that a client, a worker or the evaluator needs to compute."""
+
+    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+        torch.set_num_threads(1)
+        self._arithmetic = Arithmetic.of(experiment.training)
+        self._arithmetic.check()
+        seed = experiment.seed
+        self.experiment = experiment
+        self._clients = clients
+        strategy = resolve(experiment.strategy, [base])
+        self.upload = strategy.upload
+        self.data = load_data(experiment.data, seed, [base])
+        self._rows = partition(
+            experiment.data,
+            self.data.train_y,
+            [info.profile for info in clients],
+            self.data.classes,
+            seed,
+            self.data.owners,
+        )
+        module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
+        declared = experiment.model.flops_per_example
+        dtype = self.data.train_x[:1].dtype
+        self.flops_per_example = (
+            flops_per_example(module, self.data.input_shape, dtype) if declared is None else declared
+        )
+        self.flat = FlatModel(module)
+        self._trainer = Trainer(self.flat, arithmetic=self._arithmetic)
+        self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
+        examples = [len(rows) for rows in self._rows]
+        up_bytes = FORMATS[experiment.server.update_format].nbytes(self.flat.size)
+        self._trips = Trips(
+            experiment, clients, examples, self.flops_per_example, 4 * self.flat.size, up_bytes
+        )
+        self.ns_per_flop = 0.0
+        """CPU time of one FLOP of training on this host, once `prepared` has measured it."""
+        cells = experiment.fleet.cells
+        self.cells = (
+            None if cells is None else CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
+        )
+        """Who transfers right now, in memory that all forked clients share; None: nobody shares a link."""
+        self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
+
+    # ---- what a client asks --------------------------------------------------------------------
+
+    def device(self, client: int) -> Device:
+        """The device that this client emulates."""
+        return device_of(self.experiment.seed, client, self._clients[client].profile)
+
+    def examples(self, client: int) -> int:
+        """How many examples this client holds: FedAvg's n_k."""
+        return len(self._rows[client])
+
+    def plan(
+        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
+    ) -> TripPlan:
+        """One trip of a client: see `Trips.plan`."""
+        return self._trips.plan(client, trip, budget_s, condition)
+
+    def share(self, client: int, way: Way) -> CellShare | None:
+        """The client's share of its cell; None if it has its link for itself."""
+        return None if self.cells is None else CellShare(self.cells, client, way)
+
+    def train(
+        self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
+    ) -> TrainResult:
+        """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs.
+
+        ``steps`` ends it after so many.
+        """
+        rng = stream(self.experiment.seed, "batches", client, trip)
+        cost = self.flops_per_example
+        step = None if done is None else lambda examples: done(examples * cost)
+        return self._trainer.run(
+            self.data.train_x, self.data.train_y, self.rule, rng, step, self._rows[client], steps
+        )
+
+    def evaluate(self) -> EvalResult:
+        """Test the model in `flat`."""
+        return evaluate(self.flat, self.data.test_x, self._test_y, self.data.classes)
+
+    def settle(self) -> None:
+        """This process computes from now on: move the model to where that is done."""
+        self._arithmetic.move(self.flat)
+
+    # ---- what the zygote tells -----------------------------------------------------------------
+
+    def gone(self, client: int) -> None:
+        """The client's process has ended: whatever it was sending, it sends no more."""
+        if self.cells is not None:
+            self.cells.gone(client)
+
+    # ---- what the supervisor asks --------------------------------------------------------------
+
+    def prepared(self) -> Prepared:
+        """Run a few training steps, restore the model, and say what this workload is and costs."""
+        first = self.flat.array.copy()
+        works = [self.rule.work(len(rows)) for rows in self._rows]
+        plans = [self.plan(info.client, 0) for info in self._clients]
+        step_s = self._measure_step_s()
+        largest = max(works, key=lambda work: work.examples)
+        if self.flops_per_example > 0:
+            self.ns_per_flop = step_s * 1e9 * largest.steps / (largest.examples * self.flops_per_example)
+        np.copyto(self.flat.array, first)
+        return Prepared(
+            size=self.flat.size,
+            layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
+            classes=self.data.classes,
+            examples=[len(rows) for rows in self._rows],
+            labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],
+            flops_per_example=self.flops_per_example,
+            flops=[plan.flops for plan in plans],
+            steps=[work.steps for work in works],
+            host_step_s=step_s,
+            emulated_trip_s=[plan.total_s for plan in plans],
+            emulated_down_s=[plan.down_s for plan in plans],
+            emulated_compute_s=[plan.compute_s for plan in plans],
+            test_examples=len(self._test_y),
+            dataset=self.data.name,
+        )
+
+    def _measure_step_s(self) -> float:
+        """Median CPU seconds of a training step in a trip that finds nothing in the caches.
+
+        That is how a client finds them: many others ran since its last trip.
+        """
+        client = max(range(len(self._rows)), key=lambda index: len(self._rows[index]))
+        other = np.zeros(CACHE_BYTES, dtype=np.uint8)
+        costs = []
+        for trip in range(1 + MEASURED_TRIPS):
+            other += 1
+            started = time.thread_time()
+            steps = self.train(client, trip, None).steps
+            costs.append((time.thread_time() - started) / steps)
+        return float(np.median(costs[1:]))

@@ -1,0 +1,223 @@
+"""The zygote: loads torch, data and model once, runs one training step, then forks a process for each phone.
+
+A fork shares what was loaded, so a client costs megabytes and milliseconds instead of hundreds of each. The
+zygote has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it
+holds at the fork every client holds too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgefl import kernels
+from edgefl.errors import ConfigError, EdgeflError
+from edgefl.limits.confinement import Cell, Means
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.run import control
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.governor import MAKERS, Warden, govern
+from edgefl.run.peer_process import run_peer
+from edgefl.run.process import become_child, hear_no_stops_of_children
+
+if TYPE_CHECKING:
+    from edgefl.run.workload import Workload
+
+WORKLOAD = "edgefl.run.workload:Workload"
+"""What the clients compute. A measurement names another class with the same interface on the command line."""
+OUT_OF_MEMORY_EXIT = 77
+BROKEN_EXIT = 70
+
+Key = tuple[control.Role, int, int]
+
+
+class Zygote:
+    """Answers the supervisor's requests until the channel ends."""
+
+    def __init__(self, channel: Channel[control.ToZygote], make_workload: Callable[..., Workload]) -> None:
+        self._channel = channel
+        self._make_workload = make_workload
+        self._workload: Workload | None = None
+        self._buffer: ParameterBuffer | None = None
+        self._means = Means()
+        self._children: dict[int, Key] = {}
+        self._cells: dict[int, Cell] = {}
+        self._governor = 0
+        """Process id of the governor, 0 without one."""
+        self._words: int | None = None
+        """The end of the governor's pipe that phones write to."""
+        self._lifeline = os.pipe()
+        self._wakeup = os.pipe()
+        for fd in self._wakeup:
+            os.set_blocking(fd, False)
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        hear_no_stops_of_children()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._wakeup[0], selectors.EVENT_READ)
+            try:
+                while True:
+                    ready = {key.fd for key, _ in selector.select(0 if self._channel.waiting else None)}
+                    if self._channel.fileno() in ready or self._channel.waiting:
+                        for message in self._channel.receive_ready():
+                            self._answer(message)
+                    if self._wakeup[0] in ready:
+                        self._reap()
+            except Closed:
+                pass
+        self._end_children()
+
+    def _answer(self, message: control.ToZygote) -> None:
+        match message:
+            case control.Prepare():
+                self._prepare(message)
+            case control.Adopt(initialise=initialise):
+                self._adopt(initialise)
+            case control.Spawn():
+                self._spawn(message)
+            case control.Kill():
+                self._kill((message.role, message.peer, message.epoch))
+
+    def _prepare(self, message: control.Prepare) -> None:
+        try:
+            # Loaded once, for all: a client that loads its own code starts five times slower.
+            kernels.backend()
+            self._means = message.means
+            self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
+            self._channel.send(self._workload.prepared())
+        except ConfigError as error:
+            self._channel.send(control.Refused(str(error), config=True))
+        except EdgeflError as error:
+            self._channel.send(control.Refused(str(error), config=False))
+
+    def _adopt(self, initialise: bool) -> None:
+        assert self._workload is not None
+        self._buffer = ParameterBuffer.attach(self._channel.descriptor())
+        if initialise:
+            self._buffer.model(0)[:] = self._workload.flat.array
+            self._buffer.publish(version=0, entry=0)
+        # What lives now lives for good: the collector must not touch (and so copy) its pages in each client.
+        gc.collect()
+        gc.freeze()
+        if self._means.throttle != "paced":
+            self._start_governor()
+        self._channel.send(control.Adopted())
+
+    # ---- children ------------------------------------------------------------------------------
+
+    def _spawn(self, spec: control.Spawn) -> None:
+        assert self._workload is not None
+        client = spec.role == control.CLIENT
+        limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
+        means = self._means if client else Means()
+        cell = Cell(means, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._words)
+        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._be_peer(spec, cell))
+        self._children[pid] = (spec.role, spec.peer, spec.epoch)
+        self._cells[pid] = cell
+        self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
+
+    def _be_peer(self, spec: control.Spawn, cell: Cell) -> None:
+        cell.enter()
+        assert self._workload is not None
+        assert self._buffer is not None
+        run_peer(spec, self._workload, self._buffer, self._lifeline[0], cell)
+
+    def _start_governor(self) -> None:
+        ours, self._words = os.pipe()
+        warden = Warden(MAKERS[self._means.throttle])
+        self._governor = self._fork("edgefl-governor", lambda: govern(warden, ours, self._lifeline[0]))
+        os.close(ours)
+
+    def _fork(self, name: str, life: Callable[[], None]) -> int:
+        """A child that lives ``life``; its process id."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(parent, name, life)
+        return pid
+
+    def _be_child(self, parent: int, name: str, life: Callable[[], None]) -> None:
+        """Never returns."""
+        code = BROKEN_EXIT
+        try:
+            signal.set_wakeup_fd(-1)
+            become_child(parent, name)
+            self._channel.close()
+            for fd in (*self._wakeup, self._lifeline[1]):
+                os.close(fd)
+            life()
+            code = 0
+        except MemoryError:
+            code = OUT_OF_MEMORY_EXIT
+        except BaseException:  # the child must never return into the zygote's loop
+            with contextlib.suppress(Exception):
+                traceback.print_exc()
+                sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _kill(self, key: Key) -> None:
+        for pid, child in self._children.items():
+            if child == key:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wakeup[0], 4096):
+                pass
+        while self._children or self._governor:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid == self._governor:
+                self._governor = 0
+                how = f"the governor of fleet.throttle = {self._means.throttle!r} ended early"
+                self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
+                continue
+            role, peer, epoch = self._children.pop(pid)
+            if role == control.CLIENT and self._workload is not None:
+                self._workload.gone(peer)
+            cell = self._cells.pop(pid)
+            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, cell)))
+            cell.remove()
+
+    def _end_children(self) -> None:
+        pids = [*self._children, *([self._governor] if self._governor else [])]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        for cell in self._cells.values():
+            cell.remove()
+
+
+def _reason(status: int, cell: Cell | None = None) -> str:
+    exit_code = os.waitstatus_to_exitcode(status)
+    if cell is not None and (how := cell.out_of_memory(gave_up=exit_code == OUT_OF_MEMORY_EXIT)):
+        return f"{control.OUT_OF_MEMORY}: {how}"
+    return f"exit {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+
+
+def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
+    become_child(parent_pid, "edgefl-zygote")
+    module, _, name = workload.partition(":")
+    Zygote(Channel.inherit(channel_fd, control.ToZygote), getattr(import_module(module), name)).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
