@@ -22,7 +22,7 @@ import hypothesis
 import psutil
 import pytest
 
-from edgefl.limits import hierarchy
+from edgefl.limits import groups as hierarchy
 
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""

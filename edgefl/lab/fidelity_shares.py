@@ -13,9 +13,8 @@ from edgefl.devices import load_device
 from edgefl.lab import fidelity_bars as bars
 from edgefl.lab.fidelity_runs import EACH, Throttle
 from edgefl.limits import load, probe
-from edgefl.limits.capacity import StealMeter, usable_cores
+from edgefl.limits.capacity import StealMeter, UsageMeter, usable_cores
 from edgefl.limits.fidelity import Conditions
-from edgefl.limits.usage import UsageMeter
 
 LOAD = 0.3
 """Share of the host's cores that all of them are given together."""

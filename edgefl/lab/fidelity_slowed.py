@@ -20,9 +20,8 @@ from edgefl.lab.fidelity_bars import Line
 from edgefl.lab.fidelity_runs import Played, Way, trial
 from edgefl.limits import load, probe
 from edgefl.limits.capacity import usable_cores
-from edgefl.limits.groups import Groups
-from edgefl.limits.hierarchy import NoGroup, find, write
-from edgefl.limits.quota import CpuGroup
+from edgefl.limits.groups import Groups, NoGroup, find, write
+from edgefl.limits.throttle import CpuGroup
 
 SAME = 0.03
 PERIOD_US = 10_000
@@ -104,9 +103,9 @@ def busy(processes: int) -> Iterator[None]:
 def quota(cores: float) -> Iterator[None]:
     """This process and all that it starts within a CPU quota. `NoGroup` where no group can be made."""
     with Groups(["cpu"]) as groups:
-        home, leaf = find("cpu"), groups.leaf("slowed")
-        CpuGroup(leaf.place("cpu")).limit(round(cores * PERIOD_US), PERIOD_US)
-        leaf.enter(os.getpid())
+        home, group = find("cpu"), groups.group("slowed")
+        CpuGroup(group.place("cpu")).limit(round(cores * PERIOD_US), PERIOD_US)
+        group.enter(os.getpid())
         try:
             yield
         finally:

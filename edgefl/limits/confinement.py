@@ -1,7 +1,7 @@
 """What holds the phones of a run besides their own pacing: memory limits and CPU throttles.
 
-The supervisor finds out which means there are (`secured`) and makes the control groups; the zygote makes a
-`Cell` for each phone before it forks it; the client enters it.
+The supervisor finds out what works here (`enforced`) and makes the control groups; the zygote makes a
+`ClientLimits` for each phone before it forks it; the client enters it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.limits.group_memory import GroupMemory
-from edgefl.limits.groups import Groups, Leaf
-from edgefl.limits.hierarchy import NoGroup
-from edgefl.limits.memory import MemoryLimit, limit_memory
+from edgefl.limits.groups import ControlGroup, Groups, NoGroup
+from edgefl.limits.memory import GroupMemory, MemoryLimit, limit_memory
 
 MemoryBy = Literal["cgroup", "rlimit", "off"]
 
 
-class Means(msgspec.Struct, frozen=True):
+class Enforcement(msgspec.Struct, frozen=True):
     """With what a run's phones are held."""
 
     memory: MemoryBy = "off"
@@ -33,14 +31,14 @@ class Means(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def secured(experiment: Experiment) -> Iterator[Means]:
-    """The means that the experiment asks for, made ready; at the end nothing of them is left.
+def enforced(experiment: Experiment) -> Iterator[Enforcement]:
+    """Make ready what the experiment asks for; at the end nothing of it is left.
 
     Under the virtual clock nothing is held. ConfigError, in one line, if a mechanism that is asked for does
     not work here.
     """
     if experiment.clock.kind == "virtual":
-        yield Means()
+        yield Enforcement()
         return
     fleet = experiment.fleet
     memory = memory_by(experiment)
@@ -57,7 +55,7 @@ def secured(experiment: Experiment) -> Iterator[Means]:
             folders |= stack.enter_context(_groups("cpu", "throttle", "'paced' and 'sigstop' need")).folders()
         if memory == "cgroup":
             folders |= stack.enter_context(_groups("memory", "memory", "'rlimit' needs")).folders()
-        yield Means(memory, fleet.throttle, folders)
+        yield Enforcement(memory, fleet.throttle, folders)
 
 
 def memory_by(experiment: Experiment) -> MemoryBy:
@@ -77,24 +75,26 @@ def _groups(controller: str, key: str, others: str) -> Groups:
         ) from None
 
 
-class Cell:
+class ClientLimits:
     """What holds one phone's process; made before it starts."""
 
-    def __init__(self, means: Means, name: str, limit_mib: float | None, governor: int | None = None) -> None:
-        self.throttle = means.throttle
+    def __init__(
+        self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None
+    ) -> None:
+        self.throttle = enforcement.throttle
         self.governor = governor
         """Where it tells the governor of its computing; None without a throttle."""
-        self._limit_mib = limit_mib if means.memory != "off" else None
-        self._leaf = Leaf(means.groups, name) if means.groups else None
+        self._limit_mib = limit_mib if enforcement.memory != "off" else None
+        self._group = ControlGroup(enforcement.groups, name) if enforcement.groups else None
         self._memory: MemoryLimit | GroupMemory | None = None
-        if means.memory == "cgroup" and self._limit_mib is not None:
-            assert self._leaf is not None
-            self._memory = GroupMemory(self._leaf.place("memory"), self._limit_mib)
+        if enforcement.memory == "cgroup" and self._limit_mib is not None:
+            assert self._group is not None
+            self._memory = GroupMemory(self._group.place("memory"), self._limit_mib)
 
     def enter(self) -> None:
         """In the process itself, first of all: be in the control group."""
-        if self._leaf is not None:
-            self._leaf.enter()
+        if self._group is not None:
+            self._group.enter()
 
     def limit(self) -> MemoryLimit | GroupMemory | None:
         """In the process itself, when it is ready to work: the memory limit, in force; None without one."""
@@ -115,5 +115,5 @@ class Cell:
 
     def remove(self) -> None:
         """After the process's end: nothing of it is left."""
-        if self._leaf is not None:
-            self._leaf.remove()
+        if self._group is not None:
+            self._group.remove()

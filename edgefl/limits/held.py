@@ -4,17 +4,37 @@ The process computes as if it were alone, and is slow because it gets little of 
 and with which share, and when it has ended; between steps it corrects the share by what its work has really
 cost. The share aims at an end a little before the device's, and what is then left is waited out: no throttle
 stops a process to the microsecond, and a phone must not be done before its device.
+
+The governor of a run: a process that holds the computing phones to their share of the CPU.
+
+Phones tell it through a pipe when they start to compute, with which share, and when they are done. It was
+forked by the zygote, as they were, and ends with it.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import struct
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+from edgefl.errors import RunError
+from edgefl.limits.groups import find
 from edgefl.limits.pacing import Phase, Spent
-from edgefl.limits.target import cpu_ns
+from edgefl.limits.throttle import (
+    SLICE_NS,
+    Account,
+    DutyCycle,
+    Quota,
+    Target,
+    Throttled,
+    TurnQueue,
+    be_prompt,
+    cpu_ns,
+)
 
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
 """Wall time between two corrections of the share: each costs the governor a wake-up, or a new quota."""
@@ -30,8 +50,8 @@ _FORMAT = struct.Struct("<qqqdq")
 MESSAGE_BYTES = _FORMAT.size
 
 
-class Word(NamedTuple):
-    """What a process tells the governor; far below PIPE_BUF, so no other's word gets between its bytes."""
+class HoldRequest(NamedTuple):
+    """What a process tells the governor; far below PIPE_BUF, so no other's request gets between its bytes."""
 
     pid: int
     at_ns: int
@@ -46,8 +66,8 @@ class Word(NamedTuple):
         return _FORMAT.pack(*self)
 
     @classmethod
-    def decode(cls, data: bytes) -> list[Word]:
-        """The words in ``data``, whose length is a multiple of `MESSAGE_BYTES`."""
+    def decode(cls, data: bytes) -> list[HoldRequest]:
+        """The requests in ``data``, whose length is a multiple of `MESSAGE_BYTES`."""
         return [cls(*fields) for fields in _FORMAT.iter_unpack(data)]
 
 
@@ -99,7 +119,7 @@ class HeldPhase:
     def end(self) -> Spent:
         """Close the phase: be held no more, wait out what is left of it, and report it."""
         used_ns = cpu_ns(0)
-        os.write(self._governor, Word(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
+        os.write(self._governor, HoldRequest(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
         self._cost.learn(self._phase.work, used_ns - self._began_ns)
         return self._phase.end()
 
@@ -112,4 +132,95 @@ class HeldPhase:
         wall_ns = self._aim_ns - now_ns
         share = left_ns / wall_ns if wall_ns > 0 else MOST_SHARE
         share = min(max(share, LEAST_SHARE), MOST_SHARE)
-        os.write(self._governor, Word(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())
+        os.write(self._governor, HoldRequest(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())
+
+
+SLICE_SHARE = 0.02
+"""Of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of when it should."""
+SHORTEST_SLICE_NS = 300_000
+LONGEST_WAIT_S = 3600.0
+
+
+class Governor:
+    """Answers the requests of phones; pure but for what the throttles do."""
+
+    def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
+        self._make = make
+        self._held: dict[int, Throttled] = {}
+        self.queue = TurnQueue()
+
+    def hear(self, request: HoldRequest) -> None:
+        """Start, renew or end the hold on one phone. One that is gone is let go."""
+        held = self._held.get(request.pid)
+        if held is not None and held not in self.queue:  # an earlier process of that number
+            held.close()
+            held = None
+        if request.share == 0.0:
+            if held is not None:
+                self.queue.drop(held)
+                held.close()
+            self._held.pop(request.pid, None)
+            return
+        account = Account(request.share, request.at_ns, request.used_ns)
+        if held is not None:
+            if held.renew(account):
+                self.queue.add(held, request.at_ns)
+            return
+        try:
+            made = self._make(request, account)
+        except ProcessLookupError:
+            return
+        self._held[request.pid] = made
+        self.queue.add(made, request.at_ns)
+
+    def look(self, now_ns: int) -> int | None:
+        """Look after who is due; returns when the next one is. `RunError` if one cannot be held any more."""
+        due_ns = self.queue.run_due(now_ns)
+        for why in self.queue.trouble.values():
+            raise RunError(f"a phone cannot be held to its share any more: {why}")
+        return due_ns
+
+
+def duty(request: HoldRequest, account: Account) -> DutyCycle:
+    """Hold a phone by signals."""
+    slice_ns = min(max(SHORTEST_SLICE_NS, int(SLICE_SHARE * request.work_ns)), SLICE_NS)
+    return DutyCycle(_sibling(request.pid), account, slice_ns)
+
+
+def quota(request: HoldRequest, account: Account) -> Quota:
+    """Hold a phone by the quota of the control group that it is in."""
+    return Quota(_sibling(request.pid), account, find("cpu", request.pid))
+
+
+MAKERS: dict[str, Callable[[HoldRequest, Account], Throttled]] = {"sigstop": duty, "cgroup": quota}
+
+
+def govern(governor: Governor, requests: int, lifeline: int) -> None:
+    """Look after phones until the zygote is gone; ``requests`` is the pipe's end that reads."""
+    be_prompt()
+    rest = b""
+    while True:
+        due_ns = governor.look(time.monotonic_ns())
+        wait_s = LONGEST_WAIT_S if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)
+        ready, _, _ = select.select([requests, lifeline], [], [], wait_s)
+        if lifeline in ready:
+            return
+        if requests in ready:
+            data = rest + os.read(requests, 1 << 16)
+            whole = len(data) // MESSAGE_BYTES * MESSAGE_BYTES
+            rest = data[whole:]
+            for request in HoldRequest.decode(data[:whole]):
+                governor.hear(request)
+
+
+def _sibling(pid: int) -> Target:
+    """A process that the zygote forked too: its number cannot be another's by now."""
+    target = Target(pid)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        stat = ""
+    if not stat or int(stat.rpartition(")")[2].split()[1]) != os.getppid():
+        target.close()
+        raise ProcessLookupError(f"no phone {pid}")
+    return target

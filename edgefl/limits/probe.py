@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from edgefl.errors import ConfigError
 from edgefl.limits import load
-from edgefl.limits.group_memory import open_memory
-from edgefl.limits.hierarchy import find
+from edgefl.limits.groups import find
+from edgefl.limits.memory import open_memory
 from edgefl.limits.throttle import open as open_throttle
 
 SHARE = 0.25

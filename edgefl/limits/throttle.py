@@ -1,24 +1,467 @@
-"""The seam: ``open`` a throttle on any process, and ``close`` it."""
+"""CPU time that a process was allowed, against what it has used: what every throttle steers by.
+
+A process that is held to a share of the CPU: what it has used, and stopping it.
+
+SIGSTOP and SIGCONT: a process that knows nothing of it is stopped whenever it is ahead of its share.
+
+A control group's CPU quota, corrected by the CPU time that its process has really used.
+
+What looks after throttled processes: each when it is due, in one thread.
+
+The seam: ``open`` a throttle on any process, and ``close`` it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
+import math
+import os
+import signal
+import sys
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple, Protocol
 
 from edgefl.errors import ConfigError, unknown
-from edgefl.limits.account import Account, Achieved, checked_share
-from edgefl.limits.duty import SLICE_NS, Duty
-from edgefl.limits.governor import Governed, Governor
-from edgefl.limits.groups import Groups
-from edgefl.limits.hierarchy import NoGroup
-from edgefl.limits.quota import Quota
-from edgefl.limits.target import Target
+from edgefl.limits.groups import Groups, NoGroup, Place, figures, write
+from edgefl.limits.pacing import set_time_slice, set_timer_slack
+
+
+class Achieved(NamedTuple):
+    """What a throttle has let its process have."""
+
+    wall_s: float
+    cpu_s: float
+    declared_cpu_s: float
+    """The share, over all that time."""
+
+    @property
+    def error(self) -> float:
+        """Used over declared, less 1: above 0 is faster than declared; NaN before anything was declared."""
+        return self.cpu_s / self.declared_cpu_s - 1.0 if self.declared_cpu_s > 0 else math.nan
+
+
+class Account:
+    """CPU time allowed is the integral of ``share`` over wall time; used is what a clock says.
+
+    A process that does not want to run leaves some of it. At most ``most_saved_ns`` are kept for later, as a
+    slow core does not become fast because it has slept.
+
+    >>> account = Account(share=0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
+    >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs where 1 µs was allowed
+    500.0
+    >>> account.ahead_ns(1_000_000, 1_500)        # slept: of 250 µs one is kept
+    -1000
+    """
+
+    def __init__(self, share: float, now_ns: int, used_ns: int, most_saved_ns: float = math.inf) -> None:
+        self.share = checked_share(share)
+        self.most_saved_ns = most_saved_ns
+        self._began_ns = self.at_ns = now_ns
+        self._used_before_ns = self.used_ns = used_ns
+        self._declared_ns = 0.0
+        self._allowed_ns = 0.0
+
+    def ahead_ns(self, now_ns: int, used_ns: int) -> float:
+        """By how much the process is ahead of its share (below 0: behind), given what it has used by now."""
+        granted = self.share * (now_ns - self.at_ns)
+        self.at_ns, self.used_ns = now_ns, used_ns
+        self._declared_ns += granted
+        used = used_ns - self._used_before_ns
+        self._allowed_ns = min(self._allowed_ns + granted, used + self.most_saved_ns)
+        return used - self._allowed_ns
+
+    def achieved(self) -> Achieved:
+        """What was used and declared when the account was last looked at."""
+        return Achieved(
+            wall_s=(self.at_ns - self._began_ns) / 1e9,
+            cpu_s=(self.used_ns - self._used_before_ns) / 1e9,
+            declared_cpu_s=self._declared_ns / 1e9,
+        )
+
+
+def checked_share(share: float) -> float:
+    """``share`` if it is one: cores of this host, above 0 (1.5 is one core and a half)."""
+    if not 0 < share < math.inf:
+        raise ValueError(f"share must be a finite number of cores above 0 (got {share})")
+    return share
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time that process ``pid`` has used so far, all its threads, in ns; 0 is this process.
+
+    ProcessLookupError if there is none. Linux lets every user read any process's clock.
+
+    >>> before = cpu_ns(0)
+    >>> sum(range(1000)), cpu_ns(0) > before
+    (499500, True)
+    """
+    if not sys.platform.startswith("linux"):
+        raise ConfigError(f"the CPU time of another process cannot be read on {sys.platform}, only on Linux")
+    try:
+        # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) makes it
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError:
+        raise ProcessLookupError(f"no process {pid}") from None
+
+
+class Target:
+    """One process, held by descriptor: a signal never reaches another one that got its number.
+
+    ProcessLookupError if there is no process ``pid``, ConfigError if it is another user's, ValueError for a
+    number that is none.
+    """
+
+    def __init__(self, pid: int) -> None:
+        if pid < 1:
+            raise ValueError(f"pid must be at least 1 (got {pid})")
+        if not hasattr(os, "pidfd_open"):
+            raise ConfigError(f"a process cannot be held on {sys.platform}, only on Linux")
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+        self.stopped = False
+        try:
+            signal.pidfd_send_signal(self._fd, 0)
+        except PermissionError:
+            os.close(self._fd)
+            raise ConfigError(f"process {pid} is another user's: it cannot be held") from None
+
+    def cpu_ns(self) -> int:
+        """CPU time it has used so far, ns. ProcessLookupError once it is gone."""
+        return cpu_ns(self.pid)
+
+    def sleeps(self) -> bool:
+        """Whether its first thread waits for something else than a core."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("S", "D")
+
+    def stop(self) -> None:
+        """Let it run no further."""
+        self.stopped = True
+        signal.pidfd_send_signal(self._fd, signal.SIGSTOP)
+
+    def go(self) -> None:
+        """Let it run on."""
+        self.stopped = False
+        signal.pidfd_send_signal(self._fd, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Let it run on for good, if it still lives."""
+        if self._fd < 0:
+            return
+        try:
+            if self.stopped:
+                self.go()
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+
+SLICE_NS = 2_000_000
+"""CPU time that a process runs at a stretch."""
+SHORTEST_NS = 100_000
+"""It runs at least so long, and has stood still so long when its clock is read: a signal takes some 20 µs."""
+LEAST_GAIN = 0.05
+"""Of a core: how fast a process is held to get ahead at least, so that one with more threads is found out."""
+IDLE = 0.1
+"""A process that used less than this of half a slice in its last run may be asleep: it is asked."""
+
+
+class DutyCycle:
+    """Stops the process half a slice ahead of its share and lets it go on half a slice behind.
+
+    A duty cycle in fixed slots is wrong by what each signal is late (measured: +63% at a tenth of a core).
+    This one steers by the CPU time that the process has really used, so that what it ran too long in one
+    slice it stands still longer after it: the error is that of one slice, whatever the time. While a process
+    runs, the kernel brings its clock up to date at ticks only, milliseconds apart; so it is let run for as
+    long as it may if it has the core to itself, and its clock is read when it stands still.
+    """
+
+    def __init__(self, target: Target, account: Account, slice_ns: int = SLICE_NS) -> None:
+        if slice_ns < 2 * SHORTEST_NS:
+            raise ValueError(f"slice_ns must be at least {2 * SHORTEST_NS} (got {slice_ns})")
+        self.target = target
+        self._half_ns = slice_ns / 2
+        self._idle = False
+        self.renew(account)
+
+    def renew(self, account: Account) -> bool:
+        """Another share from now on; whether to look at once. The account's last reading is exact."""
+        self.account = account
+        self._plan(account.at_ns, account.used_ns, 0.0)
+        return True
+
+    def turn(self, now_ns: int) -> int:
+        """Look, stop or let go; returns when to look again. ProcessLookupError once it is gone."""
+        if self.target.stopped:
+            return self._stopped(now_ns)
+        if now_ns < self._stop_ns:
+            return self._stop_ns
+        if self._idle and self.target.sleeps():  # stopping it would only disturb its waiting
+            used_ns = self.target.cpu_ns()
+            self._plan(now_ns, used_ns, self.account.ahead_ns(now_ns, used_ns))
+            return self._stop_ns
+        self.target.stop()
+        return now_ns + SHORTEST_NS
+
+    def _stopped(self, now_ns: int) -> int:
+        used_ns = self.target.cpu_ns()
+        ahead_ns = self.account.ahead_ns(now_ns, used_ns)
+        wait_ns = (ahead_ns + self._half_ns) / self.account.share
+        if wait_ns > SHORTEST_NS:
+            return now_ns + int(wait_ns)
+        self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
+        self.target.go()
+        self._plan(now_ns, used_ns, ahead_ns)
+        return self._stop_ns
+
+    def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> None:
+        """It runs from now on, until it is half a slice ahead if it has the core to itself."""
+        share = self.account.share
+        gains = max(math.floor(share) + 1.0 - share, LEAST_GAIN)
+        self._went_at_ns = used_ns
+        self._stop_ns = now_ns + max(SHORTEST_NS, int((self._half_ns - ahead_ns) / gains))
+
+    def close(self) -> None:
+        """Let the process run on for good."""
+        self.target.close()
+
+
+PERIOD_US = 10_000
+"""Shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)."""
+LEAST_QUOTA_US = 1_000
+"""The kernel's."""
+LONGEST_PERIOD_US = 1_000_000
+"""The kernel's."""
+MOST_CORRECTION = 0.5
+"""Of the share, in one turn."""
+WORTHWHILE = 0.02
+"""A quota that is off by less stays: a new one wipes the debt of the old and hands out a period's worth."""
+HALF_BURST_NS = 1_300_000
+"""The kernel takes a process off its core at a tick, every 4 ms for most, and makes it pay in the periods
+after. So whenever it runs it is ahead: by so much on average (measured on Linux 6.18)."""
+BURSTS_A_TURN = 80
+"""In a shorter turn, where in its bursts a process is says more than what the quota does."""
+
+
+class CpuGroup:
+    """The CPU quota of one control group."""
+
+    def __init__(self, place: Place) -> None:
+        self._folder, self._version = place
+
+    def limit(self, quota_us: int, period_us: int) -> None:
+        """Allow ``quota_us`` of CPU time in each ``period_us`` of wall time."""
+        if self._version == 2:
+            write(self._folder / "cpu.max", f"{quota_us} {period_us}")
+        else:
+            write(self._folder / "cpu.cfs_period_us", str(period_us))
+            write(self._folder / "cpu.cfs_quota_us", str(quota_us))
+
+    def lift(self) -> None:
+        """Allow everything."""
+        if self._version == 2:
+            write(self._folder / "cpu.max", "max")
+        else:
+            write(self._folder / "cpu.cfs_quota_us", "-1")
+
+    def throttled(self) -> int:
+        """In how many periods the quota was used up."""
+        return figures(self._folder / "cpu.stat").get("nr_throttled", 0)
+
+
+class Quota:
+    """Holds a process to its share by the quota of the group that it is in.
+
+    The kernel's own error is corrected from what the process has really used.
+    """
+
+    def __init__(self, target: Target, account: Account, place: Place) -> None:
+        self.target, self.account = target, account
+        self._group = CpuGroup(place)
+        self._period_us = period(account.share)
+        self._quota_us = 0
+
+    def turn(self, now_ns: int) -> int:
+        """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
+        ahead_ns = self.look(now_ns)
+        share = self.account.share
+        turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
+        most = MOST_CORRECTION * share
+        wanted = share - min(max(ahead_ns / turn_ns, -most), most)
+        if wanted * self._period_us < LEAST_QUOTA_US:
+            self._period_us = period(wanted)
+        quota_us = max(LEAST_QUOTA_US, round(wanted * self._period_us))
+        if abs(quota_us - self._quota_us) > WORTHWHILE * self._quota_us:
+            self._group.limit(quota_us, self._period_us)
+            self._quota_us = quota_us
+        return now_ns + turn_ns
+
+    def look(self, now_ns: int) -> float:
+        """By how much the process is ahead, ns. ProcessLookupError once it is gone."""
+        return self.account.ahead_ns(now_ns, self.target.cpu_ns())
+
+    def renew(self, account: Account) -> bool:
+        """Another share from now on; whether to look at once: here at the next turn."""
+        self.account = account
+        return False
+
+    def close(self) -> None:
+        """Let the process run on for good."""
+        with contextlib.suppress(NoGroup):  # the group may be gone with its process
+            self._group.lift()
+        self.target.close()
+
+
+def period(share: float) -> int:
+    """Length of a period for ``share`` cores, µs: such that its quota is not below the kernel's least.
+
+    >>> period(0.5), period(0.05)
+    (10000, 30000)
+    """
+    least = LEAST_QUOTA_US / share
+    return int(min(max(PERIOD_US, 1.5 * least), LONGEST_PERIOD_US))
+
+
+LATE_NS = 50_000
+"""Who is due within this is looked after now."""
+
+
+def be_prompt() -> None:
+    """Have this thread run as soon as it wakes, as far as this user may: who is late stops nobody in time.
+
+    It computes for some microseconds at a time, so nobody misses them.
+    """
+    set_timer_slack()
+    set_time_slice()
+    if hasattr(os, "sched_setscheduler"):
+        with contextlib.suppress(OSError):  # without privileges the short slice must do
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+class Throttled(Protocol):
+    """One process under a throttle."""
+
+    account: Account
+
+    def turn(self, now_ns: int) -> int:
+        """Look after it; returns when to look again. ProcessLookupError once it is gone."""
+
+    def renew(self, account: Account) -> bool:
+        """Another share from now on; whether to look at once."""
+
+    def close(self) -> None:
+        """Let it run on for good."""
+
+
+class TurnQueue:
+    """Who is to be looked after when, soonest first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Throttled]] = []
+        self._order = itertools.count()
+        self._entry: dict[Throttled, int] = {}
+        """Each member's entry that counts; others in the heap are of before."""
+        self.trouble: dict[Throttled, str] = {}
+        """Who could not be looked after any more although it lives, and why."""
+
+    def __len__(self) -> int:
+        return len(self._entry)
+
+    def __contains__(self, throttled: Throttled) -> bool:
+        return throttled in self._entry
+
+    def add(self, throttled: Throttled, at_ns: int) -> None:
+        """Look after it from ``at_ns`` on; if it is there already, then and not when it was planned."""
+        number = next(self._order)
+        self._entry[throttled] = number
+        heapq.heappush(self._heap, (at_ns, number, throttled))
+
+    def drop(self, throttled: Throttled) -> None:
+        """Look after it no more; it is not closed."""
+        self._entry.pop(throttled, None)
+        self.trouble.pop(throttled, None)
+
+    def run_due(self, now_ns: int) -> int | None:
+        """Look after all that are due; returns when the next one is."""
+        while self._heap:
+            at_ns, number, throttled = self._heap[0]
+            if self._entry.get(throttled) != number:
+                heapq.heappop(self._heap)
+            elif at_ns > now_ns + LATE_NS:
+                return at_ns
+            else:
+                heapq.heappop(self._heap)
+                try:
+                    self.add(throttled, max(throttled.turn(now_ns), now_ns + LATE_NS + 1))
+                except ProcessLookupError:
+                    del self._entry[throttled]
+                except (OSError, NoGroup) as error:
+                    del self._entry[throttled]
+                    self.trouble[throttled] = str(error)
+        return None
+
+
+class ThrottleThread:
+    """A thread with a `TurnQueue`. It starts with the first process and ends with the last."""
+
+    def __init__(self) -> None:
+        self._queue = TurnQueue()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, throttled: Throttled) -> None:
+        with self._changed:
+            self._queue.add(throttled, time.monotonic_ns())
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="edgefl-governor", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def drop(self, throttled: Throttled) -> None:
+        """Look after it no more; waits for the thread's end if it was the last."""
+        with self._changed:
+            self._queue.drop(throttled)
+            last = self._thread if not len(self._queue) else None
+            self._changed.notify()
+        if last is not None and last is not threading.current_thread():
+            last.join()
+
+    def look(self, look: Callable[[int], object]) -> None:
+        """Read a process's clock between the governor's own looks; a process that is gone is left alone."""
+        with self._changed, contextlib.suppress(ProcessLookupError):
+            look(time.monotonic_ns())
+
+    def trouble(self, throttled: Throttled) -> str:
+        """Why a process that lives is not looked after any more; empty if it is."""
+        return self._queue.trouble.get(throttled, "")
+
+    def _run(self) -> None:
+        be_prompt()
+        with self._changed:
+            while len(self._queue):
+                due_ns = self._queue.run_due(time.monotonic_ns())
+                if due_ns is None:
+                    break
+                self._changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
+            self._thread = None
+
 
 KINDS = ("sigstop", "cgroup")
 SAVED_NS = 2_000_000
 """CPU time that a process which sleeps may save up."""
 
-_governor = Governor()
+_governor = ThrottleThread()
 
 
 def open(kind: str, pid: int, share: float, *, saved_ns: float = SAVED_NS) -> Throttle:
@@ -39,7 +482,7 @@ def open(kind: str, pid: int, share: float, *, saved_ns: float = SAVED_NS) -> Th
     try:
         account = Account(share, time.monotonic_ns(), target.cpu_ns(), saved_ns)
         if kind == "sigstop":
-            return Throttle(kind, Duty(target, account, SLICE_NS), None)
+            return Throttle(kind, DutyCycle(target, account, SLICE_NS), None)
         return _in_group(target, account)
     except BaseException:
         target.close()
@@ -52,9 +495,9 @@ def _in_group(target: Target, account: Account) -> Throttle:
     except NoGroup as why:
         raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}") from None
     try:
-        leaf = groups.leaf(f"cpu-{target.pid}")
-        leaf.enter(target.pid)
-        return Throttle("cgroup", Quota(target, account, leaf.place("cpu")), groups)
+        group = groups.group(f"cpu-{target.pid}")
+        group.enter(target.pid)
+        return Throttle("cgroup", Quota(target, account, group.place("cpu")), groups)
     except BaseException:
         groups.close()
         raise
@@ -63,41 +506,41 @@ def _in_group(target: Target, account: Account) -> Throttle:
 class Throttle:
     """One process held to a share of the CPU; made by `open`, ended by `close` or a ``with``."""
 
-    def __init__(self, kind: str, governed: Governed, groups: Groups | None) -> None:
+    def __init__(self, kind: str, throttled: Throttled, groups: Groups | None) -> None:
         self.kind = kind
-        self._governed = governed
+        self._throttled = throttled
         self._groups = groups
         self._open = True
-        _governor.add(governed)
+        _governor.add(throttled)
 
     @property
     def share(self) -> float:
         """Cores of this host; may be set while it runs."""
-        return self._governed.account.share
+        return self._throttled.account.share
 
     @share.setter
     def share(self, share: float) -> None:
-        self._governed.account.share = checked_share(share)
-        _governor.add(self._governed)
+        self._throttled.account.share = checked_share(share)
+        _governor.add(self._throttled)
 
     @property
     def trouble(self) -> str:
         """Why the process is held no more, such as a control group that somebody removed; else empty."""
-        return _governor.trouble(self._governed)
+        return _governor.trouble(self._throttled)
 
     def achieved(self) -> Achieved:
         """What the process was let have so far: by a quota now, by signals when it last stood still."""
-        if self._open and isinstance(self._governed, Quota):
-            _governor.look(self._governed.look)
-        return self._governed.account.achieved()
+        if self._open and isinstance(self._throttled, Quota):
+            _governor.look(self._throttled.look)
+        return self._throttled.account.achieved()
 
     def close(self) -> None:
         """Let the process run on for good; does nothing the second time."""
         if not self._open:
             return
         self._open = False
-        _governor.drop(self._governed)
-        self._governed.close()
+        _governor.drop(self._throttled)
+        self._throttled.close()
         if self._groups is not None:
             self._groups.close()
 

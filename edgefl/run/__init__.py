@@ -2,7 +2,7 @@
 
 supervisor      starts the others and watches them; conclusion, live, course, panel are what is seen of it
 zygote          loads torch, data and model once, then forks a peer_process for each client; workload is what
-                it loads, governor a fork that holds computing clients to their share of the CPU
+                it loads; one more fork is the governor (limits.held)
 server_process  takes over channel and buffer, and serves; server is its loop, virtual the same by an agenda
 gate            what comes in: read, decoded, held against what was asked for
 engine          the core's actions carried out: slots leased, updates summed, rows written

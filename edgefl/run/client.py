@@ -19,7 +19,7 @@ from edgefl import failpoints
 from edgefl.devices.link import move
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import SlotError
-from edgefl.limits.confinement import Cell
+from edgefl.limits.confinement import ClientLimits
 from edgefl.limits.held import Cost, HeldPhase
 from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import Floats, ParameterBuffer
@@ -38,7 +38,12 @@ class Client:
     """Runs one phone's tasks."""
 
     def __init__(
-        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, cell: Cell
+        self,
+        spec: control.Spawn,
+        workload: Workload,
+        buffer: ParameterBuffer,
+        lifeline: int,
+        limits: ClientLimits,
     ) -> None:
         experiment = workload.experiment
         self._spec = spec
@@ -56,9 +61,9 @@ class Client:
         self._writer = UpdateWriter(buffer, workload.upload)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
-        self._memory = cell.limit()
-        self._throttle, self._governor = cell.throttle, cell.governor
-        held = cell.governor is not None and workload.ns_per_flop > 0.0
+        self._memory = limits.limit()
+        self._throttle, self._governor = limits.throttle, limits.governor
+        held = limits.governor is not None and workload.ns_per_flop > 0.0
         self._cost = Cost(workload.ns_per_flop) if held else None
 
     def run(self) -> None:

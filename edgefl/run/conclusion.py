@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgefl.limits.usage import Usage
+from edgefl.limits.capacity import Usage
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results.rows import Memory
 from edgefl.results.store import Store

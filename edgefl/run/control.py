@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
-from edgefl.limits.confinement import Means
+from edgefl.limits.confinement import Enforcement
 
 Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
@@ -38,7 +38,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     base: str
     """Folder in which the user's own modules are looked for."""
     clients: list[ClientInfo]
-    means: Means = Means()
+    enforcement: Enforcement = Enforcement()
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.limits.confinement import Cell
+from edgefl.limits.confinement import ClientLimits
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
@@ -21,13 +21,13 @@ SLICE_NS = 400_000
 
 
 def run_peer(
-    spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, cell: Cell
+    spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, limits: ClientLimits
 ) -> None:
     """Be a client, a worker or the evaluator until the server says goodbye."""
     set_timer_slack()
     set_time_slice(SLICE_NS)
     if spec.role == control.CLIENT:
-        Client(spec, workload, buffer, lifeline, cell).run()
+        Client(spec, workload, buffer, lifeline, limits).run()
         return
     keep_freed_memory()  # what a phone frees goes back: there may be a thousand of them
     workload.settle()

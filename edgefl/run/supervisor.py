@@ -26,9 +26,16 @@ from edgefl import config, kernels
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
-from edgefl.limits.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choose_time_scale, usable_cores
-from edgefl.limits.confinement import Means, secured
-from edgefl.limits.usage import UsageMeter
+from edgefl.limits.capacity import (
+    TRIP_OVERHEAD_S,
+    Burst,
+    Demand,
+    TimeScale,
+    UsageMeter,
+    choose_time_scale,
+    usable_cores,
+)
+from edgefl.limits.confinement import Enforcement, enforced
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.results import run_folder
@@ -72,10 +79,10 @@ def run(
         )
     kernels.backend(experiment.server.kernel_backend)
     out = out.absolute()
-    with secured(experiment) as means, run_folder.new(out, config.dump(experiment)):
+    with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)):
         run_folder.begin(out, base)
         return _Supervisor(
-            experiment, out, quiet, base, clients, means, resuming=False, workload=workload
+            experiment, out, quiet, base, clients, enforcement, resuming=False, workload=workload
         ).run()
 
 
@@ -86,7 +93,7 @@ def resume(folder: Path, quiet: bool = False) -> Result:
     """
     folder = folder.absolute()
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-    with secured(experiment) as means, run_folder.held(folder):
+    with enforced(experiment) as enforcement, run_folder.held(folder):
         begun = run_folder.begun(folder)
         if begun:
             base = run_folder.require_resumable(folder)
@@ -96,7 +103,7 @@ def resume(folder: Path, quiet: bool = False) -> Result:
             run_folder.clear(folder)
             run_folder.begin(folder, base)
         clients = fleet_of(experiment)
-        return _Supervisor(experiment, folder, quiet, base, clients, means, resuming=begun).run()
+        return _Supervisor(experiment, folder, quiet, base, clients, enforcement, resuming=begun).run()
 
 
 def fleet_of(experiment: Experiment) -> list[ClientInfo]:
@@ -132,7 +139,7 @@ class _Supervisor:
         quiet: bool,
         base: Path,
         clients: list[ClientInfo],
-        means: Means,
+        enforcement: Enforcement,
         *,
         resuming: bool,
         workload: str | None = None,
@@ -140,7 +147,7 @@ class _Supervisor:
         self._virtual = experiment.clock.kind == "virtual"
         self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
         self._experiment, self._folder, self._base = experiment, folder, base
-        self._clients, self._means, self._resuming = clients, means, resuming
+        self._clients, self._enforcement, self._resuming = clients, enforcement, resuming
         self._workload = [workload] if workload else []
         self._strategy = resolve(experiment.strategy, [base])
         self._view: View = make_view(experiment, quiet)
@@ -179,7 +186,9 @@ class _Supervisor:
             environment = single_threaded_environment(dict(os.environ))
             self._zygote = self._start("edgefl.run.zygote", control.FromZygote, environment, self._workload)
             self._server = self._start("edgefl.run.server_process", control.FromServer, environment)
-            self._zygote.send(control.Prepare(self._experiment, str(self._base), self._clients, self._means))
+            self._zygote.send(
+                control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
+            )
             self._view.say("loading data and model")
             stack.enter_context(self._view)
             self._loop()

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from edgefl import kernels
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.limits.confinement import Cell, Means
+from edgefl.limits.confinement import ClientLimits, Enforcement
+from edgefl.limits.held import MAKERS, Governor, govern
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.governor import MAKERS, Warden, govern
 from edgefl.run.peer_process import run_peer
 from edgefl.run.process import become_child, hear_no_stops_of_children
 
@@ -48,12 +48,12 @@ class Zygote:
         self._make_workload = make_workload
         self._workload: Workload | None = None
         self._buffer: ParameterBuffer | None = None
-        self._means = Means()
+        self._enforcement = Enforcement()
         self._children: dict[int, Key] = {}
-        self._cells: dict[int, Cell] = {}
+        self._limits: dict[int, ClientLimits] = {}
         self._governor = 0
         """Process id of the governor, 0 without one."""
-        self._words: int | None = None
+        self._requests: int | None = None
         """The end of the governor's pipe that phones write to."""
         self._lifeline = os.pipe()
         self._wakeup = os.pipe()
@@ -94,7 +94,7 @@ class Zygote:
         try:
             # Loaded once, for all: a client that loads its own code starts five times slower.
             kernels.backend()
-            self._means = message.means
+            self._enforcement = message.enforcement
             self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
             self._channel.send(self._workload.prepared())
         except ConfigError as error:
@@ -111,7 +111,7 @@ class Zygote:
         # What lives now lives for good: the collector must not touch (and so copy) its pages in each client.
         gc.collect()
         gc.freeze()
-        if self._means.throttle != "paced":
+        if self._enforcement.throttle != "paced":
             self._start_governor()
         self._channel.send(control.Adopted())
 
@@ -121,23 +121,23 @@ class Zygote:
         assert self._workload is not None
         client = spec.role == control.CLIENT
         limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
-        means = self._means if client else Means()
-        cell = Cell(means, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._words)
-        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._be_peer(spec, cell))
+        enforcement = self._enforcement if client else Enforcement()
+        limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._requests)
+        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._be_peer(spec, limits))
         self._children[pid] = (spec.role, spec.peer, spec.epoch)
-        self._cells[pid] = cell
+        self._limits[pid] = limits
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
-    def _be_peer(self, spec: control.Spawn, cell: Cell) -> None:
-        cell.enter()
+    def _be_peer(self, spec: control.Spawn, limits: ClientLimits) -> None:
+        limits.enter()
         assert self._workload is not None
         assert self._buffer is not None
-        run_peer(spec, self._workload, self._buffer, self._lifeline[0], cell)
+        run_peer(spec, self._workload, self._buffer, self._lifeline[0], limits)
 
     def _start_governor(self) -> None:
-        ours, self._words = os.pipe()
-        warden = Warden(MAKERS[self._means.throttle])
-        self._governor = self._fork("edgefl-governor", lambda: govern(warden, ours, self._lifeline[0]))
+        ours, self._requests = os.pipe()
+        governor = Governor(MAKERS[self._enforcement.throttle])
+        self._governor = self._fork("edgefl-governor", lambda: govern(governor, ours, self._lifeline[0]))
         os.close(ours)
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
@@ -184,15 +184,15 @@ class Zygote:
                 return
             if pid == self._governor:
                 self._governor = 0
-                how = f"the governor of fleet.throttle = {self._means.throttle!r} ended early"
+                how = f"the governor of fleet.throttle = {self._enforcement.throttle!r} ended early"
                 self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
                 continue
             role, peer, epoch = self._children.pop(pid)
             if role == control.CLIENT and self._workload is not None:
                 self._workload.gone(peer)
-            cell = self._cells.pop(pid)
-            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, cell)))
-            cell.remove()
+            limits = self._limits.pop(pid)
+            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, limits)))
+            limits.remove()
 
     def _end_children(self) -> None:
         pids = [*self._children, *([self._governor] if self._governor else [])]
@@ -202,13 +202,13 @@ class Zygote:
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        for cell in self._cells.values():
-            cell.remove()
+        for limits in self._limits.values():
+            limits.remove()
 
 
-def _reason(status: int, cell: Cell | None = None) -> str:
+def _reason(status: int, limits: ClientLimits | None = None) -> str:
     exit_code = os.waitstatus_to_exitcode(status)
-    if cell is not None and (how := cell.out_of_memory(gave_up=exit_code == OUT_OF_MEMORY_EXIT)):
+    if limits is not None and (how := limits.out_of_memory(gave_up=exit_code == OUT_OF_MEMORY_EXIT)):
         return f"{control.OUT_OF_MEMORY}: {how}"
     return f"exit {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
 

@@ -27,8 +27,7 @@ from edgefl import (
     Training,
     config,
 )
-from edgefl.limits.groups import Groups
-from edgefl.limits.hierarchy import NoGroup
+from edgefl.limits.groups import Groups, NoGroup
 from edgefl.results.record import Record
 
 MINUTE_S = 60.0

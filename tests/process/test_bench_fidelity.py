@@ -12,7 +12,7 @@ from edgefl.lab.fidelity import Length
 from edgefl.lab.fidelity_runs import DEVICES, bundled_devices
 from edgefl.lab.fidelity_slowed import quota
 from edgefl.limits.capacity import capacity_cores
-from edgefl.limits.hierarchy import find
+from edgefl.limits.groups import find
 from tests.process.runs import needs_groups
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it tries Linux's mechanisms")

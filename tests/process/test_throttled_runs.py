@@ -14,7 +14,7 @@ import pytest
 
 from edgefl import Fleet, Stop
 from edgefl.limits import groups
-from edgefl.limits.hierarchy import find
+from edgefl.limits.groups import find
 from edgefl.results.record import Record
 from tests.process.runs import (
     DEVICES,

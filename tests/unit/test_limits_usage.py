@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.limits import usage
-from edgefl.limits.usage import UsageMeter
+from edgefl.limits import capacity
+from edgefl.limits.capacity import UsageMeter
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -16,10 +16,10 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two cores and clocks that stand still."""
-    monkeypatch.setattr(usage, "STAT", tmp_path / "stat")
-    monkeypatch.setattr(usage, "usable_cores", lambda: 2)
-    monkeypatch.setattr(usage.time, "monotonic", iter([0.0, 10.0]).__next__)
-    monkeypatch.setattr(usage, "_own_cpu_s", iter([1.0, 5.0]).__next__)
+    monkeypatch.setattr(capacity, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 2)
+    monkeypatch.setattr(capacity.time, "monotonic", iter([0.0, 10.0]).__next__)
+    monkeypatch.setattr(capacity, "_own_cpu_s", iter([1.0, 5.0]).__next__)
     return tmp_path / "stat"
 
 

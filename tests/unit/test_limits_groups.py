@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.limits import capacity, hierarchy
+from edgefl.limits import capacity, groups
 from edgefl.limits.capacity import ThrottleMeter
-from edgefl.limits.hierarchy import NoGroup, Place, figures, find, words, write
+from edgefl.limits.groups import NoGroup, Place, figures, find, words, write
 
 
 class Machine:
@@ -17,7 +17,7 @@ class Machine:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self._mounts: list[str] = []
-        monkeypatch.setattr(hierarchy, "PROC", root / "proc")
+        monkeypatch.setattr(groups, "PROC", root / "proc")
         (root / "proc" / "self").mkdir(parents=True)
 
     def mount(self, name: str, kind: str, options: str, shows: str = "/") -> Path:

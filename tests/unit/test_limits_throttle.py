@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.limits import quota as quota_module
-from edgefl.limits.account import Account
-from edgefl.limits.duty import SLICE_NS, Duty
-from edgefl.limits.governor import Rota
-from edgefl.limits.hierarchy import Place
-from edgefl.limits.quota import Quota, period
+from edgefl.limits import throttle as quota_module
+from edgefl.limits.groups import Place
+from edgefl.limits.throttle import SLICE_NS, Account, DutyCycle, Quota, TurnQueue, period
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -66,12 +63,12 @@ class Simulated:
         self.stopped = False
 
 
-def steered(governed: Any, process: Simulated, seconds: float, late_ns: Any = lambda: 0) -> None:
+def steered(throttled: Any, process: Simulated, seconds: float, late_ns: Any = lambda: 0) -> None:
     """Look after a simulated process for so long, each time a little late."""
     due_ns = process.now_ns
     while due_ns < seconds * S:
         process.pass_time(due_ns + int(late_ns()))
-        due_ns = governed.turn(process.now_ns)
+        due_ns = throttled.turn(process.now_ns)
         assert due_ns > process.now_ns
 
 
@@ -82,7 +79,7 @@ def test_a_duty_cycle_is_off_by_one_slice_and_what_the_governor_was_late(
 ) -> None:
     rng = np.random.default_rng(0)
     process = Simulated()
-    duty = Duty(process, Account(share, 0, 0))  # type: ignore[arg-type]
+    duty = DutyCycle(process, Account(share, 0, 0))  # type: ignore[arg-type]
     steered(duty, process, 20.0, lambda: rng.uniform(0, late_ms * MS))
     achieved = duty.account.achieved()
     assert abs(process.used_ns - share * process.now_ns) <= SLICE_NS + late_ms * MS
@@ -91,14 +88,14 @@ def test_a_duty_cycle_is_off_by_one_slice_and_what_the_governor_was_late(
 
 def test_a_whole_core_or_more_is_hardly_stopped() -> None:
     process = Simulated()
-    duty = Duty(process, Account(1.5, 0, 0, most_saved_ns=SLICE_NS))  # type: ignore[arg-type]
+    duty = DutyCycle(process, Account(1.5, 0, 0, most_saved_ns=SLICE_NS))  # type: ignore[arg-type]
     steered(duty, process, 1.0)
     assert process.used_ns > 0.98 * process.now_ns
 
 
 def test_a_share_can_change_while_it_is_held() -> None:
     process = Simulated()
-    duty = Duty(process, Account(0.1, 0, 0))  # type: ignore[arg-type]
+    duty = DutyCycle(process, Account(0.1, 0, 0))  # type: ignore[arg-type]
     steered(duty, process, 2.0)
     duty.account.share = 0.4
     steered(duty, process, 4.0)
@@ -107,7 +104,7 @@ def test_a_share_can_change_while_it_is_held() -> None:
 
 def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
     process = Simulated()
-    duty = Duty(process, Account(0.25, 0, 0, most_saved_ns=SLICE_NS))  # type: ignore[arg-type]
+    duty = DutyCycle(process, Account(0.25, 0, 0, most_saved_ns=SLICE_NS))  # type: ignore[arg-type]
     process.asleep = True
     steered(duty, process, 10.0)
     assert process.stops <= 2  # what sleeps is not disturbed
@@ -118,7 +115,7 @@ def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
 
 def test_a_released_process_runs() -> None:
     process = Simulated()
-    duty = Duty(process, Account(0.01, 0, 0))  # type: ignore[arg-type]
+    duty = DutyCycle(process, Account(0.01, 0, 0))  # type: ignore[arg-type]
     steered(duty, process, 0.5)
     process.stop()
     duty.close()
@@ -172,7 +169,7 @@ def test_nothing_declared_has_no_error() -> None:
 
 def test_a_slice_too_short_to_be_looked_at_is_refused() -> None:
     with pytest.raises(ValueError, match="slice_ns must be at least 200000"):
-        Duty(Simulated(), Account(0.5, 0, 0), slice_ns=1000)  # type: ignore[arg-type]
+        DutyCycle(Simulated(), Account(0.5, 0, 0), slice_ns=1000)  # type: ignore[arg-type]
 
 
 class Turns:
@@ -190,28 +187,28 @@ class Turns:
 
 
 def test_the_rota_looks_after_each_when_it_is_due_and_forgets_who_is_gone() -> None:
-    rota, one, other = Rota(), Turns(), Turns(most=2)
-    rota.add(one, 0)  # type: ignore[arg-type]
-    rota.add(other, 5 * MS)  # type: ignore[arg-type]
+    queue, one, other = TurnQueue(), Turns(), Turns(most=2)
+    queue.add(one, 0)  # type: ignore[arg-type]
+    queue.add(other, 5 * MS)  # type: ignore[arg-type]
     now = 0
     while now < 100 * MS:
-        due = rota.run_due(now)
+        due = queue.run_due(now)
         assert due is not None
         now = due
     assert one.turns == [i * 10 * MS for i in range(10)]
     assert other.turns == [5 * MS, 15 * MS]
-    assert len(rota) == 1
-    rota.drop(one)  # type: ignore[arg-type]
-    assert rota.run_due(now) is None
+    assert len(queue) == 1
+    queue.drop(one)  # type: ignore[arg-type]
+    assert queue.run_due(now) is None
 
 
 def test_looked_after_again_earlier_is_not_looked_after_twice() -> None:
-    rota, one = Rota(), Turns()
+    queue, one = TurnQueue(), Turns()
     for _ in range(5):
-        rota.add(one, 50 * MS)  # type: ignore[arg-type]
-    rota.add(one, 20 * MS)  # type: ignore[arg-type]
-    assert rota.run_due(0) == 20 * MS
-    assert rota.run_due(20 * MS) == 30 * MS
+        queue.add(one, 50 * MS)  # type: ignore[arg-type]
+    queue.add(one, 20 * MS)  # type: ignore[arg-type]
+    assert queue.run_due(0) == 20 * MS
+    assert queue.run_due(20 * MS) == 30 * MS
     assert one.turns == [20 * MS]
 
 
@@ -221,9 +218,9 @@ def test_one_that_is_always_due_does_not_keep_the_rota_from_the_others() -> None
             self.turns.append(now_ns)
             return now_ns
 
-    rota, greedy = Rota(), Greedy()
-    rota.add(greedy, 0)  # type: ignore[arg-type]
-    due = rota.run_due(0)
+    queue, greedy = TurnQueue(), Greedy()
+    queue.add(greedy, 0)  # type: ignore[arg-type]
+    due = queue.run_due(0)
     assert greedy.turns == [0]
     assert due is not None
     assert due > 0

@@ -8,10 +8,18 @@ import pytest
 
 from edgefl.errors import RunError
 from edgefl.limits import held
-from edgefl.limits.account import Account
-from edgefl.limits.held import EARLY, LEAST_SHARE, MESSAGE_BYTES, MOST_SHARE, Cost, HeldPhase, Word
+from edgefl.limits.held import (
+    EARLY,
+    LEAST_SHARE,
+    MESSAGE_BYTES,
+    MOST_SHARE,
+    Cost,
+    Governor,
+    HeldPhase,
+    HoldRequest,
+)
 from edgefl.limits.pacing import Pacer
-from edgefl.run.governor import Warden
+from edgefl.limits.throttle import Account
 
 S = 1_000_000_000
 
@@ -36,10 +44,10 @@ class World:
         self.cpu_ns += int(cpu_s * S)
         self.wall_ns += int(wall_s * S)
 
-    def words(self) -> list[Word]:
+    def requests(self) -> list[HoldRequest]:
         os.set_blocking(self.reads, False)
         try:
-            return Word.decode(os.read(self.reads, 1 << 16))
+            return HoldRequest.decode(os.read(self.reads, 1 << 16))
         except BlockingIOError:
             return []
 
@@ -64,9 +72,9 @@ def start(world: World, cost_ns: float = 1e8) -> HeldPhase:
 
 def test_the_first_share_is_what_the_work_is_known_to_cost(world: World) -> None:
     start(world)
-    (word,) = world.words()
-    assert word.share == pytest.approx(0.1 / (1 - EARLY["sigstop"]))  # a second of work in not quite ten
-    assert (word.pid, word.at_ns, word.used_ns, word.work_ns) == (os.getpid(), 10 * S, 5 * S, S)
+    (request,) = world.requests()
+    assert request.share == pytest.approx(0.1 / (1 - EARLY["sigstop"]))  # a second of work in not quite ten
+    assert (request.pid, request.at_ns, request.used_ns, request.work_ns) == (os.getpid(), 10 * S, 5 * S, S)
 
 
 def test_what_it_really_costs_corrects_the_share(world: World) -> None:
@@ -74,7 +82,7 @@ def test_what_it_really_costs_corrects_the_share(world: World) -> None:
     for _ in range(5):
         world.compute(0.2, 1.0)  # twice what was known
         phase.done(1.0)
-    *_, last = world.words()
+    *_, last = world.requests()
     # Half of the work and of the time are left; 2 of 7 parts say 0.1 a piece, as was known, and 5 say 0.2.
     assert last.share == pytest.approx((2 * 0.1 + 5 * 0.2) / 7 * 5 / (5 - 10 * EARLY["sigstop"]))
 
@@ -83,10 +91,10 @@ def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: Worl
     phase = start(world)
     world.compute(0.1, 9.5)
     phase.done(1.0)
-    assert world.words()[-1].share == MOST_SHARE
+    assert world.requests()[-1].share == MOST_SHARE
     world.compute(0.1, 9.5)
     phase.done(1.0)
-    assert world.words()[-1].share == MOST_SHARE
+    assert world.requests()[-1].share == MOST_SHARE
 
 
 def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
@@ -94,7 +102,7 @@ def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
     for _ in range(9):
         world.compute(0.0001, 0.001)
         phase.done(1.0)
-    assert len(world.words()) == 1
+    assert len(world.requests()) == 1
 
 
 def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
@@ -104,7 +112,7 @@ def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
     world.ends = True
     spent = phase.end()
     assert (spent.declared_s, spent.achieved_s, spent.lateness_s) == (5.0, 5.0, 0.0)
-    last = world.words()[-1]
+    last = world.requests()[-1]
     assert (last.share, last.at_ns) == (0.0, 18 * S)  # it is held no more while it waits
 
 
@@ -119,10 +127,10 @@ def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) 
 
 
 def test_a_word_survives_the_pipe() -> None:
-    words = [Word(1, 2, 3, 0.25, 4), Word(2**31, 2**62, 0, LEAST_SHARE, 0)]
-    data = b"".join(word.encode() for word in words)
+    requests = [HoldRequest(1, 2, 3, 0.25, 4), HoldRequest(2**31, 2**62, 0, LEAST_SHARE, 0)]
+    data = b"".join(request.encode() for request in requests)
     assert len(data) == 2 * MESSAGE_BYTES
-    assert Word.decode(data) == words
+    assert HoldRequest.decode(data) == requests
 
 
 @pytest.mark.parametrize("cost", [0.0, -1.0, float("nan"), float("inf")])
@@ -137,8 +145,8 @@ def test_a_cost_must_be_a_number_above_0(cost: float) -> None:
 class Made:
     """A throttle that does nothing but note what it is told."""
 
-    def __init__(self, word: Word, account: Account) -> None:
-        self.word, self.account = word, account
+    def __init__(self, request: HoldRequest, account: Account) -> None:
+        self.request, self.account = request, account
         self.closed = self.renewed = 0
         self.fails: Exception | None = None
 
@@ -162,45 +170,47 @@ def made() -> list[Made]:
 
 
 @pytest.fixture
-def warden(made: list[Made]) -> Warden:
-    def make(word: Word, account: Account) -> Made:
-        made.append(Made(word, account))
+def governor(made: list[Made]) -> Governor:
+    def make(request: HoldRequest, account: Account) -> Made:
+        made.append(Made(request, account))
         return made[-1]
 
-    return Warden(make)
+    return Governor(make)
 
 
-def test_a_phone_is_held_from_its_first_word_to_its_last(warden: Warden, made: list[Made]) -> None:
-    warden.hear(Word(7, S, 0, 0.1, S))
-    assert warden.look(S) == 2 * S
-    warden.hear(Word(7, 2 * S, 0, 0.2, S))
+def test_a_phone_is_held_from_its_first_word_to_its_last(governor: Governor, made: list[Made]) -> None:
+    governor.hear(HoldRequest(7, S, 0, 0.1, S))
+    assert governor.look(S) == 2 * S
+    governor.hear(HoldRequest(7, 2 * S, 0, 0.2, S))
     assert (len(made), made[0].renewed, made[0].account.share) == (1, 1, 0.2)
-    warden.hear(Word(7, 3 * S, 0, 0.0, 0))
+    governor.hear(HoldRequest(7, 3 * S, 0, 0.0, 0))
     assert made[0].closed == 1
-    assert warden.look(4 * S) is None
-    warden.hear(Word(7, 5 * S, 0, 0.0, 0))  # said twice
+    assert governor.look(4 * S) is None
+    governor.hear(HoldRequest(7, 5 * S, 0, 0.0, 0))  # said twice
     assert made[0].closed == 1
 
 
-def test_a_phone_that_died_is_let_go_and_its_number_can_be_anothers(warden: Warden, made: list[Made]) -> None:
-    warden.hear(Word(7, S, 0, 0.1, S))
+def test_a_client_that_died_is_let_go_and_its_number_can_be_anothers(
+    governor: Governor, made: list[Made]
+) -> None:
+    governor.hear(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = ProcessLookupError()
-    assert warden.look(S) is None
-    warden.hear(Word(7, 2 * S, 0, 0.3, S))
+    assert governor.look(S) is None
+    governor.hear(HoldRequest(7, 2 * S, 0, 0.3, S))
     assert (len(made), made[0].closed, made[1].account.share) == (2, 1, 0.3)
 
 
-def test_one_that_cannot_be_held_any_more_ends_the_run(warden: Warden, made: list[Made]) -> None:
-    warden.hear(Word(7, S, 0, 0.1, S))
+def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made: list[Made]) -> None:
+    governor.hear(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = OSError("no such group")
     with pytest.raises(RunError, match="cannot be held to its share any more: no such group"):
-        warden.look(S)
+        governor.look(S)
 
 
 def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
-    def make(word: Word, account: Account) -> Made:
+    def make(request: HoldRequest, account: Account) -> Made:
         raise ProcessLookupError
 
-    warden = Warden(make)
-    warden.hear(Word(7, S, 0, 0.1, S))
-    assert warden.look(S) is None
+    governor = Governor(make)
+    governor.hear(HoldRequest(7, S, 0, 0.1, S))
+    assert governor.look(S) is None

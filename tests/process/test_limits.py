@@ -15,9 +15,8 @@ import pytest
 
 from edgefl import ConfigError, limits
 from edgefl.limits import groups, load, probe
-from edgefl.limits.groups import Groups
-from edgefl.limits.hierarchy import find, words
-from edgefl.limits.target import cpu_ns
+from edgefl.limits.groups import Groups, find, words
+from edgefl.limits.throttle import cpu_ns
 from tests.process.runs import UNPRIVILEGED, needs_groups, needs_unprivileged
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
@@ -147,7 +146,7 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     outer = find("cpu").folder
     code = (
         "from edgefl.limits.groups import Groups\n"
-        "groups = Groups(['cpu']); groups.leaf('x'); print('made', flush=True); input()"
+        "groups = Groups(['cpu']); groups.group('x'); print('made', flush=True); input()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdin is not None
@@ -172,14 +171,14 @@ def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen
     needs_groups("cpu", "memory")
     before = find("cpu")
     made = Groups(["cpu", "memory"])
-    leaf = made.leaf("x")
-    leaf.enter(busy.pid)
-    assert str(busy.pid) in words(leaf.place("memory").folder / "cgroup.procs")
+    group = made.group("x")
+    group.enter(busy.pid)
+    assert str(busy.pid) in words(group.place("memory").folder / "cgroup.procs")
     made.close()
     made.close()
     assert find("cpu", busy.pid) == before
-    assert not leaf.place("cpu").folder.exists()
-    assert not leaf.place("memory").folder.exists()
+    assert not group.place("cpu").folder.exists()
+    assert not group.place("memory").folder.exists()
 
 
 @pytest.mark.parametrize("what", ["sigstop", "cgroup", "memory"])
@@ -242,8 +241,8 @@ def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message
     said = unprivileged(
         "import os\n"
         "from edgefl import ConfigError\n"
-        "from edgefl.devices import mechanisms\n"
-        f"try: mechanisms.{call}\n"
+        "from edgefl import limits\n"
+        f"try: limits.{call}\n"
         "except ConfigError as error: print(error)\n"
     )
     assert message in said
