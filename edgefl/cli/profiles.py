@@ -107,9 +107,9 @@ def import_(
 ) -> None:
     """Make profiles of another project's file."""
     from edgefl.devices import formats
-    from edgefl.devices.imports import Asked
+    from edgefl.devices.imports import ImportOptions
 
-    made = formats.read(format_name, file, Asked(name, tuple(only or ()), clients, base, up))
+    made = formats.read(format_name, file, ImportOptions(name, tuple(only or ()), clients, base, up))
     for note in made.notes:
         typer.echo(note, err=True)
     if out is not None:
@@ -183,14 +183,15 @@ def _put(path: Path, content: bytes) -> None:
 
 def _list(as_json: bool) -> None:
     from edgefl import devices as emulation
-    from edgefl.devices import profile_files, profiles
+    from edgefl.devices import profiles
 
     if as_json:
         plain = {
             kind: {
-                name: emulation.to_json(profiles.as_written(kind, name)) for name in profile_files.names(kind)
+                name: emulation.to_json(profiles.as_written(kind, name))
+                for name in profiles.bundled_names(kind)
             }
-            for kind in profile_files.TYPES
+            for kind in profiles.TYPES
         }
         typer.echo(json.dumps(plain, indent=2))
         return
@@ -210,15 +211,15 @@ def _list(as_json: bool) -> None:
 
 def _loaded(name: str) -> Profile:
     """The profile of that name, of whatever kind, or in that file, as it is written there."""
-    from edgefl.devices import profile_files
+    from edgefl.devices import profiles
     from edgefl.devices.profiles import as_written
 
-    if profile_files.is_path(name):
-        return as_written(profile_files.kind_of(profile_files.read(Path(name))), name)
-    for kind in profile_files.TYPES:
-        if name in profile_files.names(kind):
+    if profiles.is_path(name):
+        return as_written(profiles.kind_of(profiles.read_tables(Path(name))), name)
+    for kind in profiles.TYPES:
+        if name in profiles.bundled_names(kind):
             return as_written(kind, name)
-    have = [name for kind in profile_files.TYPES for name in profile_files.names(kind)]
+    have = [name for kind in profiles.TYPES for name in profiles.bundled_names(kind)]
     raise ProfileError(unknown("profile", name, have))
 
 

@@ -87,7 +87,7 @@ def _require_rates(fleet: Mapping[str, Any], networks: Iterable[str]) -> None:
 def _network(name: str) -> None:
     """Read a network and the traces that it replays."""
     from edgefl.devices import load_network
-    from edgefl.devices.trace import read_trace
+    from edgefl.devices.link import read_trace
 
     network = load_network(name)
     for way in (network.down, network.up):
@@ -98,7 +98,7 @@ def _network(name: str) -> None:
 def _require_figures(fleet: Mapping[str, Any]) -> None:
     """Raise a `ProfileFault` if heat or batteries are asked for and no profile has the figures for them."""
     from edgefl.devices import load_device
-    from edgefl.devices.power import power_of
+    from edgefl.devices.condition import power_of
     from edgefl.devices.thermal import thermal_model
 
     devices = [load_device(name) for name in fleet["devices"]]

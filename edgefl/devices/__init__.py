@@ -1,24 +1,30 @@
 """What a phone is.
 
-schema             what a device, network and fleet file hold
-profiles           loading them; profile_files finds them, profile_checks says all that is wrong with one
-fleet              the device and link of each client of a run, and when it is online
-delay              delays drawn from a distribution
-link, plan, trips  a client's link; its whole trip, decided before it starts; the trips of a fleet
-thermal, power     how a device gets hot and slow as it trains; what it draws from its battery
-phone              its condition from one instant to a later one
-presence           when it is online: windows and churn, a fleet's from a file
-dynamics           the book of what changes by itself; a function of the journal
-trace              replaying a recorded link
-cell, air          links that many phones share, under either clock
-formats            other projects' files by name; imports is what their importers share
+schema      what a device, network and fleet file hold, and delays drawn from a distribution
+profiles    loading profiles and checking them
+fleet       the device, link, presence and trips of each client of a run
+link        a client's link, also one that replays a recorded trace
+plan        a client's whole trip, decided before it starts
+thermal     how a device gets hot and slow as it trains
+condition   temperature and battery from one instant to a later one
+presence    when a client is online: windows and churn, a fleet's from a file
+dynamics    what changes by itself during a run; a function of the journal
+cells       links that many clients share, under either clock
+formats     other projects' files by name; imports is what their importers share
 fedscale, mahimahi, webpagetest, devtools, power_profile, bouquetfl    one format each
 """
 
 from __future__ import annotations
 
-from edgefl.devices.profile_files import device_names, fleet_names, network_names
-from edgefl.devices.profiles import check_file, load_device, load_fleet, load_network
+from edgefl.devices.profiles import (
+    check_file,
+    device_names,
+    fleet_names,
+    load_device,
+    load_fleet,
+    load_network,
+    network_names,
+)
 from edgefl.devices.schema import Device, FleetFile, Network, to_json
 
 __all__ = [

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefl import toml
-from edgefl.devices.imports import Asked, Made, chosen, profile_file, profile_names
-from edgefl.devices.profile_files import Kind
+from edgefl.devices.imports import ImportOptions, ImportResult, chosen, profile_file, profile_names
+from edgefl.devices.profiles import Kind
 from edgefl.errors import ConfigError, ProfileError
 
 TRAIN_SHARE = 0.07
@@ -30,7 +30,7 @@ _CORES = re.compile(r"(\d{1,4})(?: / \d{1,4})?")
 _CLOCK = re.compile(r"(?:\d+(?:\.\d+)? to )?(\d+(?:\.\d+)?) GHz")
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """A device for each processor or graphics card, a network for each place."""
     try:
         tables = toml.read(path)
@@ -55,7 +55,7 @@ def read(path: Path, asked: Asked) -> Made:
             made = {"id": name, "name": title, **make(entries[title])}
             file, text = profile_file(path, kind, made)
             files[file] = text
-    return Made(files)
+    return ImportResult(files)
 
 
 class _Entry:

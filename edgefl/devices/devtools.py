@@ -20,7 +20,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgefl.devices.imports import Asked, Made, chosen, profile_file, profile_names, read_bytes
+from edgefl.devices.imports import (
+    ImportOptions,
+    ImportResult,
+    chosen,
+    profile_file,
+    profile_names,
+    read_bytes,
+)
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import ProfileError
 
@@ -31,7 +38,7 @@ _KBIT = 1024
 _INSIDE = ("throttling", "settings", "configSettings")
 
 
-class Custom(msgspec.Struct):
+class CustomProfile(msgspec.Struct):
     """A custom profile of the DevTools."""
 
     download: Throughput
@@ -41,7 +48,7 @@ class Custom(msgspec.Struct):
     packetLoss: Loss = 0.0
 
 
-class Conditions(msgspec.Struct):
+class NetworkConditions(msgspec.Struct):
     """Parameters of ``Network.emulateNetworkConditions``; a throughput below 0 is unlimited."""
 
     latency: Latency
@@ -51,7 +58,7 @@ class Conditions(msgspec.Struct):
     packetLoss: Loss = 0.0
 
 
-class Throttling(msgspec.Struct):
+class LighthouseThrottling(msgspec.Struct):
     """Lighthouse's ``throttling``; 0 everywhere is none."""
 
     rttMs: Latency = 0.0
@@ -61,10 +68,10 @@ class Throttling(msgspec.Struct):
     uploadThroughputKbps: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] = 0.0
 
 
-Preset = Custom | Conditions | Throttling
+Preset = CustomProfile | NetworkConditions | LighthouseThrottling
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """A network a preset."""
     try:
         value = msgspec.json.decode(read_bytes(path))
@@ -82,7 +89,7 @@ def read(path: Path, asked: Asked) -> Made:
     for name, (title, preset) in zip(profile_names(title for title, _ in picked), picked, strict=True):
         file, text = profile_file(path, "networks", _network(path, name, title, preset))
         files[file] = text
-    return Made(files)
+    return ImportResult(files)
 
 
 def write(network: Network) -> tuple[str, tuple[str, ...]]:
@@ -110,11 +117,11 @@ def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[tupl
     title = value.get("title") or value.get("label") or name
     title = title if isinstance(title, str) else name
     if "downloadThroughput" in value:
-        yield title, _as(path, title, value, Conditions)
+        yield title, _as(path, title, value, NetworkConditions)
     elif "download" in value and "upload" in value:
-        yield title, _as(path, title, value, Custom)
+        yield title, _as(path, title, value, CustomProfile)
     elif value.keys() & {"rttMs", "throughputKbps", "downloadThroughputKbps"}:
-        yield title, _as(path, title, value, Throttling)
+        yield title, _as(path, title, value, LighthouseThrottling)
     elif isinstance(value.get("params"), dict):
         yield from _presets(path, value["params"], title, depth + 1)
     else:
@@ -132,17 +139,17 @@ def _as(path: Path, title: str, value: dict[str, Any], of: type[Preset]) -> Pres
 
 def _network(path: Path, name: str, title: str, preset: Preset) -> dict[str, Any]:
     match preset:
-        case Custom():
+        case CustomProfile():
             loss_pct, delay_ms = preset.packetLoss, preset.latency / 2
             down, up = preset.download * 8 / 1e6, preset.upload * 8 / 1e6
             said = "download, upload and half of latency of the DevTools profile"
-        case Conditions():
+        case NetworkConditions():
             if preset.offline:
                 raise ProfileError(f"{path}: {title}: offline: got true; allowed: false")
             loss_pct, delay_ms = preset.packetLoss, preset.latency / 2
             down, up = preset.downloadThroughput * 8 / 1e6, preset.uploadThroughput * 8 / 1e6
             said = "Network.emulateNetworkConditions, half of latency each way,"
-        case Throttling():
+        case LighthouseThrottling():
             loss_pct = 0.0
             down_kbit, up_kbit, rtt_ms = _target(preset)
             down, up, delay_ms = down_kbit * _KBIT / 1e6, up_kbit * _KBIT / 1e6, rtt_ms / 2
@@ -155,7 +162,7 @@ def _network(path: Path, name: str, title: str, preset: Preset) -> dict[str, Any
     return {"id": name, "name": title, **ways, "sources": {"down": source, "up": source}}
 
 
-def _target(preset: Throttling) -> tuple[float, float, float]:
+def _target(preset: LighthouseThrottling) -> tuple[float, float, float]:
     """Download and upload in Lighthouse's kbit/s and the round trip in ms, without the fudge factors."""
     down, up = preset.downloadThroughputKbps, preset.uploadThroughputKbps
     if preset.throughputKbps > 0:

@@ -12,19 +12,26 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Train
-from edgefl.devices.air import Air, Through
-from edgefl.devices.fleet import ClientInfo, cell_capacities, cell_limits, changes, phone_of, presence_of
-from edgefl.devices.phone import Condition, Phone
+from edgefl.devices.cells import FinishedTrip, SharedCells
+from edgefl.devices.condition import Condition, ConditionModel
+from edgefl.devices.fleet import (
+    ClientInfo,
+    Trips,
+    cell_capacities,
+    cell_limits,
+    changes,
+    condition_model,
+    presence_of,
+)
 from edgefl.devices.plan import TripPlan
 from edgefl.devices.presence import Presence
-from edgefl.devices.trips import Trips
 from edgefl.experiment import Experiment
 
 MOST_TRIES = 10_000
 """Recoveries looked through for one after which the phone is online as well as fit."""
 
 
-class Move(NamedTuple):
+class Transition(NamedTuple):
     """The next thing that a phone does by itself, unless it is given a task or ends one before."""
 
     at_s: float
@@ -37,17 +44,17 @@ class Move(NamedTuple):
         return self.why == "back"
 
 
-NEVER = Move(math.inf, "back")
+NEVER = Transition(math.inf, "back")
 
 
-class _Life:
+class _ClientState:
     """One phone that changes over time."""
 
     __slots__ = ("forced", "here", "move", "not_before_s", "now", "phone", "plan", "presence")
 
-    def __init__(self, phone: Phone, presence: Presence, charge: float) -> None:
+    def __init__(self, phone: ConditionModel, presence: Presence, charge: float) -> None:
         self.phone, self.presence = phone, presence
-        self.now = phone.fresh(charge)
+        self.now = phone.initial(charge)
         """Its condition when it was last looked at: at the start of its trip, while it is on one."""
         self.plan: TripPlan | None = None
         self.here = False
@@ -58,16 +65,16 @@ class _Life:
 
     def begin(self, at_s: float) -> Condition:
         """It is given a task now."""
-        self.now = self.phone.rested(self.now, max(at_s, self.now.at_s))
+        self.now = self.phone.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
     def travel(self, plan: TripPlan) -> None:
         """This is the trip that it makes."""
         self.plan, start_s = plan, self.now.at_s
-        self.move, self.forced = self._goes(start_s), Move(start_s + plan.dies_s, "died")
-        ailing = self.phone.gives_out(self.now, plan)
+        self.move, self.forced = self._goes(start_s), Transition(start_s + plan.dies_s, "died")
+        ailing = self.phone.interruption(self.now, plan)
         if ailing is not None:
-            gives_out = Move(start_s + ailing[0], ailing[1])
+            gives_out = Transition(start_s + ailing[0], ailing[1])
             if gives_out.why == "battery":
                 self.move = min(self.move, gives_out)
             else:
@@ -81,21 +88,21 @@ class _Life:
         why, cut = self.move.why, at_s >= self.move.at_s
         elapsed_s = (min(at_s, self.move.at_s) if cut else at_s) - self.now.at_s
         because = why if cut and (why == "battery" or why == "heat") else None
-        self.now = self.phone.worked(self.now, self.plan, max(0.0, elapsed_s), because)
+        self.now = self.phone.after_trip(self.now, self.plan, max(0.0, elapsed_s), because)
         self.plan = None
         self.rest(at_s)
 
     def rest(self, at_s: float) -> None:
         """It is on no trip: it goes when it is needed elsewhere or low, and is back when it can work."""
         if not self.here:
-            self.move = Move(self._comes_s(max(at_s, self.not_before_s)), "back")
+            self.move = Transition(self._comes_s(max(at_s, self.not_before_s)), "back")
             return
-        self.move, tires_s = self._goes(at_s), self.phone.tires_s(self.now)
+        self.move, tires_s = self._goes(at_s), self.phone.unfit_at_s(self.now)
         if tires_s < self.move.at_s:
-            self.move = Move(tires_s, "heat" if self.now.off else "battery")
+            self.move = Transition(tires_s, "heat" if self.now.off else "battery")
 
-    def _goes(self, at_s: float) -> Move:
-        return Move(self.presence.goes_s(at_s) if self.presence.online(at_s) else at_s, "offline")
+    def _goes(self, at_s: float) -> Transition:
+        return Transition(self.presence.goes_s(at_s) if self.presence.online(at_s) else at_s, "offline")
 
     def _comes_s(self, at_s: float) -> float:
         """The first instant from ``at_s`` on at which it is present and fit."""
@@ -104,10 +111,10 @@ class _Life:
             at_s = self.presence.comes_s(at_s)
             if at_s == math.inf:
                 return at_s
-            now = self.phone.rested(now, max(at_s, now.at_s))
+            now = self.phone.after_rest(now, max(at_s, now.at_s))
             if now.fit:
                 return at_s
-            at_s = self.phone.recovers_s(now)
+            at_s = self.phone.fit_at_s(now)
             if at_s == math.inf:
                 return at_s
         return math.inf
@@ -117,51 +124,57 @@ class Dynamics:
     """The book of one run. Phones on which nothing changes are not in it, and cost nothing."""
 
     def __init__(
-        self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips, air: Air | None = None
+        self,
+        experiment: Experiment,
+        clients: Sequence[ClientInfo],
+        trips: Trips,
+        cells: SharedCells | None = None,
     ) -> None:
-        self._experiment, self._trips, self._air = experiment, trips, air
-        self._through: dict[int, Through] = {}
-        self._on_air: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
+        self._experiment, self._trips, self._cells = experiment, trips, cells
+        self._through: dict[int, FinishedTrip] = {}
+        self._in_cells: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
         charge = experiment.fleet.charge
-        self._lives = {
-            info.client: _Life(phone_of(experiment, info), presence_of(experiment, info), charge)
+        self._states = {
+            info.client: _ClientState(
+                condition_model(experiment, info), presence_of(experiment, info), charge
+            )
             for info in clients
             if changes(experiment, info)
         }
-        self._moved = dict.fromkeys(self._lives)
+        self._moved = dict.fromkeys(self._states)
 
     def __contains__(self, client: int) -> bool:
-        return client in self._lives
+        return client in self._states
 
     # ---- what servers ask ----------------------------------------------------------------------
 
     def condition(self, client: int) -> Condition | None:
         """How the phone was when the trip started that it is on; None for one that does not change."""
-        life = self._lives.get(client)
-        return None if life is None else life.now
+        state = self._states.get(client)
+        return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
         """The trip that it is on; None for a phone that does not change."""
-        if client in self._on_air:
-            return self._on_air[client][1]
-        life = self._lives.get(client)
-        return None if life is None else life.plan
+        if client in self._in_cells:
+            return self._in_cells[client][1]
+        state = self._states.get(client)
+        return None if state is None else state.plan
 
-    def move(self, client: int) -> Move:
+    def move(self, client: int) -> Transition:
         """The next thing that the phone does by itself."""
-        return self._lives[client].move
+        return self._states[client].move
 
     def finishes(self, client: int) -> bool:
         """Whether a phone that goes, as `move` says, finishes its task first."""
-        life = self._lives[client]
-        return self._experiment.fleet.on_leave == "finish" and life.move is not life.forced
+        state = self._states[client]
+        return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
     def lost_at_s(self, client: int) -> float:
         """When the task is lost that the phone has now, unless the trip is over before."""
-        life = self._lives.get(client)
-        if life is None:
+        state = self._states.get(client)
+        if state is None:
             return math.inf
-        return (life.forced if self._experiment.fleet.on_leave == "finish" else life.move).at_s
+        return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
         """Phones whose next move has changed since this was asked last."""
@@ -173,19 +186,19 @@ class Dynamics:
     @property
     def shares(self) -> bool:
         """Whether trips' times depend on each other: then `through` says when each is over."""
-        return self._air is not None
+        return self._cells is not None
 
     @property
     def next_s(self) -> float:
         """When something happens next in a cell; infinite if nothing does."""
-        return math.inf if self._air is None else self._air.next_s
+        return math.inf if self._cells is None else self._cells.next_s
 
     def advance(self, at_s: float) -> None:
         """Let everything happen in the cells until then."""
-        if self._air is not None:
-            self._through.update((through.task, through) for through in self._air.advance(at_s))
+        if self._cells is not None:
+            self._through.update((through.task, through) for through in self._cells.advance(at_s))
 
-    def through(self) -> Iterable[Through]:
+    def through(self) -> Iterable[FinishedTrip]:
         """Trips that are over since this was asked last."""
         found, self._through = self._through, {}
         return found.values()
@@ -194,61 +207,61 @@ class Dynamics:
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """The core answered ``event`` with ``actions``, and its time is ``now_s``."""
-        if self._air is not None and event.at_s < math.inf:
+        if self._cells is not None and event.at_s < math.inf:
             self.advance(event.at_s)
             if isinstance(event, Arrived | Failed) or (isinstance(event, Left) and not event.finishes):
-                task, _ = self._on_air.pop(event.client, (-1, None))
-                self._air.drop(task, event.at_s)
+                task, _ = self._in_cells.pop(event.client, (-1, None))
+                self._cells.drop(task, event.at_s)
                 self._through.pop(task, None)
         if isinstance(event, Joined | Left | Arrived | Failed):
-            life = self._lives.get(event.client)
-            if life is not None:
-                self._happened(event, life)
+            state = self._states.get(event.client)
+            if state is not None:
+                self._happened(event, state)
                 self._moved[event.client] = None
         for action in actions:
             if isinstance(action, Train):
-                self._begin(action, self._lives.get(action.client), now_s)
+                self._begin(action, self._states.get(action.client), now_s)
 
-    def _happened(self, event: Joined | Left | Arrived | Failed, life: _Life) -> None:
+    def _happened(self, event: Joined | Left | Arrived | Failed, state: _ClientState) -> None:
         if isinstance(event, Joined):
-            life.here = True
-            if life.plan is None:
-                life.rest(event.at_s)
+            state.here = True
+            if state.plan is None:
+                state.rest(event.at_s)
         elif isinstance(event, Left):
-            life.here = False
-            if life.move.why == "died" and event.at_s >= life.move.at_s:
+            state.here = False
+            if state.move.why == "died" and event.at_s >= state.move.at_s:
                 fleet = self._experiment.fleet
-                life.not_before_s = event.at_s + fleet.rejoin_s if fleet.on_death == "replace" else math.inf
-            if life.plan is None:
-                life.rest(event.at_s)
+                state.not_before_s = event.at_s + fleet.rejoin_s if fleet.on_death == "replace" else math.inf
+            if state.plan is None:
+                state.rest(event.at_s)
             elif event.finishes:
-                life.move = life.forced
+                state.move = state.forced
             else:
-                life.end(event.at_s)
+                state.end(event.at_s)
         else:
-            life.end(event.at_s)
+            state.end(event.at_s)
 
-    def _begin(self, action: Train, life: _Life | None, now_s: float) -> None:
+    def _begin(self, action: Train, state: _ClientState | None, now_s: float) -> None:
         client = action.client
-        if life is None and self._air is None:
+        if state is None and self._cells is None:
             return
-        condition = None if life is None else life.begin(now_s)
+        condition = None if state is None else state.begin(now_s)
         budget_s = None if action.until is None else max(0.0, action.until.at_s - now_s)
         plan = self._trips.plan(client, action.trip, budget_s, condition)
-        if life is not None:
-            life.travel(plan)
+        if state is not None:
+            state.travel(plan)
             self._moved[client] = None
-        if self._air is not None:
-            self._on_air[client] = action.task, plan
-            self._air.begin(action.task, client, plan, now_s)
+        if self._cells is not None:
+            self._in_cells[client] = action.task, plan
+            self._cells.begin(action.task, client, plan, now_s)
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
     """The book of a run; None for a fleet on which nothing changes over time."""
     kinds = {(info.profile, info.network): info for info in clients}
-    cells, air = experiment.fleet.cells, None
+    cells, shared = experiment.fleet.cells, None
     if cells is not None and experiment.clock.kind == "virtual":  # on the wall, clients see to it
-        air = Air(cells.count, cell_capacities(cells), cell_limits(clients))
-    if air is None and not any(changes(experiment, info) for info in kinds.values()):
+        shared = SharedCells(cells.count, cell_capacities(cells), cell_limits(clients))
+    if shared is None and not any(changes(experiment, info) for info in kinds.values()):
         return None
-    return Dynamics(experiment, clients, trips, air)
+    return Dynamics(experiment, clients, trips, shared)

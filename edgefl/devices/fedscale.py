@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgefl.devices import Device, FleetFile, Network, load_device, load_network
-from edgefl.devices.imports import CLIENTS, Asked, Made, profile_file, profile_name, profile_names, read_bytes
+from edgefl.devices.imports import (
+    CLIENTS,
+    ImportOptions,
+    ImportResult,
+    profile_file,
+    profile_name,
+    profile_names,
+    read_bytes,
+)
 from edgefl.errors import ProfileError
 from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
 
@@ -32,7 +40,7 @@ MOST = 1e12
 """No millisecond, kbit/s or second of a phone is above it."""
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """Of capacities a fleet with a device and a network for each client; of behaviour an availability file.
 
     Of more than ``asked.clients`` clients so many are taken, evenly spaced in the order of their speed (or,
@@ -57,7 +65,7 @@ def read(path: Path, asked: Asked) -> Made:
     )
 
 
-def _most(asked: Asked) -> int:
+def _most(asked: ImportOptions) -> int:
     return CLIENTS if asked.clients is None else asked.clients
 
 
@@ -92,7 +100,7 @@ def _communication_kbps(network: Network) -> float:
     return 2 / (1 / down + 1 / up) * 1e3
 
 
-def _capacities(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
+def _capacities(path: Path, clients: dict[Any, Any], asked: ImportOptions) -> ImportResult:
     speeds = {client: _capacity(path, client, entry) for client, entry in clients.items()}
     ordered = sorted(speeds, key=lambda client: (speeds[client], str(client)))
     picked = _spread(ordered, _most(asked))
@@ -114,7 +122,7 @@ def _capacities(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
         path, "fleets", {"id": name, "name": name, "source": source, "devices": fleet, "network": networks}
     )
     files[file] = text
-    return Made(files, (source,))
+    return ImportResult(files, (source,))
 
 
 def _capacity(path: Path, client: Any, entry: Any) -> tuple[float, float]:
@@ -155,7 +163,7 @@ def _network(path: Path, name: str, client: Any, kbps: float) -> dict[str, Any]:
     }
 
 
-def _behaviour(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
+def _behaviour(path: Path, clients: dict[Any, Any], asked: ImportOptions) -> ImportResult:
     usable = {}
     for client, entry in clients.items():
         availability = _availability(path, client, entry)
@@ -168,7 +176,7 @@ def _behaviour(path: Path, clients: dict[Any, Any], asked: Asked) -> Made:
     text = json.dumps([usable[client] for client in picked])
     never = len(clients) - len(usable)
     notes = (f"{len(picked)} of {len(clients)} clients; {never} never active",)
-    return Made({f"{name}.json": text + "\n"}, notes)
+    return ImportResult({f"{name}.json": text + "\n"}, notes)
 
 
 def _availability(path: Path, client: Any, entry: Any) -> dict[str, Any] | None:

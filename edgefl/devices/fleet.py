@@ -1,4 +1,7 @@
-"""The very device and link of each client, read once a process, and when it is online."""
+"""The very device and link of each client, read once a process, and when it is online.
+
+The trips of a fleet's clients: whoever plans one, a client, a worker or the server, plans the same.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,22 @@ from collections.abc import Sequence
 import msgspec
 
 from edgefl.devices import Device, load_device, load_network
-from edgefl.devices.cell import Way
-from edgefl.devices.phone import Phone
-from edgefl.devices.power import Power, power_of
-from edgefl.devices.presence import Churn, From, Intermittent, Presence, Windows, read_availability
+from edgefl.devices.cells import Way
+from edgefl.devices.condition import Condition, ConditionModel, Power, power_of
+from edgefl.devices.link import Link
+from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.devices.presence import (
+    AlternatingRenewal,
+    LateJoin,
+    Presence,
+    PresenceSource,
+    Windows,
+    read_availability,
+)
 from edgefl.devices.schema import Availability
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Cells, Experiment
+from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
 
 
@@ -82,10 +94,10 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
     )
 
 
-def phone_of(experiment: Experiment, info: ClientInfo) -> Phone:
+def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
     """What a client's condition depends on, as far as the experiment switches it on."""
     fleet = experiment.fleet
-    return Phone(
+    return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
         _power_of(info.profile, info.network) if fleet.battery else None,
     )
@@ -103,9 +115,9 @@ def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
     file says.
     """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
-    sources: list[Intermittent] = []
+    sources: list[PresenceSource] = []
     if fleet.join_spread_s > 0:
-        sources.append(From(joins_at_s(experiment, client)))
+        sources.append(LateJoin(joins_at_s(experiment, client)))
     windows = _availability(experiment, info)
     if windows is not None:
         own = fleet.availability is None
@@ -113,7 +125,7 @@ def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
         sources.append(Windows(windows.intervals_s, windows.period_s, shift_s))
     if fleet.churn.mean_online_s is not None and fleet.churn.mean_offline_s is not None:
         rng = stream(seed, "churn", client)
-        sources.append(Churn(fleet.churn.mean_online_s, fleet.churn.mean_offline_s, rng))
+        sources.append(AlternatingRenewal(fleet.churn.mean_online_s, fleet.churn.mean_offline_s, rng))
     return Presence(sources)
 
 
@@ -129,3 +141,56 @@ def _availability(experiment: Experiment, info: ClientInfo) -> Availability | No
 def _shuffled(seed: int, count: int) -> list[int]:
     order: list[int] = stream(seed, "availability").permutation(count).tolist()
     return order
+
+
+class Trips:
+    """What each client does on a trip, and what it costs its device."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        clients: Sequence[ClientInfo],
+        examples: Sequence[int],
+        flops_per_example: float,
+        down_bytes: int,
+        up_bytes: int,
+    ) -> None:
+        self._experiment, self._clients, self._examples = experiment, clients, examples
+        self._rule = LocalRule.of(experiment.training)
+        self._flops_per_example = flops_per_example
+        self._flops = {held: flops_per_example * self._rule.work(held).examples for held in set(examples)}
+        self._down_bytes, self._up_bytes = down_bytes, up_bytes
+
+    def plan(
+        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
+    ) -> TripPlan:
+        """One trip of a client, in emulated seconds; the same whichever process asks, and how often.
+
+        ``budget_s`` cuts it short: see `TripPlan.within`. ``condition`` is how the phone is when the trip
+        starts; None for one that does not change over time.
+        """
+        experiment, info, held = self._experiment, self._clients[client], self._examples[client]
+        rng = stream(experiment.seed, "trip", client, trip)
+        network = network_of(info.network)
+        if network.replays:
+            start_s = 0.0 if condition is None else condition.at_s
+            shift = float(stream(experiment.seed, "trace", client).random())
+            link = Link(network, rng, start_s, shift)
+        else:
+            link = Link(network, rng)
+        device, thermal = device_of(experiment.seed, client, info.profile), None
+        if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
+            thermal = model, condition.temp_c
+        plan = plan_trip(
+            device, link, rng, self._down_bytes, self._flops[held], self._up_bytes, thermal, held
+        )
+        if budget_s is not None:
+            plan = plan.within(
+                budget_s, (self._flops_per_example * size for size in self._rule.batches(held))
+            )
+        chance = experiment.fleet.churn.die_per_trip
+        if chance > 0.0:
+            fate = stream(experiment.seed, "death", client, trip)
+            if fate.random() < chance:
+                return plan._replace(dies_s=float(fate.random()) * plan.total_s)
+        return plan

@@ -16,7 +16,7 @@ from edgefl.devices import (
     power_profile,
     webpagetest,
 )
-from edgefl.devices.imports import Asked, Made
+from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.schema import Network
 from edgefl.errors import ProfileError, unknown
 
@@ -26,16 +26,16 @@ Way = Literal["down", "up"]
 class Format(NamedTuple):
     """One format."""
 
-    read: Callable[[Path, Asked], Made]
+    read: Callable[[Path, ImportOptions], ImportResult]
     takes: tuple[str, ...]
-    """The fields of `Asked` that it has a use for."""
+    """The fields of `ImportOptions` that it has a use for."""
     gives: str
     """What a file of it is made into."""
     writes: str = ""
     """What is written in it; nothing if it is only read."""
 
 
-class Written(NamedTuple):
+class Export(NamedTuple):
     """A file's content, and what of the profile is not in it."""
 
     content: bytes
@@ -65,7 +65,7 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def read(format_name: str, path: Path, asked: Asked) -> Made:
+def read(format_name: str, path: Path, asked: ImportOptions) -> ImportResult:
     """The profiles that the file in that format makes.
 
     ProfileError if there is no such format, it has no use for what is asked, or the file is not of it.
@@ -78,7 +78,7 @@ def read(format_name: str, path: Path, asked: Asked) -> Made:
     return found.read(path, asked)
 
 
-def write(name: str, format_name: str, way: Way | None = None) -> Written:
+def write(name: str, format_name: str, way: Way | None = None) -> Export:
     """The profile of that name, or at that path, in that format; ``way``, of a trace alone, is down if None.
 
     ProfileError if the format is only read, cannot say what the profile is, or knows no ways.
@@ -97,16 +97,16 @@ def write(name: str, format_name: str, way: Way | None = None) -> Written:
     if way is not None and format_name != "mahimahi":
         raise ProfileError(f"--way: {format_name} has no use for it; only mahimahi's files say one way alone")
     if format_name == "fedscale":
-        return Written(fedscale.write(load_fleet(name)))
+        return Export(fedscale.write(load_fleet(name)))
     network = load_network(name)
     if format_name == "mahimahi":
         content = mahimahi.write(network, network.up if way == "up" else network.down)
-        return Written(content.encode(), _unsayable(network, rate_only=True))
+        return Export(content.encode(), _unsayable(network, rate_only=True))
     if network.down.trace or network.up.trace:
         raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
     writes = webpagetest.write if format_name == "webpagetest" else devtools.write
     text, left_out = writes(network)
-    return Written(text.encode(), (*left_out, *_unsayable(network)))
+    return Export(text.encode(), (*left_out, *_unsayable(network)))
 
 
 def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:

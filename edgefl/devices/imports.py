@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl import toml
-from edgefl.devices.profile_checks import problems
-from edgefl.devices.profile_files import TYPES, Kind
+from edgefl.devices.profiles import TYPES, Kind, problems
 from edgefl.devices.schema import SCHEMA
 from edgefl.errors import ProfileError, unknown
 
@@ -82,7 +81,7 @@ def chosen(path: Path, names: Iterable[str], only: tuple[str, ...]) -> list[str]
 CLIENTS = 100
 
 
-class Asked(NamedTuple):
+class ImportOptions(NamedTuple):
     """What a format has no use for must not be given: `formats.read` sees to it."""
 
     name: str | None = None
@@ -97,7 +96,7 @@ class Asked(NamedTuple):
     """The trace of the other way."""
 
 
-class Made(NamedTuple):
+class ImportResult(NamedTuple):
     """Files to write, by name, and what the user should know of them."""
 
     files: dict[str, str]

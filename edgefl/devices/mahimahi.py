@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.devices.imports import Asked, Made, profile_file, profile_name
+from edgefl.devices.imports import ImportOptions, ImportResult, profile_file, profile_name
+from edgefl.devices.link import OPPORTUNITY_BYTES, Trace, read_trace
 from edgefl.devices.schema import Direction, Network
-from edgefl.devices.trace import OPPORTUNITY_BYTES, Trace, read_trace
 from edgefl.errors import ProfileError
 
 LONGEST_MS = 60_000
@@ -24,7 +24,7 @@ EXACT = 1e-4
 """A constant rate is written over the shortest whole period that gives it within this share."""
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """A network with the trace as its download and ``asked.up``, or the same trace, as its upload."""
     name = profile_name(asked.name or path.stem)
     files: dict[str, str] = {}
@@ -40,7 +40,7 @@ def read(path: Path, asked: Asked) -> Made:
         if own == path and way == "up":
             sources[way] = f"assumed: as the download; {sources[way]}"
     file, text = profile_file(path, "networks", {"id": name, "name": name, **ways, "sources": sources})
-    return Made({file: text, **files}, tuple(f"{way}: {source}" for way, source in sources.items()))
+    return ImportResult({file: text, **files}, tuple(f"{way}: {source}" for way, source in sources.items()))
 
 
 def write(network: Network, way: Direction) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from xml.parsers import expat
 
 from edgefl.devices import load_device, to_json
-from edgefl.devices.imports import Asked, Made, profile_file, profile_name, read_bytes
+from edgefl.devices.imports import ImportOptions, ImportResult, profile_file, profile_name, read_bytes
 from edgefl.errors import ProfileError
 
 PLACEHOLDER_MA = 0.1
@@ -28,7 +28,7 @@ SAME_MHZ = 0.01
 """A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """The device profile that ``asked.base`` names, with the file's battery and currents of the cores."""
     items = _items(path)
     _refuse_placeholders(path, items)
@@ -63,7 +63,7 @@ def read(path: Path, asked: Asked) -> Made:
     tables["battery"] = tables.get("battery", {}) | battery
     tables["id"] = profile_name(asked.name or tables["id"])
     file, text = profile_file(path, "devices", tables)
-    return Made({file: text}, (*notes, *left_out))
+    return ImportResult({file: text}, (*notes, *left_out))
 
 
 _SAID = {

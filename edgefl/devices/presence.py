@@ -1,6 +1,6 @@
 """When a phone is online, apart from what its own work does to it: windows, and coming and going at random.
 
-Each source of presence is an `Intermittent`: at any instant it is on or off, and it can say when that next
+Each source of presence is an `PresenceSource`: at any instant it is on or off, and it can say when that next
 changes. All of them are functions of the experiment's seed and the client alone, so the server of either
 clock, and a run that is resumed, sees the same phone come and go at the same instants.
 
@@ -22,12 +22,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from edgefl.devices.profile_checks import unfit_availability
+from edgefl.devices.profiles import unfit_availability
 from edgefl.devices.schema import Availability
 from edgefl.errors import ProfileError
 
 
-class Intermittent(Protocol):
+class PresenceSource(Protocol):
     """Something that is on or off."""
 
     def on(self, at_s: float) -> bool:
@@ -86,14 +86,14 @@ class Windows:
         return max(instant_s, math.nextafter(after_s, math.inf))
 
 
-class Churn:
+class AlternatingRenewal:
     """On and off by turns, each for an exponentially distributed time (an alternating renewal process).
 
     In the long run it is on ``mean_on_s / (mean_on_s + mean_off_s)`` of the time; it starts as in the long
     run, so a fleet is as far online at its start as later. Instants are drawn as they are asked for, from
     ``rng``, which must be this one's own.
 
-    >>> churn = Churn(60.0, 20.0, np.random.default_rng(0))
+    >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
     (True, 61.2, False)
     """
@@ -120,7 +120,7 @@ class Churn:
         return bisect_right(self._changes_s, at_s)
 
 
-class From:
+class LateJoin:
     """Off before ``start_s``, on from then on."""
 
     def __init__(self, start_s: float) -> None:
@@ -136,12 +136,12 @@ class From:
 class Presence:
     """Online while all of its sources are on.
 
-    >>> phone = Presence([From(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
+    >>> phone = Presence([LateJoin(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
     >>> phone.comes_s(0.0), phone.goes_s(3.0), phone.comes_s(5.0)
     (3.0, 5.0, 10.0)
     """
 
-    def __init__(self, sources: Sequence[Intermittent]) -> None:
+    def __init__(self, sources: Sequence[PresenceSource]) -> None:
         self._sources = tuple(sources)
 
     def online(self, at_s: float) -> bool:

@@ -1,18 +1,21 @@
 """What a device, a network and a fleet file hold: plain frozen data, units in the names.
 
 Every figure in a device or network file has its source in the file's ``[sources]`` table; the rules
-are checked by `edgefl.devices.profile_checks`.
+are checked by `edgefl.devices.profiles`.
+
+Delays drawn at random: how long a trip takes when a distribution, not a device, says so.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
-from edgefl.devices.delay import Delay
+NOMINAL_V = 3.85
+"""Of a phone's lithium-ion cell, where the profile states no ``battery.voltage_v``."""
 
 SCHEMA = 1
 """Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
@@ -46,7 +49,7 @@ class Cluster(_Table, frozen=True, kw_only=True):
     """Current of one core at each of ``freq_mhz``; the last is ``max_ma``."""
 
 
-class Threads(_Table, frozen=True, kw_only=True):
+class ThreadRates(_Table, frozen=True, kw_only=True):
     """One rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
 
     one: Positive | None = msgspec.field(default=None, name="1t")
@@ -61,23 +64,23 @@ class RateGflops(_Table, frozen=True, kw_only=True):
 
     train: Positive
     """Forward and backward pass of a small CNN with every core that training uses: what paces a client."""
-    gemm: Threads | None = None
+    gemm: ThreadRates | None = None
     """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
-    conv: Threads | None = None
+    conv: ThreadRates | None = None
     """3 × 3 convolutions: inference of ResNet-18."""
-    depthwise: Threads | None = None
+    depthwise: ThreadRates | None = None
     """3 × 3 depthwise convolutions."""
-    elementwise: Threads | None = None
+    elementwise: ThreadRates | None = None
     """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
 
     def known(self) -> dict[OpClass, float]:
         """GFLOPS by op class with the most threads that is known; without the classes that are not.
 
-        >>> RateGflops(train=1.5, gemm=Threads(one=3.0, all=9.0)).known()
+        >>> RateGflops(train=1.5, gemm=ThreadRates(one=3.0, all=9.0)).known()
         {'train': 1.5, 'gemm': 9.0}
         """
         rates: dict[OpClass, float] = {"train": self.train}
-        by_threads: dict[OpClass, Threads | None] = {
+        by_threads: dict[OpClass, ThreadRates | None] = {
             "gemm": self.gemm,
             "conv": self.conv,
             "depthwise": self.depthwise,
@@ -130,7 +133,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     """What its charger puts into it, once it is that low, until it is full; None: it is never charged."""
 
 
-class Trip(_Table, frozen=True, kw_only=True):
+class ThrottlingStep(_Table, frozen=True, kw_only=True):
     """From ``temp_c`` on, the device runs at ``freq_scale`` of its full speed."""
 
     temp_c: float
@@ -144,7 +147,7 @@ class Thermal(_Table, frozen=True, kw_only=True):
     63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
     """
 
-    trips: tuple[Trip, ...]
+    trips: tuple[ThrottlingStep, ...]
     """Throttling steps in ascending order of temperature."""
     off_c: Positive | None = None
     """The device switches itself off here."""
@@ -218,6 +221,29 @@ class Device(_Table, frozen=True, kw_only=True):
     def app_limit_mib(self) -> float | None:
         """Memory that one client process may use, MiB; None where the profile does not say."""
         return self.memory.app_limit_mib if self.memory is not None else None
+
+    @property
+    def voltage_v(self) -> float:
+        """The battery's nominal voltage."""
+        stated = None if self.battery is None else self.battery.voltage_v
+        return NOMINAL_V if stated is None else stated
+
+    @property
+    def busy_w(self) -> float | None:
+        """Watts of computing at full speed, above idle; None where the profile does not say.
+
+        ``thermal.busy_w``, else the currents of all cores at their highest frequency.
+
+        >>> from edgefl.devices import load_device
+        >>> load_device("pixel-4").busy_w
+        5.66
+        """
+        if self.thermal is not None and self.thermal.busy_w is not None:
+            return self.thermal.busy_w
+        clusters = () if self.cpu is None else self.cpu.clusters
+        if not clusters or any(cluster.max_ma is None for cluster in clusters):
+            return None
+        return sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in clusters) / 1e3 * self.voltage_v
 
     def individual(self, rng: np.random.Generator) -> Device:
         """This very device: ``slowdown`` drawn once from the client's own stream and applied to ``train``.
@@ -321,3 +347,130 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_none(v) for v in value]
     return value
+
+
+Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
+
+MOST_S = 1e9
+"""30 years. With it and the next two every draw is a finite number."""
+MOST_SIGMA = 10.0
+LEAST_ALPHA = 0.1
+
+
+class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A delay in emulated seconds, drawn once a trip from the client's seeded stream.
+
+    ====================== ============================== ==================================
+    ``dist``               fields                         draw
+    ====================== ============================== ==================================
+    ``uniform``            ``low_s``, ``high_s``          U(low, high)
+    ``half-normal``        ``scale_s``                    abs(N(0, scale²)), mean scale·√(2/π)
+    ``exponential``        ``mean_s``                     Exp(1/mean)
+    ``log-normal``         ``median_s``, ``sigma``        median·exp(sigma·N(0, 1))
+    ``pareto``             ``min_s``, ``alpha``           min·(1−U)^(−1/alpha)
+    ``list``               ``values_s``                   one of the values, each equally likely
+    ====================== ============================== ==================================
+
+    ``mode`` says what it does to a trip: ``replace`` (the whole trip takes the draw; FedStaleWeight
+    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time). With ``per = "example"`` the draw
+    is for one example, and a client takes it times the examples that it holds: ``exponential`` is then
+    FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
+
+    >>> d = Delay(dist="uniform", low_s=1.0, high_s=2.0)
+    >>> 1.0 <= d.draw(np.random.default_rng(0)) < 2.0, d.mean
+    (True, 1.5)
+    """
+
+    dist: Dist
+    mode: Literal["replace", "add"] = "replace"
+    per: Literal["trip", "example"] = "trip"
+    low_s: float | None = None
+    high_s: float | None = None
+    scale_s: float | None = None
+    mean_s: float | None = None
+    median_s: float | None = None
+    sigma: float | None = None
+    min_s: float | None = None
+    alpha: float | None = None
+    values_s: tuple[float, ...] | None = None
+
+    FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "uniform": ("low_s", "high_s"),
+        "half-normal": ("scale_s",),
+        "exponential": ("mean_s",),
+        "log-normal": ("median_s", "sigma"),
+        "pareto": ("min_s", "alpha"),
+        "list": ("values_s",),
+    }
+
+    def problem(self) -> tuple[str, object, str] | None:
+        """The first thing wrong as (field, got, allowed), or None."""
+        wanted = self.FIELDS[self.dist]
+        for names in self.FIELDS.values():
+            for name in names:
+                got = getattr(self, name)
+                if name not in wanted and got is not None:
+                    return name, got, f"{', '.join(wanted)} for dist = {self.dist!r}"
+                if name in wanted and got is None:
+                    return name, "nothing", f"a value, needed for dist = {self.dist!r}"
+        for name in wanted:
+            got = getattr(self, name)
+            figures = got if isinstance(got, tuple) else (got,)
+            if not figures or any(not math.isfinite(x) or x < 0 for x in figures):
+                return name, got, "finite figures of at least 0"
+            if name not in ("low_s", "values_s") and got == 0:
+                return name, got, "above 0"
+            if name.endswith("_s") and max(figures) > MOST_S:
+                return name, got, f"at most {MOST_S:g} s"
+        if self.dist == "log-normal" and self._f("sigma") > MOST_SIGMA:
+            return "sigma", self.sigma, f"at most {MOST_SIGMA:g}"
+        if self.dist == "pareto" and self._f("alpha") < LEAST_ALPHA:
+            return "alpha", self.alpha, f"at least {LEAST_ALPHA:g}"
+        if self.values_s is not None and not any(self.values_s):
+            return "values_s", self.values_s, "one value above 0 at least, or time would stand still"
+        if self.dist == "uniform" and self._f("low_s") >= self._f("high_s"):
+            return "high_s", self.high_s, f"above low_s = {self.low_s}"
+        return None
+
+    def _f(self, name: str) -> float:
+        return float(getattr(self, name))
+
+    def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
+        """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
+        return self._draw(rng) * (examples if self.per == "example" else 1)
+
+    def _draw(self, rng: np.random.Generator) -> float:
+        match self.dist:
+            case "uniform":
+                return float(rng.uniform(self._f("low_s"), self._f("high_s")))
+            case "half-normal":
+                return abs(float(rng.normal(0.0, self._f("scale_s"))))
+            case "exponential":
+                return float(rng.exponential(self._f("mean_s")))
+            case "log-normal":
+                return self._f("median_s") * math.exp(self._f("sigma") * float(rng.standard_normal()))
+            case "pareto":
+                return self._f("min_s") * float((1.0 - rng.random()) ** (-1.0 / self._f("alpha")))
+            case "list":
+                assert self.values_s is not None
+                return float(self.values_s[int(rng.integers(len(self.values_s)))])
+
+    @property
+    def mean(self) -> float:
+        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1), of one example
+        with ``per = "example"``."""
+        match self.dist:
+            case "uniform":
+                return (self._f("low_s") + self._f("high_s")) / 2
+            case "half-normal":
+                return self._f("scale_s") * math.sqrt(2 / math.pi)
+            case "exponential":
+                return self._f("mean_s")
+            case "log-normal":
+                return self._f("median_s") * math.exp(self._f("sigma") ** 2 / 2)
+            case "pareto":
+                alpha = self._f("alpha")
+                return self._f("min_s") * alpha / (alpha - 1) if alpha > 1 else math.inf
+            case "list":
+                assert self.values_s is not None
+                return sum(self.values_s) / len(self.values_s)

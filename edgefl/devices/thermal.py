@@ -19,7 +19,6 @@ import math
 from bisect import bisect_right
 from typing import NamedTuple
 
-from edgefl.devices.power import busy_w
 from edgefl.devices.schema import Device
 
 POWER_EXPONENT = 2.0
@@ -171,7 +170,7 @@ def thermal_model(device: Device) -> ThermalModel | None:
 
     Where it gives no ``busy_w``, all cores at their highest frequency are taken, by the clusters' currents.
     """
-    thermal, watts = device.thermal, busy_w(device)
+    thermal, watts = device.thermal, device.busy_w
     if thermal is None or thermal.ambient_c is None or thermal.r_c_per_w is None:
         return None
     if thermal.tau_s is None or watts is None:

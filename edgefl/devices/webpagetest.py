@@ -17,12 +17,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-from edgefl.devices.imports import Asked, Made, chosen, profile_file, profile_names, read_text
+from edgefl.devices.imports import (
+    ImportOptions,
+    ImportResult,
+    chosen,
+    profile_file,
+    profile_names,
+    read_text,
+)
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import ProfileError
 
 
-def read(path: Path, asked: Asked) -> Made:
+def read(path: Path, asked: ImportOptions) -> ImportResult:
     """A network a section; sections that limit nothing, such as ``[general]``, are not networks."""
     sections = _sections(path)
     names = chosen(path, sections, asked.only)
@@ -30,7 +37,7 @@ def read(path: Path, asked: Asked) -> Made:
     for name, section in zip(profile_names(names), names, strict=True):
         file, text = profile_file(path, "networks", _network(path, name, section, sections[section]))
         files[file] = text
-    return Made(files)
+    return ImportResult(files)
 
 
 def write(network: Network) -> tuple[str, tuple[str, ...]]:

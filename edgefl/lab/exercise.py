@@ -14,10 +14,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from edgefl.devices.fleet import ClientInfo
-from edgefl.devices.phone import Condition
+from edgefl.devices.condition import Condition
+from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.devices.plan import TripPlan
-from edgefl.devices.trips import Trips
 from edgefl.experiment import Experiment
 from edgefl.lab.idle import Idled, IdleWorkload
 from edgefl.run.control import Prepared

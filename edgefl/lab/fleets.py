@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived
-from edgefl.devices.delay import Delay
+from edgefl.devices.schema import Delay
 from edgefl.seeds import stream
 from edgefl.strategies import Strategy
 from edgefl.strategies.fedbuff import FedBuff

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.devices import Device
+from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, device_of
 from edgefl.devices.link import Transfer
-from edgefl.devices.phone import Condition
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.run.control import Prepared

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.devices.delay import Delay
+from edgefl.devices.schema import Delay
 from edgefl.lab import bound
 from edgefl.lab.findings import Finding, verdict
 from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer

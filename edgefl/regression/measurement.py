@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.devices.power import energy_j
+from edgefl.devices.condition import energy_j
 from edgefl.devices.schema import Device, Network, to_json
 from edgefl.errors import NotMet, OutOfDeviceMemory
 from edgefl.limits.capacity import StealMeter

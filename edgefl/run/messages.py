@@ -29,7 +29,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from edgefl.devices.phone import Condition
+from edgefl.devices.condition import Condition
 from edgefl.errors import WireError
 
 MAX_HEADER_BYTES = 64 * 1024

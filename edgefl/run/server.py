@@ -15,7 +15,7 @@ from pathlib import Path
 from edgefl.core import Core
 from edgefl.core.events import Failed, Halted, Left, Stop, Ticked
 from edgefl.devices.dynamics import dynamics_of
-from edgefl.devices.trips import Trips
+from edgefl.devices.fleet import Trips
 from edgefl.errors import EdgeflError, RunError
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results.store import Store

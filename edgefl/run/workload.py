@@ -13,11 +13,10 @@ import numpy as np
 import torch
 
 from edgefl.devices import Device
-from edgefl.devices.cell import CellMeter, CellShare, Way
-from edgefl.devices.fleet import ClientInfo, cell_capacities, cell_limits, device_of
-from edgefl.devices.phone import Condition
+from edgefl.devices.cells import CellMeter, CellShare, Way
+from edgefl.devices.condition import Condition
+from edgefl.devices.fleet import ClientInfo, Trips, cell_capacities, cell_limits, device_of
 from edgefl.devices.plan import TripPlan
-from edgefl.devices.trips import Trips
 from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.data import load_data

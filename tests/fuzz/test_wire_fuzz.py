@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.devices.phone import Condition
+from edgefl.devices.condition import Condition
 from edgefl.errors import WireError
 from edgefl.run import messages
 

@@ -10,7 +10,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Stop
 from edgefl.core.events import Failed
-from edgefl.devices.trace import read_trace
+from edgefl.devices.link import read_trace
 from edgefl.results.record import Record
 
 from .runs import experiment

@@ -37,9 +37,9 @@ def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_profiles_say_where_their_traces_are_as_their_files_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from edgefl.devices import profile_files
+    from edgefl.devices import profiles
 
-    shipped = profile_files.folder() / "networks"
+    shipped = profiles.bundled_folder() / "networks"
     shutil.copytree(shipped, tmp_path / "mine")
     up = {}
     for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):

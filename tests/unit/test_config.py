@@ -366,9 +366,9 @@ def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
 def test_paths_are_found_beside_the_file_from_any_folder(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgefl.devices.profile_files import folder
+    from edgefl.devices.profiles import bundled_folder
 
-    own = (folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
+    own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     (tmp_path / "data").mkdir()
     toml.write_text(

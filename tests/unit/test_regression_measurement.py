@@ -10,7 +10,7 @@ import pytest
 from regression_samples import READY, measured, noisy, repetition
 
 from edgefl.devices import load_device, load_network
-from edgefl.devices.profile_files import folder
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ProfileError
 from edgefl.regression import measurement
 from edgefl.regression.measurement import profile_sha256
@@ -121,7 +121,7 @@ def test_a_profiles_hash_is_of_its_figures() -> None:
 
 def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:
     device, shipped = load_device("pixel-3a"), load_network("lte-varying")
-    shutil.copytree(folder() / "networks", tmp_path / "networks")
+    shutil.copytree(bundled_folder() / "networks", tmp_path / "networks")
     file = tmp_path / "networks" / "lte-varying.toml"
     assert profile_sha256(device, load_network(file)) == profile_sha256(device, shipped)
     trace = tmp_path / "networks" / "traces" / "lte-varying-up.trace"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.devices.delay import Delay
+from edgefl.devices.schema import Delay
 from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.weights import expected_staleness, fair_weight, influence
 from edgefl.strategies import Strategy, names, resolve

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.devices.phone import Condition
+from edgefl.devices.condition import Condition
 from edgefl.errors import WireError
 from edgefl.run import messages
 from edgefl.run.messages import decode_from_client, decode_from_server, encode

@@ -2,6 +2,12 @@
 
 A condition is a small value. Whoever knows it, and the plan of the trip that began then, knows every later
 one: so the client that trains, the server of either clock and a run that is resumed agree to the last bit.
+
+What a device draws while it computes, transfers and idles, and what its battery holds.
+
+    P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
+
+Currents are at the battery's nominal voltage: W = mA · V / 1000, J = mAh · V · 3.6.
 """
 
 from __future__ import annotations
@@ -13,10 +19,11 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from edgefl.devices.plan import TripPlan
-from edgefl.devices.power import Power
+from edgefl.devices.schema import Bearer, Device
 from edgefl.devices.thermal import ThermalModel
+from edgefl.errors import ProfileError
 
-Ailment = Literal["battery", "heat"]
+Cause = Literal["battery", "heat"]
 """Why a phone cannot go on."""
 
 
@@ -37,20 +44,20 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return not (self.low or self.off)
 
 
-class Phone(NamedTuple):
+class ConditionModel(NamedTuple):
     """The figures of one device that its condition depends on; None for what it has not or is switched off.
 
-    >>> phone = Phone(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
-    >>> phone.rested(phone.fresh(), 30.0)
+    >>> phone = ConditionModel(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
+    >>> phone.after_rest(phone.initial(), 30.0)
     Condition(at_s=30.0, temp_c=0.0, charge_j=70.0, low=False, off=False)
-    >>> phone.rested(phone.fresh(), 81.0)                # low after 80 s, and then charged with 10 W
+    >>> phone.after_rest(phone.initial(), 81.0)                # low after 80 s, and then charged with 10 W
     Condition(at_s=81.0, temp_c=0.0, charge_j=30.0, low=True, off=False)
     """
 
     thermal: ThermalModel | None
     power: Power | None
 
-    def fresh(self, charge: float = 1.0) -> Condition:
+    def initial(self, charge: float = 1.0) -> Condition:
         """At the start of a run: as warm as its surroundings, its battery filled to that share."""
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
@@ -60,7 +67,7 @@ class Phone(NamedTuple):
 
     # ---- at rest -------------------------------------------------------------------------------
 
-    def rested(self, before: Condition, at_s: float) -> Condition:
+    def after_rest(self, before: Condition, at_s: float) -> Condition:
         """The same phone at a later instant, idle until then, and charged whenever its battery gets low."""
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
@@ -69,17 +76,17 @@ class Phone(NamedTuple):
             before = msgspec.structs.replace(drifted, charge_j=charge_j, low=not before.low)
         return self._drifted(before, at_s)
 
-    def tires_s(self, now: Condition) -> float:
+    def unfit_at_s(self, now: Condition) -> float:
         """The instant at which it can no longer work, if it idles from now on; infinite if it always can."""
         return self._turn_s(now) if now.fit else now.at_s
 
-    def recovers_s(self, now: Condition) -> float:
+    def fit_at_s(self, now: Condition) -> float:
         """The first instant from now on at which it can work; infinite if it never can."""
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
                 return math.inf
-            now = self.rested(now, at_s)
+            now = self.after_rest(now, at_s)
         return now.at_s
 
     def _turn_s(self, now: Condition) -> float:
@@ -110,8 +117,8 @@ class Phone(NamedTuple):
 
     # ---- on a trip -----------------------------------------------------------------------------
 
-    def worked(
-        self, before: Condition, plan: TripPlan, elapsed_s: float, because: Ailment | None = None
+    def after_trip(
+        self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
         """The phone that began ``plan`` in the condition ``before``, so far into it, at most to its end.
 
@@ -131,9 +138,9 @@ class Phone(NamedTuple):
             low = low or charge_j <= self.power.least_j
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
-    def gives_out(self, before: Condition, plan: TripPlan) -> tuple[float, Ailment] | None:
+    def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
         """How far into the trip the phone gets, and why no further; None if it gets to its end."""
-        found: tuple[float, Ailment] | None = None
+        found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
         if self.power is not None:
@@ -166,3 +173,62 @@ class Phone(NamedTuple):
             for seconds, watts in plan.heat.powers():
                 yield seconds, power.idle_w + watts
         yield plan.up_s, transfer_w
+
+
+class Power(NamedTuple):
+    """Watts, each on top of ``idle_w``, and joules."""
+
+    idle_w: float
+    busy_w: float
+    """At full speed."""
+    radio_w: float
+    capacity_j: float
+    least_j: float
+    """The charge below which the device takes no work."""
+    charge_w: float
+    """Of its charger, net; 0 where the profile states none."""
+
+
+def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
+    """What the device draws and holds; None for one without a battery.
+
+    A current that the profile leaves out is not drawn. `ProfileError` where it does not say what computing
+    draws: that is most of it.
+    """
+    battery = device.battery
+    if battery is None:
+        return None
+    watts, volts = device.busy_w, device.voltage_v
+    if watts is None:
+        raise ProfileError(
+            f"device {device.id!r} does not say what computing draws: give thermal.busy_w, or "
+            "cpu.clusters with max_ma"
+        )
+    capacity_j = battery.capacity_mah * volts * 3.6
+    radio_ma = {"mobile": battery.radio_ma, "wifi": battery.wifi_ma, "wired": 0.0}[bearer]
+    return Power(
+        (battery.idle_ma or 0.0) * volts / 1e3,
+        watts,
+        (radio_ma or 0.0) * volts / 1e3,
+        capacity_j,
+        (battery.min_soc or 0.0) * capacity_j,
+        battery.charge_w or 0.0,
+    )
+
+
+def energy_j(
+    device: Device, *, compute_s: float, radio_s: float = 0.0, idle_s: float = 0.0, bearer: Bearer = "mobile"
+) -> float:
+    """Joules that a device takes for so many seconds of computing, of transfers and of neither.
+
+    `ProfileError` where its profile has no battery or does not say what computing draws.
+
+    >>> from edgefl.devices import load_device
+    >>> round(energy_j(load_device("pixel-4"), compute_s=10.0), 1)
+    56.8
+    """
+    power = power_of(device, bearer)
+    if power is None:
+        raise ProfileError(f"device {device.id!r} has no [battery], so what it draws is not known")
+    seconds = compute_s + radio_s + idle_s
+    return power.idle_w * seconds + power.busy_w * compute_s + power.radio_w * radio_s

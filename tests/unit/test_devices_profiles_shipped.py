@@ -11,9 +11,9 @@ import pytest
 
 from edgefl import devices as emulation
 from edgefl import toml
-from edgefl.devices import check_file, profile_files
+from edgefl.devices import check_file, profiles
 
-FOLDER = profile_files.folder()
+FOLDER = profiles.bundled_folder()
 FILES = sorted(FOLDER.rglob("*.toml"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.cli import main
 from edgefl.devices.formats import FORMATS, named, read, write
-from edgefl.devices.imports import Asked
+from edgefl.devices.imports import ImportOptions
 from edgefl.errors import ProfileError
 
 SAMPLES = Path(__file__).parent / "interchange_samples"
@@ -224,7 +224,7 @@ def test_a_truncated_sample_never_raises_anything_else(tmp_path: Path, format_na
     for length in range(0, len(whole), max(1, len(whole) // 60)):
         path.write_bytes(whole[:length])
         try:
-            named(format_name).read(path, Asked(base="pixel-3"))
+            named(format_name).read(path, ImportOptions(base="pixel-3"))
         except ProfileError as wrong:
             refusals += 1
             assert "\n" not in str(wrong)
@@ -239,7 +239,7 @@ def test_an_altered_sample_never_raises_anything_else(tmp_path: Path, format_nam
         for byte in (0x00, 0x2D, whole[at] ^ 0x01):
             path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
             try:
-                named(format_name).read(path, Asked(base="pixel-3"))
+                named(format_name).read(path, ImportOptions(base="pixel-3"))
             except ProfileError as wrong:
                 assert "\n" not in str(wrong)
 
@@ -300,18 +300,26 @@ def test_a_power_profile_needs_a_base(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("format_name", "asked", "message"),
     [
-        ("webpagetest", Asked(base="pixel-3"), "--base: webpagetest has no use for it; allowed: --only"),
-        ("mahimahi", Asked(clients=100), "--clients: mahimahi has no use for it; allowed: --name, --up"),
-        ("bouquetfl", Asked(name="mine"), "--name: bouquetfl has no use for it; allowed: --only"),
+        (
+            "webpagetest",
+            ImportOptions(base="pixel-3"),
+            "--base: webpagetest has no use for it; allowed: --only",
+        ),
+        (
+            "mahimahi",
+            ImportOptions(clients=100),
+            "--clients: mahimahi has no use for it; allowed: --name, --up",
+        ),
+        ("bouquetfl", ImportOptions(name="mine"), "--name: bouquetfl has no use for it; allowed: --only"),
         (
             "power-profile",
-            Asked(only=("a",)),
+            ImportOptions(only=("a",)),
             "--only: power-profile has no use for it; allowed: --name, --base",
         ),
     ],
 )
 def test_options_of_another_format_are_refused(
-    format_name: str, asked: Asked, message: str, tmp_path: Path
+    format_name: str, asked: ImportOptions, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ProfileError) as refused:
         read(format_name, tmp_path / "unread", asked)

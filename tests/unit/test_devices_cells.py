@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.devices.air import Air, Through
-from edgefl.devices.cell import Cell, CellMeter, CellShare, fair_level
+from edgefl.devices.cells import Cell, CellMeter, CellShare, FinishedTrip, SharedCells, fair_level
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan
 from edgefl.devices.schema import Direction, Network
@@ -24,8 +23,8 @@ def plan(down_bytes: int, compute_s: float, up_bytes: int, **way: Any) -> TripPl
     return TripPlan(link.down(down_bytes), 1.0, 0.0, 1.0 / compute_s, link.up(up_bytes))
 
 
-def air(capacity: float | None, limits: list[float], cells: int = 1) -> Air:
-    return Air(cells, {"down": capacity, "up": capacity}, {"down": limits, "up": limits})
+def air(capacity: float | None, limits: list[float], cells: int = 1) -> SharedCells:
+    return SharedCells(cells, {"down": capacity, "up": capacity}, {"down": limits, "up": limits})
 
 
 def test_the_level_fills_from_below() -> None:
@@ -86,7 +85,9 @@ def test_one_trip_alone_takes_what_its_plan_says() -> None:
     alone = air(None, [1e6])
     alone.begin(7, 0, trip, 3.0)
     (through,) = alone.advance(100.0)
-    assert through == Through(pytest.approx(3 + trip.total_s), 7, 0, pytest.approx(1.1), pytest.approx(0.6))
+    assert through == FinishedTrip(
+        pytest.approx(3 + trip.total_s), 7, 0, pytest.approx(1.1), pytest.approx(0.6)
+    )
     assert alone.next_s == math.inf
 
 
@@ -126,7 +127,7 @@ def test_a_trip_that_is_given_up_leaves_its_share_to_the_others() -> None:
 
 
 def test_how_far_it_is_advanced_at_a_time_changes_no_bit() -> None:
-    def ends(steps: list[float]) -> list[Through]:
+    def ends(steps: list[float]) -> list[FinishedTrip]:
         rng, shared, found = np.random.default_rng(3), air(3e5, [2e5, 1e5, math.inf] * 4, cells=3), []
         for task in range(40):
             begun_s = float(rng.uniform(0, 20))

@@ -9,9 +9,9 @@ import pytest
 from trip_parts import device, network, plan, rng
 
 from edgefl.devices import load_device, load_network
-from edgefl.devices.delay import Delay
 from edgefl.devices.link import Link, Transfer, move
 from edgefl.devices.plan import TripPlan, plan_trip
+from edgefl.devices.schema import Delay
 from edgefl.limits.pacing import Pacer
 from edgefl.seeds import stream
 

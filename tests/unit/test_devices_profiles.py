@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgefl import devices, toml
-from edgefl.devices import check_file, profile_files
+from edgefl.devices import check_file, profiles
 from edgefl.errors import ConfigError, ProfileError
 
-FOLDER = profile_files.folder()
+FOLDER = profiles.bundled_folder()
 FILES = sorted(FOLDER.rglob("*.toml"))
 
 DEVICE = """
@@ -339,8 +339,8 @@ def test_profiles_are_found_installed_and_in_a_checkout(
 ) -> None:
     package = tmp_path / "edgefl"
     (package / "emulation").mkdir(parents=True)
-    monkeypatch.setattr(profile_files, "__file__", str(package / "emulation" / "profiles.py"))
-    find = profile_files.folder.__wrapped__
+    monkeypatch.setattr(profiles, "__file__", str(package / "emulation" / "profiles.py"))
+    find = profiles.bundled_folder.__wrapped__
     with pytest.raises(ProfileError, match="install edgefl again"):
         find()
     (tmp_path / "profiles" / "devices").mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.devices.trace import OPPORTUNITY_BYTES, Trace, read_trace
+from edgefl.devices.link import OPPORTUNITY_BYTES, Trace, read_trace
 from edgefl.errors import ProfileError
 
 

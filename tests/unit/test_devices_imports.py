@@ -13,29 +13,29 @@ import pytest
 from edgefl import devices as emulation
 from edgefl.devices import check_file
 from edgefl.devices.formats import FORMATS, named, write
-from edgefl.devices.imports import Asked, Made
+from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.schema import Availability, Device, Network
 from edgefl.errors import ProfileError
 
 SAMPLES = Path(__file__).parent / "interchange_samples"
 
 
-def read(format_name: str, sample: str, **asked: Any) -> Made:
-    return named(format_name).read(SAMPLES / sample, Asked(**asked))
+def read(format_name: str, sample: str, **asked: Any) -> ImportResult:
+    return named(format_name).read(SAMPLES / sample, ImportOptions(**asked))
 
 
-def written(made: Made, folder: Path) -> Path:
+def written(made: ImportResult, folder: Path) -> Path:
     for name, text in made.files.items():
         (folder / name).write_text(text)
     return folder
 
 
-def networks(made: Made, folder: Path) -> dict[str, Network]:
+def networks(made: ImportResult, folder: Path) -> dict[str, Network]:
     written(made, folder)
     return {Path(name).stem: emulation.load_network(folder / name) for name in made.files if "toml" in name}
 
 
-def devices(made: Made, folder: Path) -> dict[str, Device]:
+def devices(made: ImportResult, folder: Path) -> dict[str, Device]:
     written(made, folder)
     return {Path(name).stem: emulation.load_device(folder / name) for name in made.files}
 
@@ -118,7 +118,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
         .replace(">78<", ">166<")
     )
     (tmp_path / "p.xml").write_text(text)
-    made = named("power-profile").read(tmp_path / "p.xml", Asked(base="moto-g4", name="mine"))
+    made = named("power-profile").read(tmp_path / "p.xml", ImportOptions(base="moto-g4", name="mine"))
     assert made.notes == ("left out: the cores' currents, 166 mA at every frequency",)
     (found,) = devices(made, tmp_path).values()
     before = emulation.load_device("moto-g4")
@@ -197,7 +197,7 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path) -> None:
         for name in ("3g", "edge-lossy", "none"):
             content = write(name, format_name)
             (tmp_path / file).write_bytes(content.content)
-            (found,) = networks(named(format_name).read(tmp_path / file, Asked()), tmp_path).values()
+            (found,) = networks(named(format_name).read(tmp_path / file, ImportOptions()), tmp_path).values()
             network = emulation.load_network(name)
             for way, own in ((found.down, network.down), (found.up, network.up)):
                 assert (
@@ -212,7 +212,7 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path) -> None:
 def test_a_trace_of_a_constant_rate_has_that_rate(
     tmp_path: Path, name: str, way: Literal["down", "up"]
 ) -> None:
-    from edgefl.devices.trace import read_trace
+    from edgefl.devices.link import read_trace
 
     content = write(name, "mahimahi", way)
     (tmp_path / "c.trace").write_bytes(content.content)
@@ -237,7 +237,7 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     assert clients[2]["computation"] == pytest.approx(0.6 / (phone.train_flop_per_s / 1e12))
     assert clients[2]["communication"] == pytest.approx(30_000)
     (tmp_path / "caps").write_bytes(content)
-    made = named("fedscale").read(tmp_path / "caps", Asked())
+    made = named("fedscale").read(tmp_path / "caps", ImportOptions())
     written(made, tmp_path)
     assert emulation.load_fleet(tmp_path / "caps.toml").clients == 24
     with pytest.raises(ProfileError, match="has no cpu; FedScale states one speed"):
@@ -283,7 +283,7 @@ def test_unlimited_ways_have_no_trace() -> None:
 def test_labels_that_break_the_format_are_mended(tmp_path: Path) -> None:
     text = (SAMPLES / "connectivity.ini").read_text().replace("Hill, 2% lost", "Hill 'so' [x]")
     (tmp_path / "c.ini").write_text(text)
-    made = named("webpagetest").read(tmp_path / "c.ini", Asked(only=("Hill",)))
+    made = named("webpagetest").read(tmp_path / "c.ini", ImportOptions(only=("Hill",)))
     (found,) = networks(made, tmp_path).values()
     assert found.name == "Hill 'so' [x]"
     (tmp_path / "quoted.toml").write_text(

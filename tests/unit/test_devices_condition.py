@@ -8,18 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.devices.condition import Condition, ConditionModel, Power, energy_j, power_of
 from edgefl.devices.link import Link
-from edgefl.devices.phone import Condition, Phone
 from edgefl.devices.plan import TripPlan, plan_trip
-from edgefl.devices.power import NOMINAL_V, Power, busy_w, energy_j, power_of
 from edgefl.devices.profiles import load_device
-from edgefl.devices.schema import Battery, Device, Direction, Network
+from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network
 from edgefl.devices.thermal import ThermalModel
 from edgefl.errors import ProfileError
 
 POWER = Power(idle_w=0.5, busy_w=4.0, radio_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
-PHONE = Phone(HEAT, POWER)
+PHONE = ConditionModel(HEAT, POWER)
 CORES_A = (223.89 + 3 * 302.04 + 4 * 85.05) / 1e3
 """All cores of a Pixel 4 at their highest frequencies."""
 
@@ -29,7 +28,7 @@ def device(**battery: float) -> Device:
     return msgspec.structs.replace(load_device("pixel-4"), battery=given, thermal=None)
 
 
-def trip(work_s: float = 20.0, temp_c: float = 25.0, phone: Phone = PHONE) -> TripPlan:
+def trip(work_s: float = 20.0, temp_c: float = 25.0, phone: ConditionModel = PHONE) -> TripPlan:
     """2 s down, some training, 1 s up."""
     way = Direction(rate_mbps=8.0)
     link = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
@@ -69,7 +68,7 @@ def test_a_voltage_that_is_not_stated_is_a_phone_cell_s() -> None:
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    assert busy_w(load_device("board-qrb2210")) is None
+    assert load_device("board-qrb2210").busy_w is None
     assert power_of(load_device("board-qrb2210")) is None
     with pytest.raises(ProfileError, match=r"no \[battery\]"):
         energy_j(load_device("board-qrb2210"), compute_s=1.0)
@@ -79,12 +78,12 @@ def test_what_is_not_known_is_not_made_up() -> None:
 
 
 def test_a_trip_drains_by_its_phases() -> None:
-    cool = Phone(None, POWER)
+    cool = ConditionModel(None, POWER)
     plan, before = trip(20.0, phone=cool), Condition(5.0, charge_j=900.0)
-    after = cool.worked(before, plan, plan.total_s)
+    after = cool.after_trip(before, plan, plan.total_s)
     assert after.at_s == pytest.approx(5 + 2 + 20 + 1)
     assert after.charge_j == pytest.approx(900 - 0.5 * 23 - 4 * 20 - 1 * 3)
-    half = cool.worked(before, plan, 12.0)
+    half = cool.after_trip(before, plan, 12.0)
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
 
 
@@ -93,69 +92,73 @@ def test_a_throttled_phone_draws_less() -> None:
     assert plan.heat is not None
     hot = plan.heat.stretches[1]
     assert hot.power_w == pytest.approx(2.0)  # what keeps it at 45 °C
-    after = PHONE.worked(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
+    after = PHONE.after_trip(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
     drawn = 4 * hot.at_s + 2 * (plan.heat.total_s - hot.at_s)
     assert after.charge_j == pytest.approx(1000 - 0.5 * plan.total_s - 1 * 3 - drawn)
     assert after.temp_c == pytest.approx(25 + 20 * math.exp(-1 / 60))
 
 
 def test_a_battery_that_gets_low_ends_the_trip_there() -> None:
-    plan, before = trip(20.0, phone=Phone(None, POWER)), Condition(0.0, charge_j=230.0)
-    found = Phone(None, POWER).gives_out(before, plan)
+    plan, before = trip(20.0, phone=ConditionModel(None, POWER)), Condition(0.0, charge_j=230.0)
+    found = ConditionModel(None, POWER).interruption(before, plan)
     assert found == (pytest.approx(2 + (30 - 1.5 * 2) / 4.5), "battery")
-    after = Phone(None, POWER).worked(before, plan, found[0], "battery")
+    after = ConditionModel(None, POWER).after_trip(before, plan, found[0], "battery")
     assert (after.fit, after.low, after.charge_j) == (False, True, pytest.approx(200.0))
-    assert Phone(None, POWER).gives_out(Condition(0.0, charge_j=400.0), plan) is None
+    assert ConditionModel(None, POWER).interruption(Condition(0.0, charge_j=400.0), plan) is None
 
 
 def test_heat_that_switches_it_off_ends_the_trip_there() -> None:
-    fragile = Phone(HEAT._replace(speeds=(1.0, 0.9), off_c=50.0), None)
+    fragile = ConditionModel(HEAT._replace(speeds=(1.0, 0.9), off_c=50.0), None)
     plan, before = trip(1000.0, phone=fragile), Condition(0.0, 25.0)
-    found = fragile.gives_out(before, plan)
+    found = fragile.interruption(before, plan)
     assert plan.heat is not None
     assert found == (plan.down_s + plan.heat.off_s, "heat")
-    after = fragile.worked(before, plan, found[0], "heat")
+    after = fragile.after_trip(before, plan, found[0], "heat")
     assert (after.off, after.temp_c) == (True, pytest.approx(50.0))
-    assert fragile.recovers_s(after) == pytest.approx(after.at_s + 60 * math.log(25 / 20))
-    assert fragile.rested(after, fragile.recovers_s(after)).fit
-    assert not fragile.rested(after, fragile.recovers_s(after) - 1e-6).fit
+    assert fragile.fit_at_s(after) == pytest.approx(after.at_s + 60 * math.log(25 / 20))
+    assert fragile.after_rest(after, fragile.fit_at_s(after)).fit
+    assert not fragile.after_rest(after, fragile.fit_at_s(after) - 1e-6).fit
 
 
 def test_idling_drains_and_charging_fills() -> None:
-    full = PHONE.fresh()
-    low_s = PHONE.tires_s(full)
+    full = PHONE.initial()
+    low_s = PHONE.unfit_at_s(full)
     assert low_s == 800 / 0.5
-    low = PHONE.rested(full, low_s)
-    assert (low.low, low.charge_j, PHONE.tires_s(low)) == (True, 200.0, low_s)
-    assert PHONE.recovers_s(low) == low_s + 80.0
-    again = PHONE.rested(full, low_s + 80.0)
+    low = PHONE.after_rest(full, low_s)
+    assert (low.low, low.charge_j, PHONE.unfit_at_s(low)) == (True, 200.0, low_s)
+    assert PHONE.fit_at_s(low) == low_s + 80.0
+    again = PHONE.after_rest(full, low_s + 80.0)
     assert (again.fit, again.charge_j) == (True, 1000.0)
 
 
 def test_without_a_charger_low_is_for_good() -> None:
-    phone = Phone(None, POWER._replace(charge_w=0.0))
-    low = phone.rested(phone.fresh(), 2000.0)
-    assert (low.low, phone.recovers_s(low)) == (True, math.inf)
-    assert phone.rested(low, 1e9).charge_j == 0.0
+    phone = ConditionModel(None, POWER._replace(charge_w=0.0))
+    low = phone.after_rest(phone.initial(), 2000.0)
+    assert (low.low, phone.fit_at_s(low)) == (True, math.inf)
+    assert phone.after_rest(low, 1e9).charge_j == 0.0
 
 
 def test_a_phone_with_neither_never_tires() -> None:
-    phone = Phone(None, None)
-    now = phone.rested(phone.fresh(), 1e9)
-    assert (now.fit, phone.tires_s(now), phone.gives_out(now, trip(phone=phone))) == (True, math.inf, None)
+    phone = ConditionModel(None, None)
+    now = phone.after_rest(phone.initial(), 1e9)
+    assert (now.fit, phone.unfit_at_s(now), phone.interruption(now, trip(phone=phone))) == (
+        True,
+        math.inf,
+        None,
+    )
 
 
 def test_a_run_may_start_with_a_low_battery() -> None:
-    low = PHONE.fresh(0.2)
-    assert (low.low, PHONE.recovers_s(low)) == (True, 80.0)
+    low = PHONE.initial(0.2)
+    assert (low.low, PHONE.fit_at_s(low)) == (True, 80.0)
 
 
 def test_rest_is_the_same_however_it_is_cut_up() -> None:
-    whole = PHONE.rested(Condition(0.0, 60.0, 700.0), 5000.0)
+    whole = PHONE.after_rest(Condition(0.0, 60.0, 700.0), 5000.0)
     step = Condition(0.0, 60.0, 700.0)
     for at_s in np.sort(np.random.default_rng(1).uniform(0, 5000, 50)):
-        step = PHONE.rested(step, float(at_s))
-    step = PHONE.rested(step, 5000.0)
+        step = PHONE.after_rest(step, float(at_s))
+    step = PHONE.after_rest(step, 5000.0)
     assert step.charge_j == pytest.approx(whole.charge_j)
     assert step.temp_c == pytest.approx(whole.temp_c)
     assert step.low == whole.low

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.devices.presence import Churn, From, Presence, Windows, read_availability
+from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.errors import ProfileError
 from edgefl.seeds import stream
 
 
-def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> Churn:
-    return Churn(on_s, off_s, stream(7, "churn", client))
+def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> AlternatingRenewal:
+    return AlternatingRenewal(on_s, off_s, stream(7, "churn", client))
 
 
 def test_windows_repeat() -> None:
@@ -94,7 +94,7 @@ def test_churn_is_the_same_in_whatever_order_it_is_asked() -> None:
 
 
 def test_presence_is_the_intersection() -> None:
-    sources = [From(50.0), Windows([(0.0, 30.0), (40.0, 60.0)], 70.0, 3.0), churn(3)]
+    sources = [LateJoin(50.0), Windows([(0.0, 30.0), (40.0, 60.0)], 70.0, 3.0), churn(3)]
     phone, at_s = Presence(sources), 0.0
     for _ in range(50):
         comes_s = phone.comes_s(at_s)

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.devices.condition import Condition, ConditionModel
 from edgefl.devices.link import Link
-from edgefl.devices.phone import Condition, Phone
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
-from edgefl.devices.schema import Device, Thermal, Trip
+from edgefl.devices.schema import Device, Thermal, ThrottlingStep
 from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
 from edgefl.limits.pacing import Pacer
 
@@ -135,7 +135,7 @@ def assert_consistent(work: Computation) -> None:
 
 def hot_device(**thermal: object) -> Device:
     figures = {"ambient_c": 25.0, "r_c_per_w": 10.0, "tau_s": 2.0, "busy_w": 4.0, **thermal}
-    given = Thermal(trips=(Trip(temp_c=45.0, freq_scale=0.5),), **figures)  # type: ignore[arg-type]
+    given = Thermal(trips=(ThrottlingStep(temp_c=45.0, freq_scale=0.5),), **figures)  # type: ignore[arg-type]
     return msgspec.structs.replace(load_device("pixel-3a"), thermal=given)
 
 
@@ -222,9 +222,9 @@ def test_a_trip_cut_short_before_it_gets_too_hot_is_not_lost() -> None:
     device, rng = hot_device(), np.random.default_rng(0)
     link = Link(load_network("none"), rng)
     whole = plan_trip(device, link, rng, 1000, 1.75e9 * 1000, 1000, (model, 25.0))
-    phone, before = Phone(model, None), Condition(0.0, 25.0)
+    phone, before = ConditionModel(model, None), Condition(0.0, 25.0)
     assert whole.total_s == math.inf
-    assert phone.gives_out(before, whole) == (whole.heat.off_s if whole.heat else 0.0, "heat")
+    assert phone.interruption(before, whole) == (whole.heat.off_s if whole.heat else 0.0, "heat")
     cut = whole.within(30.0, [1.75e9] * 1000)
-    assert (cut.steps, cut.total_s, phone.gives_out(before, cut)) == (30, pytest.approx(30.0), None)
-    assert phone.worked(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))
+    assert (cut.steps, cut.total_s, phone.interruption(before, cut)) == (30, pytest.approx(30.0), None)
+    assert phone.after_trip(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))

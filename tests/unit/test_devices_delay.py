@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl.devices import load_device
-from edgefl.devices.delay import Delay
+from edgefl.devices.schema import Delay
 
 
 def rng(seed: int = 0) -> np.random.Generator:

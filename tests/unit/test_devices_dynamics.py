@@ -12,8 +12,7 @@ from edgefl import config
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
 from edgefl.devices.dynamics import Dynamics, dynamics_of
-from edgefl.devices.fleet import ClientInfo
-from edgefl.devices.trips import Trips
+from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.errors import ConfigError
 from edgefl.experiment import Churn, Experiment, Fleet, Stop
 from edgefl.strategies.base import Device
