@@ -17,7 +17,6 @@ from edgefl.lab.findings import Finding
 from edgefl.results import compare_page, comparison
 from edgefl.results import page as pages
 from edgefl.results.files import write_text
-from edgefl.results.html import draw
 from edgefl.results.measures import rounded, slow_group
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.style import Picture
@@ -37,7 +36,7 @@ def table(findings: Sequence[Finding]) -> Table:
     return out
 
 
-def rows_of(curves: Curves) -> list[comparison.Row]:
+def rows_of(curves: Curves) -> list[comparison.RunGroup]:
     """The arms as rows of a comparison."""
     first = next(iter(curves.records.values()))[0]
     slow = slow_group(first).labels
@@ -50,7 +49,7 @@ def rows_of(curves: Curves) -> list[comparison.Row]:
     for label, runs in arms.items():
         figures = [comparison.figures_of(run, target) for run in runs]
         rows.append(
-            comparison.Row(
+            comparison.RunGroup(
                 label,
                 runs,
                 {name: comparison.estimate([each[name] for each in figures]) for name in comparison.FIGURES},
@@ -66,7 +65,7 @@ def write(
     citation: str,
     findings: Sequence[Finding],
     *,
-    rows: Sequence[comparison.Row] = (),
+    rows: Sequence[comparison.RunGroup] = (),
     pictures: Sequence[tuple[str, str, Picture]] = (),
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
@@ -99,7 +98,7 @@ def write(
     write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
 
 
-def _target(rows: Sequence[comparison.Row]) -> float | None:
+def _target(rows: Sequence[comparison.RunGroup]) -> float | None:
     """What the figures "to target" of the arms are to: the highest accuracy that every run reached."""
     target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
     return None if target is None else rounded(target)
@@ -109,7 +108,7 @@ def _page(
     title: str,
     citation: str,
     findings: Sequence[Finding],
-    rows: Sequence[comparison.Row],
+    rows: Sequence[comparison.RunGroup],
     pictures: Sequence[tuple[str, str, Picture]],
     notes: Sequence[str],
 ) -> str:
@@ -121,7 +120,7 @@ def _page(
             pages.figure(
                 f"Accuracy over {what}",
                 "Thin: each seed; thick: their mean.",
-                draw(over, lambda over=over: compare_page.accuracy(rows, over, lambda e, _: e.accuracy)),  # type: ignore[misc]
+                compare_page.draw_accuracy(rows, over, lambda e, _: e.accuracy),
             )
             for over, what in (("trips", "client trips"), ("at_s", "emulated time"))
         ]
@@ -129,17 +128,12 @@ def _page(
             pages.figure(
                 "Applied weight by profile",
                 "Mean share of applied weight, times n: 1 is fair.",
-                draw(
-                    "weight",
-                    lambda: compare_page.by_profile(
-                        rows, compare_page.weights, "of the fair share", fair=True
-                    ),
-                ),
+                compare_page.draw_by_profile(rows, compare_page.weights, "of the fair share", fair=True),
             ),
             pages.figure(
                 "Staleness by profile",
                 "Mean over applied updates.",
-                draw("stale", lambda: compare_page.by_profile(rows, compare_page.staleness, "versions")),
+                compare_page.draw_by_profile(rows, compare_page.staleness, "versions"),
             ),
         ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)

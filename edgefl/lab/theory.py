@@ -16,8 +16,7 @@ from edgefl.lab import bound
 from edgefl.lab.findings import Finding, verdict
 from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.weights import bounds
-from edgefl.results.html import draw
-from edgefl.results.style import Canvas, Key, Picture, colour, series
+from edgefl.results.style import Canvas, Key, Picture, colour, house_style, series
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.defedavg_iid import DeFedAvgIID
@@ -58,17 +57,11 @@ def findings(
     say("linear speedup of DeFedAvg")
     pictures = [
         ("Both sides of the bound", "Dots: mean ‖∇f‖² of a run of T versions; lines: the bound.",
-         _drawn("bound", lambda: _bound_picture(curves))),
+         _bound_picture(curves)),
         ("Error over participants", "Dots: DeFedAvg-IID after the same rounds; line: 1/√n.",
-         _drawn("speedup", lambda: _speedup_picture(errors))),
+         _speedup_picture(errors)),
     ]  # fmt: skip
     return [*found, speedup], pictures
-
-
-def _drawn(salt: str, make: Callable[[], Picture]) -> Picture:
-    picture = draw(salt, make)
-    assert picture is not None
-    return picture
 
 
 def _bound(problem: bound.Problem, points: list[bound.Point]) -> Finding:
@@ -209,6 +202,7 @@ def _speedup(rounds: int) -> tuple[Finding, dict[int, float]]:
     )
 
 
+@house_style
 def _bound_picture(curves: list[tuple[bound.Problem, list[bound.Point]]]) -> Picture:
     canvas = Canvas()
     axes, keys = canvas.axes, []
@@ -222,6 +216,7 @@ def _bound_picture(curves: list[tuple[bound.Problem, list[bound.Point]]]) -> Pic
     return Picture(canvas.svg("Measured gradient norms under the bound"), tuple(keys))
 
 
+@house_style
 def _speedup_picture(errors: dict[int, float]) -> Picture:
     canvas = Canvas()
     x, y = list(errors), list(errors.values())

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.results.comparison import FIGURES, Row, Run, common_target, count, group, load, plain, share
+from edgefl.results.comparison import FIGURES, Run, RunGroup, common_target, count, group, load, plain, share
 from edgefl.results.files import write_text
 from edgefl.results.measures import rounded, slow_group
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
@@ -35,7 +35,7 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Tab
     return table(rows)
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[RunGroup]) -> Table:
     """The comparison for a terminal of 80 columns."""
     out = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     out.add_column("run", overflow="fold", min_width=10)
@@ -68,7 +68,7 @@ def table(rows: Sequence[Row]) -> Table:
     return out
 
 
-def write(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> None:
+def write(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> None:
     """Write ``out/summary.json``, ``out/report.html`` and ``out/trace.json``."""
     from edgefl.results import trace
     from edgefl.results.compare_page import comparison_page
@@ -79,12 +79,12 @@ def write(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> None:
     trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
 
 
-def document(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
+def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[str, Any]:
     """The comparison's summary.json: the first run's fields, then every run and how rows differ."""
     target = common_target(runs)
     first = rows[0]
 
-    def estimates(row: Row) -> dict[str, Any]:
+    def estimates(row: RunGroup) -> dict[str, Any]:
         return {
             name: {"mean": rounded(e.mean), "half_95": None if e.half is None else rounded(e.half)}
             for name, e in row.figures.items()

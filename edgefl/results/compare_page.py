@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.results.comparison import Row, Run, count, plain, share
-from edgefl.results.html import draw, number, percent, seconds
+from edgefl.results.comparison import Run, RunGroup, count, plain, share
 from edgefl.results.measures import (
     class_accuracy,
     class_name,
@@ -20,10 +19,21 @@ from edgefl.results.measures import (
 )
 from edgefl.results.page import card, figure, grid, heading, page, stat, stats, table
 from edgefl.results.rows import EvaluationRow
-from edgefl.results.style import Canvas, Key, Picture, colour, percent_axis, plain_axis, series, shorten
+from edgefl.results.style import (
+    Canvas,
+    Key,
+    Picture,
+    colour,
+    house_style,
+    percent_axis,
+    plain_axis,
+    series,
+    shorten,
+)
+from edgefl.results.tables import number, percent, seconds
 
 
-def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> str:
+def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
     """The page: self-contained HTML that links to each run's own report where that lies under ``out``."""
     slow = runs[0].slow_labels
     meta = runs[0].record.meta
@@ -44,20 +54,20 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> str:
         grid(
             [
                 figure("Accuracy over emulated time", _lines_about(rows),
-                       draw("time", lambda: accuracy(rows, "at_s", lambda e, _: e.accuracy))),
+                       draw_accuracy(rows, "at_s", lambda e, _: e.accuracy)),
                 figure("Accuracy over client trips", "What it cost in downloads, training and uploads.",
-                       draw("trips", lambda: accuracy(rows, "trips", lambda e, _: e.accuracy))),
+                       draw_accuracy(rows, "trips", lambda e, _: e.accuracy)),
                 figure("Accuracy on the slow phones' classes", "Classes that no faster phone holds.",
-                       draw("slow", lambda: accuracy(rows, "trips", _slow_accuracy)) if slow else None,
+                       draw_accuracy(rows, "trips", _slow_accuracy) if slow else None,
                        "Every class is held by a fast phone too."),
                 figure("Applied weight by profile", "Mean share of applied weight, times n: 1 is fair.",
-                       draw("weight", lambda: by_profile(rows, weights, "of the fair share", fair=True)),
+                       draw_by_profile(rows, weights, "of the fair share", fair=True),
                        "No update was applied."),
                 figure("Staleness by profile", "Mean over applied updates.",
-                       draw("stale", lambda: by_profile(rows, staleness, "versions")),
+                       draw_by_profile(rows, staleness, "versions"),
                        "No update was applied."),
                 figure("Accuracy by class", "At the last evaluation; mean over seeds.",
-                       draw("class", lambda: by_class(rows)), "No evaluation was made."),
+                       draw_by_class(rows), "No evaluation was made."),
             ]
         ),
         "<footer>Times are emulated seconds.</footer>",
@@ -65,13 +75,13 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[Row]) -> str:
     return page("Comparison · edgefl", parts)
 
 
-def _about(rows: Sequence[Row]) -> str:
+def _about(rows: Sequence[RunGroup]) -> str:
     text = "To target: until the first evaluation with the highest accuracy that every run reached."
     several = any(len(row.runs) > 1 for row in rows)
     return text + (" ± is half the 95% interval of the mean over seeds." if several else "")
 
 
-def _lines_about(rows: Sequence[Row]) -> str:
+def _lines_about(rows: Sequence[RunGroup]) -> str:
     return (
         "Thin: each seed; thick: their mean."
         if any(len(row.runs) > 1 for row in rows)
@@ -79,13 +89,13 @@ def _lines_about(rows: Sequence[Row]) -> str:
     )
 
 
-def _headline(rows: Sequence[Row]) -> list[str]:
+def _headline(rows: Sequence[RunGroup]) -> list[str]:
     def best(name: str, text: Callable[[float], str], title: str, *, near: float | None = None) -> str:
         known = [row for row in rows if np.isfinite(row.figures[name].mean)]
         if not known:
             return stat(title, "–", "not measured")
 
-        def merit(row: Row) -> float:
+        def merit(row: RunGroup) -> float:
             value = row.figures[name].mean
             return value if near is None else -abs(value - near)
 
@@ -108,7 +118,7 @@ def _headline(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(rows: Sequence[RunGroup]) -> str:
     head = ["Run", "Accuracy", "Slow classes", "Trips", "Versions", "Staleness", "max", "Slow weight",
             "Trips to target", "Seconds to target", "Fidelity"]  # fmt: skip
     cells = []
@@ -139,7 +149,10 @@ def _each(out: Path, runs: Sequence[Run]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def accuracy(rows: Sequence[Row], over: str, value: Callable[[EvaluationRow, Run], float]) -> Picture | None:
+@house_style
+def draw_accuracy(
+    rows: Sequence[RunGroup], over: str, value: Callable[[EvaluationRow, Run], float]
+) -> Picture | None:
     """A line a row: thin for each seed, thick for the mean over the part that all its seeds cover."""
     canvas = Canvas()
     axes = canvas.axes
@@ -181,7 +194,8 @@ def _slow_accuracy(row: EvaluationRow, run: Run) -> float:
     return label_accuracy(row, run.slow_labels)
 
 
-def by_class(rows: Sequence[Row]) -> Picture | None:
+@house_style
+def draw_by_class(rows: Sequence[RunGroup]) -> Picture | None:
     """Accuracy in each class, a mark a row."""
     canvas = Canvas()
     axes, keys, classes = canvas.axes, [], 0
@@ -225,8 +239,9 @@ def staleness(run: Run) -> dict[str, float]:
     }
 
 
-def by_profile(
-    rows: Sequence[Row], value: Callable[[Run], dict[str, float]], unit: str, *, fair: bool = False
+@house_style
+def draw_by_profile(
+    rows: Sequence[RunGroup], value: Callable[[Run], dict[str, float]], unit: str, *, fair: bool = False
 ) -> Picture | None:
     """A figure by profile, a bar a row side by side."""
     found = [[value(run) for run in row.runs] for row in rows]

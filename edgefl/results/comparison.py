@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
         return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
 
 
-class Row(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs that differ in nothing but their seed."""
 
     label: str
@@ -139,7 +139,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, t95 * float(x.std(ddof=1)) / math.sqrt(len(x)))
 
 
-def group(runs: Sequence[Run]) -> list[Row]:
+def group(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one experiment under several seeds together; a seed that comes twice keeps its runs apart."""
     target = common_target(runs)
     kinds: dict[str, list[Run]] = {}
@@ -155,7 +155,7 @@ def group(runs: Sequence[Run]) -> list[Row]:
         label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
         each = [figures_of(run, target) for run in part]
         rows.append(
-            Row(
+            RunGroup(
                 label if len(part) == 1 else f"{label} ×{len(part)}",
                 tuple(part),
                 {name: estimate([figures[name] for figures in each]) for name in FIGURES},

@@ -12,6 +12,7 @@ from edgefl.results.measures import (
     class_accuracy,
     class_name,
     label_accuracy,
+    phases,
     profile_of_trips,
     profiles_by_speed,
     slow_group,
@@ -25,6 +26,7 @@ from edgefl.results.style import (
     bars_of,
     colour,
     dots,
+    house_style,
     percent_axis,
     plain_axis,
     series,
@@ -48,7 +50,8 @@ def _profile_keys(record: Record) -> tuple[Key, ...]:
     return tuple([*keys, Key("muted", f"{rest} slower profiles")] if rest > 0 else keys)
 
 
-def accuracy(record: Record, over: str) -> Picture | None:
+@house_style
+def draw_accuracy(record: Record, over: str) -> Picture | None:
     """Accuracy over ``at_s`` (emulated time) or ``trips``: all classes, and those only slow phones hold."""
     rows = [row for row in record.evaluations if np.isfinite(row.accuracy)]
     if not rows:
@@ -91,7 +94,8 @@ def _end_labels(ends: list[tuple[str, float]]) -> list[tuple[str, float, float]]
     return [(*end, 0.0) for end in ends]
 
 
-def per_class(record: Record) -> Picture | None:
+@house_style
+def draw_classes(record: Record) -> Picture | None:
     """Accuracy in each class at the last evaluation; classes that only slow phones hold stand out."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
@@ -122,7 +126,8 @@ def per_class(record: Record) -> Picture | None:
     return Picture(canvas.svg("Accuracy by class"), keys)
 
 
-def staleness(record: Record) -> Picture | None:
+@house_style
+def draw_staleness(record: Record) -> Picture | None:
     """Staleness of applied updates by profile: middle half, 5th to 95th percentile, median and mean."""
     used, profile = record.trips["uses"] > 0, profile_of_trips(record)
     values, roles = record.trips["staleness"], profile_roles(record)
@@ -152,7 +157,8 @@ def staleness(record: Record) -> Picture | None:
     return Picture(canvas.svg("Staleness by profile"))
 
 
-def weight(record: Record) -> Picture | None:
+@house_style
+def draw_weights(record: Record) -> Picture | None:
     """Each client's share of the applied weight, times n, against the fair share 1."""
     share, roles = applied_weight(record), profile_roles(record)
     if not share:
@@ -190,7 +196,8 @@ def weight(record: Record) -> Picture | None:
     return Picture(canvas.svg("Applied weight by client"), _profile_keys(record))
 
 
-def timeline(record: Record) -> Picture | None:
+@house_style
+def draw_timeline(record: Record) -> Picture | None:
     """Downloads, training and uploads over emulated time, a lane a client; a part of a large fleet."""
     trips = record.trips
     if not trips.rows:
@@ -234,26 +241,6 @@ def timeline(record: Record) -> Picture | None:
     return Picture(canvas.svg("Timeline of client trips"), tuple(keys), wide=True)
 
 
-def phases(
-    sent_s: float, received_s: float, compute_s: float, arrived_s: float
-) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
-    """Start and end of a trip's download, training and upload; what is not known has no length.
-
-    >>> phases(0.0, 1.0, 2.0, 4.0)
-    ((0.0, 1.0), (1.0, 3.0), (3.0, 4.0))
-    >>> phases(0.0, float("nan"), float("nan"), 4.0)
-    ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
-    """
-    end = (
-        arrived_s
-        if arrived_s == arrived_s
-        else max(sent_s, received_s if received_s == received_s else sent_s)
-    )
-    down = min(received_s, end) if received_s == received_s else sent_s
-    trained = min(down + compute_s, end) if compute_s == compute_s else end
-    return (sent_s, down), (down, trained), (trained, end)
-
-
 def _window(record: Record) -> tuple[float, float]:
     # the middle of the run, as long as about six trips of the slowest client
     sent, arrived = record.trips["sent_s"], record.trips["arrived_s"]
@@ -265,7 +252,8 @@ def _window(record: Record) -> tuple[float, float]:
     return start, max(start + span, start + 1e-6)
 
 
-def speed(record: Record) -> Picture | None:
+@house_style
+def draw_speed(record: Record) -> Picture | None:
     """Achieved against declared training speed, by trip; the band is ±2%.
 
     Where training is too short to be measured, the speed of whole trips.
@@ -312,7 +300,8 @@ def speed(record: Record) -> Picture | None:
     )
 
 
-def costs(record: Record) -> Picture | None:
+@house_style
+def draw_costs(record: Record) -> Picture | None:
     """The server's wall time a trip, by stage."""
     ended = int((~np.isnan(record.trips["arrived_s"])).sum()) or 1
     # waiting for clients is no cost, and would dwarf what is
@@ -326,8 +315,9 @@ def costs(record: Record) -> Picture | None:
     return _bars(bars, f"microseconds a trip; {total:.0f} in all", "Server time by stage", "c1")
 
 
-def memory(record: Record) -> Picture | None:
-    """Memory of each kind of process, proportional set size."""
+@house_style
+def draw_memory(record: Record) -> Picture | None:
+    """MemoryUse of each kind of process, proportional set size."""
     size = record.meta.memory
     clients = np.array(list(size.clients_mib.values()))
     kind = "workers" if record.meta.clock == "virtual" else "clients"
@@ -344,7 +334,7 @@ def memory(record: Record) -> Picture | None:
         return None
     each = f"; {clients.mean():.1f} a {kind[:-1]}" if clients.size else ""
     bars = [(name, value, short(round(value, 1)), f"{name}: {value:.1f} MiB") for name, value in rows]
-    return _bars(bars, f"MiB{each}", "Memory", "c3")
+    return _bars(bars, f"MiB{each}", "MemoryUse", "c3")
 
 
 def _bars(rows: list[tuple[str, float, str, str]], unit: str, label: str, role: str) -> Picture:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from edgefl.results.files import write_text
 from edgefl.results.measures import median_by_profile, profile_of_trips, profiles_by_speed
 from edgefl.results.page import card, facts, figure, grid, heading, page, stat, stats, table
 from edgefl.results.record import Record
-from edgefl.results.style import Picture, house
 from edgefl.results.summary import summarize
+from edgefl.results.tables import many, number, percent, seconds
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
@@ -51,28 +50,28 @@ def report(record: Record) -> str:
             grid(
                 [
                     figure("Accuracy over emulated time", "On the server's test examples.",
-                           draw("time", lambda: figures.accuracy(record, "at_s")), no_accuracy),
+                           figures.draw_accuracy(record, "at_s"), no_accuracy),
                     figure("Accuracy over client trips", "A trip is a download, a training and an upload.",
-                           draw("trips", lambda: figures.accuracy(record, "trips")),
+                           figures.draw_accuracy(record, "trips"),
                            no_accuracy),
                     figure("Accuracy by class", "At the last evaluation.",
-                           draw("class", lambda: figures.per_class(record)), no_accuracy),
+                           figures.draw_classes(record), no_accuracy),
                     figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
-                           draw("weight", lambda: figures.weight(record)), "No update was applied."),
+                           figures.draw_weights(record), "No update was applied."),
                 ]
             ),
             "<h2>Fleet</h2>",
             grid(
                 [
                     figure("Timeline of trips", "A lane a client, fastest profile first.",
-                           draw("lanes", lambda: figures.timeline(record)), "No trip was made."),
+                           figures.draw_timeline(record), "No trip was made."),
                     card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                          _profiles(record, summary)),
                     figure("Staleness by profile",
                            "Bar: the middle half; line: 5% to 95%; dot: median; tick: mean.",
-                           draw("stale", lambda: figures.staleness(record)), "No update was applied."),
+                           figures.draw_staleness(record), "No update was applied."),
                     figure("Achieved against declared speed", "Each dot is a trip: how far off it was.",
-                           draw("speed", lambda: figures.speed(record)), "No trip was timed."),
+                           figures.draw_speed(record), "No trip was timed."),
                     card("Fidelity", "Error of achieved against declared time. Parts below "
                          f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged.",
                          _fidelity(summary), wide=False),
@@ -83,9 +82,9 @@ def report(record: Record) -> str:
             grid(
                 [
                     figure("Server time", summary["server_time"]["says"] or "Wall time by stage.",
-                           draw("cost", lambda: figures.costs(record))),
-                    figure("Memory", "Proportional set size: a shared page counts once.",
-                           draw("memory", lambda: figures.memory(record))),
+                           figures.draw_costs(record)),
+                    figure("MemoryUse", "Proportional set size: a shared page counts once.",
+                           figures.draw_memory(record)),
                 ]
             ),
             "<h2>How it was made</h2>",
@@ -96,56 +95,6 @@ def report(record: Record) -> str:
             "say wall.</footer>",
         ],
     )  # fmt: skip
-
-
-def draw(salt: str, make: Callable[[], Picture | None]) -> Picture | None:
-    """Make a picture in the house style."""
-    with house(salt):
-        return make()
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A share for people; a dash if it was not measured.
-
-    >>> percent(0.8312), percent(None)
-    ('83.1%', '–')
-    """
-    return "–" if value is None else f"{value * 100:.{digits}f}%"
-
-
-def seconds(value: float) -> str:
-    """A duration for people.
-
-    >>> seconds(0.25), seconds(91.87), seconds(8000)
-    ('0.25 s', '91.9 s', '2 h 13 min')
-    """
-    if value < 600:
-        return f"{value:.3g} s"
-    if value < 7200:
-        return f"{int(value // 60)} min {int(value % 60)} s"
-    if value < 172800:
-        return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
-    return f"{value / 86400:.1f} days"
-
-
-def many(count: int, thing: str) -> str:
-    """A count with its noun.
-
-    >>> many(1, "client"), many(2, "process")
-    ('1 client', '2 processes')
-    """
-    return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A figure with few digits; a dash if there is none.
-
-    >>> number(3072.4), number(0.08781), number(None)
-    ('3,072', '0.0878', '–')
-    """
-    if value is None or not np.isfinite(value):
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def _subtitle(record: Record, summary: dict[str, Any]) -> str:

@@ -149,3 +149,23 @@ def class_name(record: Record, label: int) -> str:
     """The class's name, or its number where the data set has no names."""
     names = record.meta.class_names
     return names[label] if 0 <= label < len(names) else str(label)
+
+
+def phases(
+    sent_s: float, received_s: float, compute_s: float, arrived_s: float
+) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
+    """Start and end of a trip's download, training and upload; what is not known has no length.
+
+    >>> phases(0.0, 1.0, 2.0, 4.0)
+    ((0.0, 1.0), (1.0, 3.0), (3.0, 4.0))
+    >>> phases(0.0, float("nan"), float("nan"), 4.0)
+    ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
+    """
+    end = (
+        arrived_s
+        if arrived_s == arrived_s
+        else max(sent_s, received_s if received_s == received_s else sent_s)
+    )
+    down = min(received_s, end) if received_s == received_s else sent_s
+    trained = min(down + compute_s, end) if compute_s == compute_s else end
+    return (sent_s, down), (down, trained), (trained, end)

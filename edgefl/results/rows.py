@@ -153,7 +153,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """Proportional set sizes in MiB (a shared page counts once over all who map it)."""
 
     server_mib: float | None = None
@@ -202,7 +202,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None
     """Median wall time that one trip costs the server, in µs, without the sum."""
-    memory: Memory = Memory()
+    memory: MemoryUse = MemoryUse()
     throttle: str = ""
     """What made training as slow as the device: paced, sigstop or cgroup."""
     memory_by: str = ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -46,6 +46,10 @@ class Picture(NamedTuple):
     svg: str
     keys: tuple[Key, ...] = ()
     wide: bool = False
+
+
+P = ParamSpec("P")
+Drawn = TypeVar("Drawn", bound=Picture | None)
 
 
 def colour(role: str) -> str:
@@ -122,45 +126,52 @@ class Canvas:
         return re.sub(r">\s+<", "><", text).strip()
 
 
-@contextmanager
-def house(salt: str) -> Iterator[None]:
-    """Draw in the house style; ``salt`` keeps the ids of one page's pictures apart."""
-    settings: Any = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": salt,
-        "text.parse_math": False,
-        "axes.unicode_minus": True,
-        "axes.formatter.use_mathtext": False,
-        "font.size": 9.5,
-        "font.family": "DejaVu Sans",
-        "axes.edgecolor": colour("line"),
-        "axes.labelcolor": colour("muted"),
-        "axes.labelsize": 9.5,
-        "axes.linewidth": 0.8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": colour("line"),
-        "grid.linewidth": 0.6,
-        "xtick.color": colour("muted"),
-        "ytick.color": colour("muted"),
-        "xtick.labelsize": 9.5,
-        "ytick.labelsize": 9.5,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
-        "xtick.major.pad": 5,
-        "text.color": colour("ink"),
-        "lines.linewidth": 1.8,
-        "lines.solid_capstyle": "round",
-        "lines.solid_joinstyle": "round",
-        "path.simplify": True,
-    }
-    with mpl.rc_context(settings):
-        yield
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "axes.unicode_minus": True,
+    "axes.formatter.use_mathtext": False,
+    "font.size": 9.5,
+    "font.family": "DejaVu Sans",
+    "axes.edgecolor": colour("line"),
+    "axes.labelcolor": colour("muted"),
+    "axes.labelsize": 9.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": colour("line"),
+    "grid.linewidth": 0.6,
+    "xtick.color": colour("muted"),
+    "ytick.color": colour("muted"),
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.pad": 5,
+    "text.color": colour("ink"),
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "path.simplify": True,
+}
+
+
+def house_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
+    """A decorator of functions that draw a `Picture`: in the house style, which is one for all pages."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **named: P.kwargs) -> Drawn:
+        # a salt of its own keeps the ids of one page's pictures apart
+        salt = " ".join([draw.__name__, *(str(getattr(value, "__name__", value)) for value in args if isinstance(value, str) or callable(value))])
+        with mpl.rc_context({**_SETTINGS, "svg.hashsalt": salt}):
+            return draw(*args, **named)
+
+    return drawn
 
 
 def dots(axes: Axes, x: NDArray[np.float64], y: NDArray[np.float64], role: str, size: float = 3.0) -> None:

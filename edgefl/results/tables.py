@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -44,6 +45,50 @@ def figure(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share for people; a dash if it was not measured.
+
+    >>> percent(0.8312), percent(None)
+    ('83.1%', '–')
+    """
+    return "–" if value is None else f"{value * 100:.{digits}f}%"
+
+
+def seconds(value: float) -> str:
+    """A duration for people.
+
+    >>> seconds(0.25), seconds(91.87), seconds(8000)
+    ('0.25 s', '91.9 s', '2 h 13 min')
+    """
+    if value < 600:
+        return f"{value:.3g} s"
+    if value < 7200:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    if value < 172800:
+        return f"{int(value // 3600)} h {int(value % 3600 // 60)} min"
+    return f"{value / 86400:.1f} days"
+
+
+def many(count: int, thing: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "client"), many(2, "process")
+    ('1 client', '2 processes')
+    """
+    return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure with few digits; a dash if there is none.
+
+    >>> number(3072.4), number(0.08781), number(None)
+    ('3,072', '0.0878', '–')
+    """
+    if value is None or not np.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.results.figures import phases
 from edgefl.results.files import write_text
-from edgefl.results.measures import profiles_by_speed
+from edgefl.results.measures import phases, profiles_by_speed
 from edgefl.results.record import Record
 
 FILE_NAME = "trace.json"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from edgefl.limits.capacity import Usage
 from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.results.rows import Memory
+from edgefl.results.rows import MemoryUse
 from edgefl.results.store import Store
 from edgefl.run import control
 
 
-def conclude(folder: Path, memory: Memory, usage: Usage) -> None:
+def conclude(folder: Path, memory: MemoryUse, usage: Usage) -> None:
     """Complete the record with what the supervisor saw, and write summary, report and trace."""
     from edgefl.results import html, summary, trace
 
@@ -36,7 +36,7 @@ def _close_fonts() -> None:
 
 def proportional_memory(
     peers: dict[tuple[str, int], int], named: dict[str, int], buffer: ParameterBuffer | None
-) -> Memory:
+) -> MemoryUse:
     """Proportional set sizes of the run's processes: a shared page counts once over all who map it.
 
     ``peers`` maps (role, number) and ``named`` maps ``"zygote"`` and ``"server"`` to process ids.
@@ -47,7 +47,7 @@ def proportional_memory(
         if role != control.EVALUATOR and (mib := _pss_mib(pid)) is not None
     }
     evaluator = peers.get((control.EVALUATOR, 0))
-    return Memory(
+    return MemoryUse(
         server_mib=_pss_mib(named.get("server")),
         supervisor_mib=_pss_mib("self"),
         zygote_mib=_pss_mib(named.get("zygote")),

@@ -40,7 +40,7 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.results import run_folder
 from edgefl.results.result import Result
-from edgefl.results.rows import Memory
+from edgefl.results.rows import MemoryUse
 from edgefl.run import conclusion, control
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.live import View, make_view
@@ -155,7 +155,7 @@ class _Supervisor:
         self._zygote: Channel[control.FromZygote]
         self._server: Channel[control.FromServer]
         self._pids: dict[tuple[str, int], int] = {}
-        self._memory = Memory()
+        self._memory = MemoryUse()
         self._usage = UsageMeter()
         self._measured_at_trips = 2 * len(clients)
         self._interrupts = 0

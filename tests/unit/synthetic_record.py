@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.core.events import Arrived, Joined, Summed
-from edgefl.results.store import Aggregation, ClientRow, EvaluationRow, Memory, Store, TripRow, VersionRow
+from edgefl.results.store import Aggregation, ClientRow, EvaluationRow, MemoryUse, Store, TripRow, VersionRow
 from edgefl.seeds import stream
 
 PROFILES = {
@@ -154,7 +154,7 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
         model_sha256="6f" * 32, throttle="paced", host_step_s=0.004, load=0.31, steal=0.002,
         aggregation=Aggregation(backend="c", threads=2, updates=version * made.buffer_size,
                                 seconds=version * 8e-5, bytes=version * (made.buffer_size + 2) * size),
-        memory=Memory(server_mib=61.0, supervisor_mib=48.0, zygote_mib=118.0, evaluator_mib=92.0,
+        memory=MemoryUse(server_mib=61.0, supervisor_mib=48.0, zygote_mib=118.0, evaluator_mib=92.0,
                       shared_mib=7.1,
                       clients_mib={c: 12.0 + (c % 7) / 4 for c in range(made.clients)}),
         host={"cpu": "AMD EPYC 7R13", "cores": 2, "memory_gib": 7.7, "kernel": "6.1"},

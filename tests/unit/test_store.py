@@ -16,7 +16,7 @@ from edgefl.results.store import (
     Aggregation,
     ClientRow,
     EvaluationRow,
-    Memory,
+    MemoryUse,
     Record,
     Store,
     TripRow,
@@ -135,7 +135,7 @@ def test_wrong_arguments_are_named(store: Store) -> None:
 
 def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
     store.set_meta(
-        strategy="fedbuff", seed=3, time_scale=2, memory=Memory(server_mib=5.0, clients_mib={7: 1.5}),
+        strategy="fedbuff", seed=3, time_scale=2, memory=MemoryUse(server_mib=5.0, clients_mib={7: 1.5}),
         aggregation=Aggregation(backend="c", bytes=1 << 50), class_names=("a", "b"), steal=math.nan,
     )  # fmt: skip
     store.set_meta(seed=4)
