@@ -44,7 +44,7 @@ from edgefl.experiment import (
 )
 
 if TYPE_CHECKING:
-    from edgefl.results.result import Result
+    from edgefl.results.run_folder import Result
 
 __all__ = [
     "Checkpoint",

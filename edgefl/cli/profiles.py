@@ -173,7 +173,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 
 def _put(path: Path, content: bytes) -> None:
-    from edgefl.results.files import write_bytes
+    from edgefl.results.run_folder import write_bytes
 
     try:
         write_bytes(path, content)

@@ -42,7 +42,7 @@ def report(
     """Write a run's HTML report and say where it is."""
     require_run(folder)
 
-    from edgefl.results.html import write_report
+    from edgefl.results.report import write_report
 
     typer.echo(write_report(folder))
 

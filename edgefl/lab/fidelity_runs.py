@@ -14,8 +14,8 @@ from edgefl.devices import device_names, load_device
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
 from edgefl.lab import exercise
 from edgefl.limits.fidelity import Conditions, bounds
-from edgefl.results.fidelity import fidelity_of
 from edgefl.results.record import Record
+from edgefl.results.summary import fidelity_of
 from edgefl.run import supervisor
 
 Floats = npt.NDArray[np.float64]

@@ -8,18 +8,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from edgefl.lab.curves import Curves
 from edgefl.lab.findings import Finding
-from edgefl.results import compare_page, comparison
+from edgefl.results import compare, comparison, tables
 from edgefl.results import page as pages
-from edgefl.results.files import write_text
 from edgefl.results.measures import rounded, slow_group
-from edgefl.results.run_folder import SUMMARY_FILE
-from edgefl.results.style import Picture
+from edgefl.results.page import Picture
+from edgefl.results.run_folder import SUMMARY_FILE, write_text
 from edgefl.results.summary import summarize
 
 COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": "yellow"}
@@ -27,13 +25,19 @@ COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": 
 
 def table(findings: Sequence[Finding]) -> Table:
     """The claims for a terminal of 80 columns."""
-    out = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, width in (("claim", 24), ("paper", 13), ("here", 20), ("verdict", 14)):
-        out.add_column(name, overflow="fold", width=width)
-    for one in findings:
-        ours = one.ours + (f"\n({one.note})" if one.note else "")
-        out.add_row(one.claim, one.paper, ours, Text(one.verdict, COLOURS[one.verdict]))
-    return out
+    return tables.table(
+        ("claim", "paper", "here", "verdict"),
+        [
+            (
+                one.claim,
+                one.paper,
+                one.ours + (f"\n({one.note})" if one.note else ""),
+                Text(one.verdict, COLOURS[one.verdict]),
+            )
+            for one in findings
+        ],
+        fold=True,
+    )
 
 
 def rows_of(curves: Curves) -> list[comparison.RunGroup]:
@@ -120,7 +124,7 @@ def _page(
             pages.figure(
                 f"Accuracy over {what}",
                 "Thin: each seed; thick: their mean.",
-                compare_page.draw_accuracy(rows, over, lambda e, _: e.accuracy),
+                compare.draw_accuracy(rows, over, lambda e, _: e.accuracy),
             )
             for over, what in (("trips", "client trips"), ("at_s", "emulated time"))
         ]
@@ -128,12 +132,12 @@ def _page(
             pages.figure(
                 "Applied weight by profile",
                 "Mean share of applied weight, times n: 1 is fair.",
-                compare_page.draw_by_profile(rows, compare_page.weights, "of the fair share", fair=True),
+                compare.draw_by_profile(rows, compare.weights, "of the fair share", fair=True),
             ),
             pages.figure(
                 "Staleness by profile",
                 "Mean over applied updates.",
-                compare_page.draw_by_profile(rows, compare_page.staleness, "versions"),
+                compare.draw_by_profile(rows, compare.staleness, "versions"),
             ),
         ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
@@ -159,4 +163,4 @@ def _claims(findings: Sequence[Finding]) -> str:
         [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
         for one in findings
     ]
-    return pages.table(head, cells, text=(0, 1, 2, 3, 4), wrap=(0, 1, 2, 4))
+    return tables.html_table(head, cells, wrap=(0, 1, 2, 4))

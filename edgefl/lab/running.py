@@ -11,8 +11,7 @@ from edgefl.experiment import Experiment
 from edgefl.lab.curves import Curves
 from edgefl.lab.study import Arm, Study
 from edgefl.results.record import Record
-from edgefl.results.result import Result
-from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.run_folder import EXPERIMENT_FILE, Result
 from edgefl.run import supervisor
 
 Say = Callable[[str], None]

@@ -16,7 +16,7 @@ from edgefl.lab import bound
 from edgefl.lab.findings import Finding, verdict
 from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.weights import bounds
-from edgefl.results.style import Canvas, Key, Picture, colour, house_style, series
+from edgefl.results.page import Canvas, Key, Picture, colour, house_style, series
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.defedavg_iid import DeFedAvgIID

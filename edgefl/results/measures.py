@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.results.record import Record
-from edgefl.results.rows import EvaluationRow
+from edgefl.results.record import EvaluationRow, Record
 
 
 class Group(NamedTuple):

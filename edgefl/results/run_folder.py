@@ -1,4 +1,7 @@
-"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it."""
+"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it.
+
+`Result` is the folder of a run that has ended, for programs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,37 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from edgefl.errors import ConfigError
-from edgefl.results.record import Record
-from edgefl.results.rows import FILE_NAME
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError, RunError
+from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.store import Store
+
+
+def write_text(path: Path, text: str) -> Path:
+    """`write_bytes` in UTF-8."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Write ``path`` at once (a new file, then a rename). Raises `RunError` if that cannot be done."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(content)
+        new.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            new.unlink()
+        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
 
 CHECKPOINTS = "checkpoints"
 """The folder in it that holds its checkpoints."""
@@ -169,3 +197,49 @@ def _forget(folder: Path, made: bool) -> None:
         (folder / EXPERIMENT_FILE).unlink()
         if made:
             folder.rmdir()
+
+
+FINAL_MODEL = Path("checkpoints") / "final.safetensors"
+
+
+class Result:
+    """A finished run's folder. Raises `ConfigError` if there is no run in it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.dir = Path(folder)
+        if not self.dir.is_dir():
+            raise ConfigError(f"run folder {self.dir} not found")
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.dir)!r})"
+
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds."""
+        path = self.dir / SUMMARY_FILE
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.dir} has no {SUMMARY_FILE}: the run did not end") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path} does not hold a summary")
+        return found
+
+    @cached_property
+    def record(self) -> Record:
+        """Everything that was recorded, by trip, version and evaluation."""
+        return Record(self.dir)
+
+    def model(self) -> dict[str, NDArray[np.float32]]:
+        """The final global model: a float32 array for each of its tensors, by name."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.dir / FINAL_MODEL
+        if not path.is_file():
+            raise ConfigError(f"{self.dir} has no {FINAL_MODEL}: the run did not end")
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None

@@ -1,16 +1,9 @@
-"""The run record: one SQLite file in the run's folder, written by one process at a time.
+"""The run record's writer: one SQLite file in the run's folder, written by one process at a time.
 
 The supervisor writes before the server starts and after it has ended, the server in between.
 
-    Store(dir)     appends: the journal of events, the trips, versions, evaluations, incidents and costs
-    Record(dir)    reads (record.py), also while the run is going on
-    rows.py        the tables as typed rows
-    statements.py  the SQL that writes them
-
 Rows wait in memory until `Store.commit` writes them in one transaction. What was committed survives
 a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survives a power cut.
-
-The SQL with which `edgefl.results.store` writes the run record, and what its statements take.
 """
 
 from __future__ import annotations
@@ -29,8 +22,7 @@ import msgspec
 
 from edgefl.core.events import Event, event_decoder, event_encoder
 from edgefl.errors import ConfigError, FolderError
-from edgefl.results.record import Record, check_file
-from edgefl.results.rows import (
+from edgefl.results.record import (
     APPLICATION_ID,
     FATES,
     FILE_NAME,
@@ -43,8 +35,10 @@ from edgefl.results.rows import (
     IncidentRow,
     MemoryUse,
     Meta,
+    Record,
     TripRow,
     VersionRow,
+    check_file,
     schema,
     to_signed,
 )

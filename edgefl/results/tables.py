@@ -1,8 +1,9 @@
-"""Tables in the terminal: 80 columns, no colour where none is wanted."""
+"""Tables and figures for people: in a terminal of 80 columns, and as HTML for a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,63 @@ def show(*what: RenderableType) -> None:
         console.print(item)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; columns whose name starts with ``>`` are numbers, aligned right."""
-    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, expand=False)
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None = None,
+    *,
+    caption: str | None = None,
+    fold: bool = False,
+    gap: int = 2,
+) -> Table:
+    """A plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
+
+    Numbers are never broken, names in the first column only with ``fold``; columns are ``gap`` apart. An
+    empty row ends a section.
+    """
+    made = Table(
+        box=SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        caption=caption and Text(caption),
+        caption_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, gap - 1, 0, 0),
+    )
     for place, column in enumerate(columns):
         right = column.startswith(">")
         made.add_column(
             column.lstrip(">"),
             justify="right" if right else "left",
             overflow="fold",
-            no_wrap=place == 0,  # names stay whole, so that they can be copied
+            no_wrap=right or (place == 0 and not fold),  # whole names can be copied
         )
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row))
+        if row:
+            made.add_row(*(cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row))
+        else:
+            made.add_section()
     return made
+
+
+def html_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
+) -> str:
+    """The same as a table of a page, which scrolls in its card where that is too narrow. Cells are escaped.
+
+    Long words of the columns ``wrap``, by default the last, go on in the next line.
+    """
+    wrapped = (len(columns) - 1,) if wrap is None else wrap
+
+    def cell(tag: str, place: int, value: object) -> str:
+        number = columns[place].startswith(">")
+        kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
+        return f"<{tag}{kind}>{escape(figure(value))}</{tag}>"
+
+    head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
+    body = "".join(f"<tr>{''.join(cell('td', k, value) for k, value in enumerate(row))}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def figure(value: object) -> str:

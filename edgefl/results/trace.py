@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.results.files import write_text
 from edgefl.results.measures import phases, profiles_by_speed
 from edgefl.results.record import Record
+from edgefl.results.run_folder import write_text
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from edgefl.limits.capacity import Usage
 from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.results.rows import MemoryUse
+from edgefl.results.record import MemoryUse
 from edgefl.results.store import Store
 from edgefl.run import control
 
 
 def conclude(folder: Path, memory: MemoryUse, usage: Usage) -> None:
     """Complete the record with what the supervisor saw, and write summary, report and trace."""
-    from edgefl.results import html, summary, trace
+    from edgefl.results import report, summary, trace
 
     with Store(folder) as store:
         store.set_meta(memory=memory, **usage._asdict())
     summary.write_summary(folder)
     trace.write_trace(folder)
-    html.write_report(folder)
+    report.write_report(folder)
     _close_fonts()
 
 

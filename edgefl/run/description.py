@@ -12,7 +12,7 @@ from edgefl.devices.fleet import ClientInfo, device_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
-from edgefl.results.rows import ClientRow
+from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.strategies import base

@@ -30,7 +30,7 @@ from edgefl.core.events import (
 )
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import WireError
-from edgefl.results.rows import EvaluationRow, TripRow, VersionRow
+from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
 from edgefl.run.progress import Stopwatch

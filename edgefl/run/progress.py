@@ -16,7 +16,7 @@ from edgefl import kernels
 from edgefl.core import Core
 from edgefl.limits.capacity import StealMeter, ThrottleMeter
 from edgefl.limits.fidelity import RESOLUTION_WALL_S, Conditions, bounds, drift
-from edgefl.results.rows import Aggregation
+from edgefl.results.record import Aggregation
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
 from edgefl.run.peers import CLIENTS, Peers

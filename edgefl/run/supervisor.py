@@ -39,8 +39,8 @@ from edgefl.limits.confinement import Enforcement, enforced
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.results import run_folder
-from edgefl.results.result import Result
-from edgefl.results.rows import MemoryUse
+from edgefl.results.record import MemoryUse
+from edgefl.results.run_folder import Result
 from edgefl.run import conclusion, control
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.live import View, make_view

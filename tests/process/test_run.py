@@ -11,7 +11,7 @@ import pytest
 import edgefl
 from edgefl import ConfigError, Fleet, Server, Stop, kernels
 from edgefl.results.record import Record
-from edgefl.results.result import Result
+from edgefl.results.run_folder import Result
 
 from .runs import Command, experiment, summary, wait_for_versions
 

@@ -12,7 +12,7 @@ import pytest
 import edgefl
 from edgefl import Checkpoint, Clock, ConfigError, Stop
 from edgefl.results import run_folder
-from edgefl.results.rows import ClientRow
+from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.run import supervisor
 

@@ -10,8 +10,7 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Fleet, Server, Stop
-from edgefl.results.record import Record
-from edgefl.results.rows import IncidentRow
+from edgefl.results.record import IncidentRow, Record
 from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from edgefl.core.events import Arrived, Joined, Summed
-from edgefl.results.store import Aggregation, ClientRow, EvaluationRow, MemoryUse, Store, TripRow, VersionRow
+from edgefl.results.record import Aggregation, ClientRow, EvaluationRow, MemoryUse, TripRow, VersionRow
+from edgefl.results.store import Store
 from edgefl.seeds import stream
 
 PROFILES = {

@@ -291,7 +291,7 @@ def test_resume_compare_and_report_call_what_they_should(
 
     written = Calls()
     written.then = lambda folder: folder / "report.html"
-    stand_in(monkeypatch, "edgefl.results.html", write_report=written)
+    stand_in(monkeypatch, "edgefl.results.report", write_report=written)
     assert main(["report", "a"]) == 0
     assert capsys.readouterr().out == "a/report.html\n"
     traced = Calls()

@@ -141,8 +141,8 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
             raise RunError(f"{path} cannot be written: No space left on device")
         return written(path, content)
 
-    written = importlib.import_module("edgefl.results.files").write_bytes
-    monkeypatch.setattr("edgefl.results.files.write_bytes", full)
+    written = importlib.import_module("edgefl.results.run_folder").write_bytes
+    monkeypatch.setattr("edgefl.results.run_folder.write_bytes", full)
     sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
     assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(tmp_path)]) == 2
     assert "No space left" in capsys.readouterr().err

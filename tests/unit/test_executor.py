@@ -16,8 +16,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Halted, Left, Summed
 from edgefl.errors import WireError
-from edgefl.results.record import Record
-from edgefl.results.rows import FATES, TripRow
+from edgefl.results.record import FATES, Record, TripRow
 from edgefl.run import messages, resume
 from edgefl.run.clock import WallClock
 from edgefl.strategies.base import ServerOptimizer

@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 from synthetic_record import PROFILES, make
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.results.files import write_text
-from edgefl.results.html import write_report
 from edgefl.results.measures import applied_weight, profiles_by_speed, slow_group
-from edgefl.results.result import Result
-from edgefl.results.store import ClientRow, EvaluationRow, Record, Store, TripRow, VersionRow
+from edgefl.results.record import ClientRow, EvaluationRow, Record, TripRow, VersionRow
+from edgefl.results.report import write_report
+from edgefl.results.run_folder import Result, write_text
+from edgefl.results.store import Store
 from edgefl.results.summary import summarize, write_summary
 
 CONTRACT: dict[str, type | tuple[type, ...]] = {

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
-from edgefl.results.record import Record
-from edgefl.results.rows import ClientRow
+from edgefl.results.record import ClientRow, Record
 from edgefl.results.store import Store
 from edgefl.results.summary import attendance_of
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgefl.results.record import Record
-from edgefl.results.rows import Aggregation, CostRow, Meta
+from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.summary import breakdown
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from synthetic_record import make
 
-from edgefl.results.store import ClientRow, Record, Store, TripRow
+from edgefl.results.record import ClientRow, Record, TripRow
+from edgefl.results.store import Store
 from edgefl.results.trace import write_events, write_trace
 
 Event = dict[str, Any]

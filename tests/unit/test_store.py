@@ -12,16 +12,16 @@ import pytest
 
 from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.errors import ConfigError, RunError
-from edgefl.results.store import (
+from edgefl.results.record import (
     Aggregation,
     ClientRow,
     EvaluationRow,
     MemoryUse,
     Record,
-    Store,
     TripRow,
     VersionRow,
 )
+from edgefl.results.store import Store
 
 EVENTS: list[Event] = [
     Joined(client=3, at_s=0.0),
