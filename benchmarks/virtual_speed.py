@@ -1,7 +1,7 @@
 """What a trip costs under the virtual clock when its training takes no time, and where the time goes.
 
 The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
-`edgefl.lab.idle` changes one number. Everything that remains is the system's own.
+`edgefl.lab.workloads` changes one number. Everything that remains is the system's own.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
-from edgefl.lab import idle
+from edgefl.lab import workloads
 from edgefl.lab.ingest import attend
 from edgefl.lab.processes import expect, started
 from edgefl.limits.capacity import usable_cores
@@ -55,7 +55,7 @@ def run(wanted: Experiment, folder: Path) -> None:
     infos = [control.ClientInfo(number, name, wanted.fleet.network) for number, name in enumerate(names)]
     parameters, workers = int(wanted.model.args["parameters"]), wanted.clock.workers or 1
     with (
-        started("edgefl.run.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.run.zygote", control.FromZygote, workloads.IDLE) as zygote,
         started("edgefl.run.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(wanted, str(folder), infos))

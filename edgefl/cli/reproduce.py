@@ -10,7 +10,7 @@ import typer
 
 from edgefl.cli.run import named_folder
 from edgefl.errors import ConfigError, unknown
-from edgefl.lab.papers import PAPERS
+from edgefl.lab import PAPERS
 
 
 def add(app: typer.Typer) -> None:
@@ -54,11 +54,11 @@ def reproduce(
     module = import_module(f"edgefl.lab.{paper}")
     kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):
-        from edgefl.lab import running
+        from edgefl.lab.study import run_study
 
         study = module.study.changed(changes or ())
         try:
-            curves = running.run(study, folder, quick=quick, say=say)
+            curves = run_study(study, folder, quick=quick, say=say)
         except KeyboardInterrupt:
             from edgefl.cli.run import Interrupted
 

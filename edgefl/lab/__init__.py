@@ -1,16 +1,15 @@
 """Measurements, each beside its limit in the same run (``edgefl bench``), and papers (``edgefl reproduce``).
 
-aggregate      the weighted sum; its parts are the files named after it
-ingest         updates a second that the server takes in; bare and bare_sockets are its limits
-spawn          how fast clients start, and what memory they take
-fidelity       how well phones are emulated; its parts are the files named after it
-clocks         how far the two clocks agree
-idle, exercise what the clients of a measurement do in place of training
-processes      the processes of a measurement, all gone at its end
-papers         which papers are reproduced: fedbuff, fedstaleweight, defedavg, theory
-study, running, curves    arms and seeds; one run each; what the claims are read off
-findings, page a claim with its verdict; the table, the page and summary.json
-bound          Toghani and Uribe's bound for FedBuff
-weights        FedStaleWeight's equations 6 to 8 and the bounds of its theorem 1
-fleets         arrivals of a fleet through the real core
+aggregate    the weighted sum against its contenders
+ingest       updates a second that the server takes in, beside what bare sockets and memory allow
+spawn        how fast clients start, and what memory they take
+fidelity     how well devices are emulated: fidelity_runs makes the runs, fidelity_bars judges them
+clocks       how far the two clocks agree
+workloads    what the clients of a measurement do in place of training
+study, page  a paper's settings, arms, runs and verdicts; its table, page and summary.json
+fedbuff, fedstaleweight, defedavg    one paper each
+theory       what the papers prove, measured by means of theorems
 """
+
+PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")
+"""What ``edgefl reproduce`` knows; each is a module here with ``study`` or, for theory, ``findings``."""

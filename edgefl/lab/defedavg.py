@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgefl.lab.curves import Curves
-from edgefl.lab.findings import TOO_SHORT, Finding, first
-from edgefl.lab.study import Arm, Study
+from edgefl.lab.study import TOO_SHORT, Arm, Curves, Finding, Study, first
 
 NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
 PAPER = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.lab.curves import Curves
-from edgefl.lab.findings import TOO_SHORT, Finding, first, times, verdict
-from edgefl.lab.study import Arm, Study
+from edgefl.lab.study import TOO_SHORT, Arm, Curves, Finding, Study, first, times, verdict
 
 FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
 SYNCHRONOUS = {"FedAvgM": "3.3×, 1.7×, 1.8×", "FedAvg": "8.5×, >4.8×, 5.7×", "FedProx": "8.4×, >4.8×, 4.3×"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.lab.curves import Curves
-from edgefl.lab.findings import Finding, above, share, times, verdict
-from edgefl.lab.study import Arm, Study
+from edgefl.lab.study import Arm, Curves, Finding, Study, above, share, times, verdict
 
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"

@@ -1,7 +1,7 @@
 """Updates a second that the server takes in, each case beside its limits in the same run.
 
 Everything is real but the training: server process, forked clients, socket, slots, checksums, core (FedBuff),
-kernel, journal and record. Clients compute nothing and wait for nothing (`edgefl.lab.idle`), so the trips a
+kernel, journal and record. Clients compute nothing and wait for nothing (`IdleWorkload`), so the trips a
 second are the most that this machine can serve. They are read off the record, by the server's own clock, from
 the second third of a turn on: in the first, clients come one by one and find memory that was never touched.
 (What a trip costs the server, by stage, is of the whole turn.)
@@ -32,7 +32,7 @@ from edgefl import kernels
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
-from edgefl.lab import bare, idle
+from edgefl.lab import bare, workloads
 from edgefl.lab.processes import expect, started
 from edgefl.limits.capacity import host
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
@@ -197,7 +197,7 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
     )
     infos = [ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
     with (
-        started("edgefl.run.zygote", control.FromZygote, idle.NAME) as zygote,
+        started("edgefl.run.zygote", control.FromZygote, workloads.IDLE) as zygote,
         started("edgefl.run.server_process", control.FromServer) as server,
     ):
         zygote.send(control.Prepare(experiment, str(folder), infos))

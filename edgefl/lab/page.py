@@ -11,8 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.lab.curves import Curves
-from edgefl.lab.findings import Finding
+from edgefl.lab.study import Curves, Finding
 from edgefl.results import compare, comparison, tables
 from edgefl.results import page as pages
 from edgefl.results.measures import rounded, slow_group

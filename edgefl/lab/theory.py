@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.devices.schema import Delay
-from edgefl.lab import bound
-from edgefl.lab.findings import Finding, verdict
-from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
-from edgefl.lab.weights import bounds
+from edgefl.lab import theorems
+from edgefl.lab.study import Finding, verdict
+from edgefl.lab.theorems import (
+    FEDSTALEWEIGHT,
+    Outcome,
+    gain_of_slowing,
+    simulate,
+    staleness_by_buffer,
+    weight_bounds,
+)
 from edgefl.results.page import Canvas, Key, Picture, colour, house_style, series
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
@@ -44,9 +50,9 @@ def findings(
     """Every claim with its verdict, and the pictures of those that have a curve."""
     lengths = (8_000, 32_000) if quick else (8_000, 32_000, 128_000)
     curves = []
-    for make in (bound.quadratic, bound.logistic):
+    for make in (theorems.quadratic, theorems.logistic):
         problem = make(seed=1)
-        curves.append((problem, [bound.run(problem, versions, seed=2) for versions in lengths]))
+        curves.append((problem, [theorems.bounded_run(problem, versions, seed=2) for versions in lengths]))
         say(f"bound, {problem.name}: {len(lengths)} runs")
     found = [_bound(problem, points) for problem, points in curves]
     found.append(_staleness(100 if quick else 1_000))
@@ -64,8 +70,8 @@ def findings(
     return [*found, speedup], pictures
 
 
-def _bound(problem: bound.Problem, points: list[bound.Point]) -> Finding:
-    least = max(bound.least_versions(problem, point.staleness) for point in points)
+def _bound(problem: theorems.Problem, points: list[theorems.Point]) -> Finding:
+    least = max(theorems.least_versions(problem, point.staleness) for point in points)
     first, last = points[0], points[-1]
     slope = math.log(last.measured / first.measured) / math.log(last.versions / first.versions)
     holds = all(point.measured <= point.bound for point in points)
@@ -116,7 +122,7 @@ def _fairness(versions: int) -> list[Finding]:
             ("running", running),
         )
     }
-    low, high = bounds(BOTH["buffer_size"], paper.largest_staleness)
+    low, high = weight_bounds(BOTH["buffer_size"], paper.largest_staleness)
     inside = bool((paper.weights >= low).all() and (paper.weights <= high).all())
     gains = {
         name: [gain_of_slowing(each, FEDSTALEWEIGHT, 0, slowed, versions) for slowed in SLOWED]
@@ -203,7 +209,7 @@ def _speedup(rounds: int) -> tuple[Finding, dict[int, float]]:
 
 
 @house_style
-def _bound_picture(curves: list[tuple[bound.Problem, list[bound.Point]]]) -> Picture:
+def _bound_picture(curves: list[tuple[theorems.Problem, list[theorems.Point]]]) -> Picture:
     canvas = Canvas()
     axes, keys = canvas.axes, []
     for k, (problem, points) in enumerate(curves):

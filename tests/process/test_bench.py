@@ -10,8 +10,8 @@ import pytest
 
 from edgefl import RunError
 from edgefl.lab import bare, ingest, spawn
-from edgefl.lab.idle import DELTA
 from edgefl.lab.processes import expect, started
+from edgefl.lab.workloads import DELTA
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.record import Record
 

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from edgefl.lab import fidelity
-from edgefl.lab.fidelity import Length
+from edgefl.lab.fidelity import Length, quota
 from edgefl.lab.fidelity_runs import DEVICES, bundled_devices
-from edgefl.lab.fidelity_slowed import quota
 from edgefl.limits.capacity import capacity_cores
 from edgefl.limits.groups import find
 from tests.process.runs import needs_groups

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgefl import ConfigError, config
-from edgefl.lab import page, running
-from edgefl.lab.curves import Curves
-from edgefl.lab.findings import Finding, verdict
-from edgefl.lab.papers import PAPERS
-from edgefl.lab.study import Arm, Study
+from edgefl.lab import PAPERS, page
+from edgefl.lab.study import Arm, Curves, Finding, Study, run_study, slug, verdict
 from edgefl.results import run_folder
 
 from .runs import Command, experiment
@@ -31,7 +28,7 @@ def test_every_arm_is_an_experiment_that_can_be_run(study: Study, quick: bool) -
     ]
     texts = [config.dump(each) for each in checked]
     assert len(set(texts)) == len(texts)
-    assert len({running.slug(arm) for arm in study.arms}) == len(study.arms)
+    assert len({slug(arm) for arm in study.arms}) == len(study.arms)
     assert all(each.clock.kind == "virtual" for each in checked)
     assert (checked[0].data.name == "digits") == quick
 
@@ -90,7 +87,7 @@ def small(tmp_path: Path) -> Small:
 def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
-    curves = running.run(small, out, quick=True, say=said.append)
+    curves = run_study(small, out, quick=True, say=said.append)
     assert len(said) == 4
     findings = small.judge(curves)
     page.write(out, small.title, small.citation, findings, rows=page.rows_of(curves), notes=("a note",))
@@ -105,10 +102,10 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
     (out / "runs" / "b-2" / "record.sqlite").unlink()
     with pytest.raises(ConfigError, match="b-2"):
-        running.run(small, out, quick=True, say=said.append)
+        run_study(small, out, quick=True, say=said.append)
     for path in sorted((out / "runs" / "b-2").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    again = running.run(small, out, quick=True, say=said.append)
+    again = run_study(small, out, quick=True, say=said.append)
     assert again.accuracy("b") == curves.accuracy("b")  # the same bits
     changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
     assert {path.parent.name for path in changed} == {"b-2"}
@@ -122,19 +119,19 @@ def test_a_run_killed_before_its_record_was_whole_is_made_again(small: Small, tm
     settings = config.dump(config.validate(one.experiment(one.arms[0], 1, quick=True), one.path.parent))
     (folder / "experiment.toml").write_text(settings)
     with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
-        running.run(one, out, quick=True, say=lambda _: None)
+        run_study(one, out, quick=True, say=lambda _: None)
     assert (folder / "experiment.toml").read_text() == settings
     (folder / "record.sqlite").write_bytes(b"")
-    assert len(running.run(one, out, quick=True, say=lambda _: None).records["a"]) == 1
+    assert len(run_study(one, out, quick=True, say=lambda _: None).records["a"]) == 1
 
 
 def test_a_folder_with_other_settings_is_refused(small: Small, tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = replace(small, seeds=(1,), arms=small.arms[:1])
-    running.run(one, out, quick=True, say=lambda _: None)
+    run_study(one, out, quick=True, say=lambda _: None)
     other = replace(one, arms=(Arm("a", ("training.lr=0.1",)),))
     with pytest.raises(ConfigError, match="holds a run with other settings"):
-        running.run(other, out, quick=True, say=lambda _: None)
+        run_study(other, out, quick=True, say=lambda _: None)
 
 
 def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart(small: Small) -> None:

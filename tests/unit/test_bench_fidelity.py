@@ -10,12 +10,9 @@ import pytest
 
 from edgefl.devices.thermal import ThermalModel
 from edgefl.lab import fidelity_bars as bars
+from edgefl.lab.fidelity import JITTER, Body, cdf, draw, same
 from edgefl.lab.fidelity_bars import binomial_interval, kolmogorov_smirnov, spearman
-from edgefl.lab.fidelity_heat import Body
-from edgefl.lab.fidelity_links import JITTER, cdf
-from edgefl.lab.fidelity_picture import draw
 from edgefl.lab.fidelity_runs import TIMES, Played
-from edgefl.lab.fidelity_slowed import same
 from edgefl.limits.fidelity import Conditions
 
 

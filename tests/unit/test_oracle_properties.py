@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.lab.weights import bounds, largest_deviation
+from edgefl.lab.theorems import largest_deviation, weight_bounds
 from edgefl.strategies import Update
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -37,7 +37,7 @@ def test_fedstaleweights_weights_add_up_to_1_within_theorem_1s_bounds(staleness:
     b, largest = len(staleness), max(staleness)
     weights = weights_of(FedStaleWeight(buffer_size=b), staleness)
     assert sum(weights) == pytest.approx(1.0, rel=1e-12)
-    low, high = bounds(b, largest)
+    low, high = weight_bounds(b, largest)
     assert all(low * (1 - 1e-12) <= weight <= high * (1 + 1e-12) for weight in weights)
 
 
@@ -49,7 +49,7 @@ def test_theorem_1s_bounds_are_reached(b: int, largest: int) -> None:
     low, high = 1 / ((b - 1) * (b * largest + 1) + 1), (b * largest + 1) / (b * (largest + 1))
     assert one_fresh[0] == pytest.approx(low, rel=1e-12)
     assert one_stale[0] == pytest.approx(high, rel=1e-12)
-    assert bounds(b, largest) == pytest.approx((low, high), rel=1e-15)
+    assert weight_bounds(b, largest) == pytest.approx((low, high), rel=1e-15)
     worst = max(abs(weight - 1 / b) for weight in (one_fresh[0], one_stale[0])) ** 2
     assert largest_deviation(b, largest) == pytest.approx(worst, rel=1e-9)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from edgefl.lab import fedstaleweight
-from edgefl.lab.curves import Curves
+from edgefl.lab.study import Curves
 
 
 class Known(Curves):

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from edgefl.lab import bound, theory
-from edgefl.lab.findings import verdict
+from edgefl.lab import theorems, theory
+from edgefl.lab.study import verdict
 
 
-@pytest.mark.parametrize("make", [bound.quadratic, bound.logistic])
+@pytest.mark.parametrize("make", [theorems.quadratic, theorems.logistic])
 def test_the_constants_are_upper_bounds_of_what_is_seen(make: object) -> None:
     problem = make(seed=1)  # type: ignore[operator]
     rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def test_the_constants_are_upper_bounds_of_what_is_seen(make: object) -> None:
 
 def test_the_gradient_is_that_of_the_gap() -> None:
     """f(w_0) − f* of the quadratic by integrating its gradient along the way."""
-    problem = bound.quadratic(seed=3)
+    problem = theorems.quadratic(seed=3)
     steps = np.linspace(0.0, 1.0, 2001)
     least = problem.start - np.linalg.solve(
         np.diag(np.linspace(0.2, 1.0, 6) * problem.smoothness), problem.gradient(problem.start)
@@ -43,16 +43,16 @@ def test_the_gradient_is_that_of_the_gap() -> None:
 
 
 def test_the_right_side_is_the_theorem_s() -> None:
-    problem = bound.quadratic(seed=1)
+    problem = theorems.quadratic(seed=1)
     L, s, g, n = problem.smoothness, problem.variance, problem.diversity, problem.clients
-    T, tau, Q = 10_000, 3, bound.LOCAL_STEPS
+    T, tau, Q = 10_000, 3, theorems.LOCAL_STEPS
     by_hand = (
         8 * math.sqrt(L) * problem.gap / math.sqrt(T)
         + 16 * math.sqrt(L) * (s + g) / math.sqrt(T)
         + 320 * L * (Q + 1) * (tau**2 + 1) * (s + n * g) / T
     )
-    assert bound.bound(problem, T, tau) == pytest.approx(by_hand, rel=1e-12)
-    assert bound.least_versions(problem, tau) == math.ceil(160 * L * (Q + 7) * (tau + 1) ** 3)
+    assert theorems.gradient_bound(problem, T, tau) == pytest.approx(by_hand, rel=1e-12)
+    assert theorems.least_versions(problem, tau) == math.ceil(160 * L * (Q + 7) * (tau + 1) ** 3)
 
 
 def test_every_claim_is_judged_and_stands() -> None:
@@ -65,5 +65,7 @@ def test_every_claim_is_judged_and_stands() -> None:
 
 
 def test_the_same_findings_every_time() -> None:
-    assert bound.run(bound.quadratic(seed=1), 300, seed=2) == bound.run(bound.quadratic(seed=1), 300, seed=2)
+    assert theorems.bounded_run(theorems.quadratic(seed=1), 300, seed=2) == theorems.bounded_run(
+        theorems.quadratic(seed=1), 300, seed=2
+    )
     assert verdict(False) == "not reproduced"

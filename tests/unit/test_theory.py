@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.devices.schema import Delay
-from edgefl.lab.fleets import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
-from edgefl.lab.weights import expected_staleness, fair_weight, influence
+from edgefl.lab.theorems import (
+    FEDSTALEWEIGHT,
+    Outcome,
+    expected_staleness,
+    fair_weight,
+    gain_of_slowing,
+    influence,
+    simulate,
+    staleness_by_buffer,
+)
 from edgefl.strategies import Strategy, names, resolve
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
