@@ -26,6 +26,7 @@ The map, from what the user says to what comes out:
 from __future__ import annotations
 
 import datetime
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,10 @@ __all__ = [
     "new_run_folder",
     "run",
 ]
+
+
+# Before the function below: the first import of a package sets its name in its parent, later ones do not.
+importlib.import_module("edgefl.run")
 
 
 def run(experiment: Experiment, out: str | Path | None = None, *, quiet: bool = True) -> Result:

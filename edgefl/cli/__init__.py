@@ -3,10 +3,9 @@
     __init__     the app, exit codes, errors as one line
     run          run, resume
     results      compare, report, trace, verify
-    reproduce    reproduce
-    profiles     profiles and calibrate; profile_tables are their tables
+    profiles     profiles, calibrate
     doctor       doctor
-    bench        bench aggregate, fidelity, ingest, spawn
+    lab          reproduce; bench aggregate, fidelity, ingest, spawn
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
 """
@@ -23,7 +22,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import bench, doctor, profiles, reproduce, results, run
+from edgefl.cli import doctor, lab, profiles, results, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -34,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, results, reproduce, profiles, doctor, bench):
+for commands in (run, results, lab, profiles, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -1,7 +1,4 @@
-"""``edgefl profiles``: list, show, check, import and export.
-
-``edgefl profiles`` and ``edgefl calibrate``.
-"""
+"""``edgefl profiles`` (list, show, check, import and export) and ``edgefl calibrate``."""
 
 from __future__ import annotations
 
@@ -19,6 +16,10 @@ from typer.core import TyperGroup
 from edgefl.errors import ConfigError, ProfileError, RunError, unknown
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from edgefl.devices import Device, FleetFile, Network
     from edgefl.devices.schema import Profile
 
 
@@ -64,10 +65,9 @@ def show(
         typer.echo(json.dumps(to_json(profile), indent=2))
         return
 
-    from edgefl.cli import profile_tables
     from edgefl.results import tables
 
-    tables.show(*profile_tables.one(profile))
+    tables.show(*_profile_tables(profile))
 
 
 @app.command()
@@ -199,13 +199,12 @@ def _list(as_json: bool) -> None:
     networks = [emulation.load_network(name) for name in emulation.network_names()]
     fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
 
-    from edgefl.cli import profile_tables
     from edgefl.results import tables
 
     tables.show(
-        profile_tables.devices_table(devices),
-        profile_tables.networks_table(networks),
-        profile_tables.fleets_table(fleets),
+        _devices_table(devices),
+        _networks_table(networks),
+        _fleets_table(fleets),
     )
 
 
@@ -253,3 +252,90 @@ def calibrate(
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
         typer.echo(f"the triad's {arrays_mib:.0f} MiB are not well past the cache of {cache_mib:.0f} MiB")
+
+
+def _devices_table(devices: list[Device]) -> Table:
+    """Returns a table with a line for each device: what paces it and what it may hold."""
+    from edgefl.results.tables import table
+
+    rows = []
+    for device in devices:
+        rate = device.cpu.rate_gflops.train if device.cpu else None
+        ram = device.memory.ram_mib if device.memory else None
+        rows.append((device.id, device.kind, device.year, rate, ram, device.app_limit_mib, device.network))
+    return table(("device", "class", ">year", ">GFLOPS", ">RAM MiB", ">app MiB", "network"), rows)
+
+
+def _networks_table(networks: list[Network]) -> Table:
+    """Returns a table with a line for each network."""
+    from edgefl.results.tables import table
+
+    rows = []
+    for network in networks:
+        down, up = network.down, network.up
+        rates = [("trace" if way.trace else way.rate_mbps) for way in (down, up)]
+        rtt_ms = down.delay_ms + up.delay_ms
+        rows.append((network.id, *rates, rtt_ms, down.loss_pct, up.loss_pct))
+    return table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), rows)
+
+
+def _fleets_table(fleets: list[FleetFile]) -> Table:
+    """Returns a table with a line for each fleet."""
+    from edgefl.results.tables import table
+
+    rows = [(fleet.id, fleet.clients, len(fleet.devices), fleet.name) for fleet in fleets]
+    return table(("fleet", ">clients", ">kinds", "name"), rows)
+
+
+def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
+    """Returns every figure of the profile, its uncertainty where known, and its numbered source."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from edgefl.devices import to_json
+    from edgefl.results.tables import table
+
+    plain = to_json(profile)
+    sources: dict[str, str] = plain.pop("sources", {})
+    uncertainty: dict[str, float] = plain.pop("uncertainty", {})
+    numbers: dict[str, int] = {}
+    rows = []
+    for key, value in _flat(plain):
+        source, factor = _nearest(key, sources), _nearest(key, uncertainty)
+        number = numbers.setdefault(source, len(numbers) + 1) if source is not None else ""
+        rows.append((key, value, "" if factor is None else f"{factor:g}x", number))
+    told = Table.grid(padding=(0, 1), pad_edge=True)
+    for source, number in numbers.items():
+        told.add_row(Text(str(number)), Text(source))
+    return table(("field", "value", ">within", ">source"), rows), told
+
+
+def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
+    """Nested figures as dotted keys."""
+    if isinstance(plain, dict):
+        return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
+    if isinstance(plain, list) and plain and all(_is_step(item) for item in plain):
+        return [(key, ", ".join(f"{item['temp_c']:g} °C: {item['freq_scale']:g}" for item in plain))]
+    if isinstance(plain, list) and any(isinstance(item, dict) for item in plain):
+        return [row for place, v in enumerate(plain) for row in _flat(v, f"{key}[{place}]")]
+    if not isinstance(plain, list):
+        return [(key, plain)]
+    texts = ["–".join(f"{x:g}" for x in item) if isinstance(item, list) else f"{item:g}" for item in plain]
+    if len(texts) > 4:
+        texts = [*texts[:2], "…", f"{texts[-1]} ({len(texts)})"]
+    return [(key, ", ".join(texts).replace("…,", "…"))]
+
+
+def _is_step(item: object) -> bool:
+    """Whether it is one of ``thermal.trips``, which are read best in a row."""
+    return isinstance(item, dict) and item.keys() == {"temp_c", "freq_scale"}
+
+
+def _nearest(key: str, said: dict[str, Any]) -> Any:
+    """What is said of the figure, or of the nearest table around it."""
+    steps = key.replace("[", ".").split(".")
+    for count in range(len(steps), 0, -1):
+        found = said.get(".".join(steps[:count]))
+        if found is not None:
+            return found
+    return None

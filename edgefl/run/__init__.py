@@ -1,7 +1,7 @@
 """One run: the processes of ``edgefl run``, what they say to each other, and what each does.
 
-supervisor      starts the others and watches them; conclusion, live, course, panel are what is seen of it
-zygote          loads torch, data and model once, then forks a peer_process for each client; workload is what
+supervisor      starts the others and watches them, and writes the results; view is what the user sees
+zygote          loads torch, data and model once, then forks a process for each client; workload is what
                 it loads; one more fork is the governor (limits.held)
 server_process  takes over channel and buffer, and serves; server is its loop, virtual the same by an agenda
 gate            what comes in: read, decoded, held against what was asked for

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from edgefl import config, kernels
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError, EdgeflError, RunError
@@ -31,6 +33,7 @@ from edgefl.limits.capacity import (
     Burst,
     Demand,
     TimeScale,
+    Usage,
     UsageMeter,
     choose_time_scale,
     usable_cores,
@@ -41,7 +44,8 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse
 from edgefl.results.run_folder import Result
-from edgefl.run import conclusion, control
+from edgefl.results.store import Store
+from edgefl.run import control
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.live import View, make_view
 from edgefl.run.process import single_threaded_environment
@@ -194,7 +198,7 @@ class _Supervisor:
             self._loop()
         assert self._end is not None
         try:
-            conclusion.conclude(self._folder, self._memory, self._usage.usage())
+            _write_results(self._folder, self._memory, self._usage.usage())
         except (EdgeflError, OSError) as error:
             way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
             raise RunError(
@@ -314,8 +318,23 @@ class _Supervisor:
         self._view.update(progress)
         if progress.trips >= self._measured_at_trips and progress.phase == "running":
             self._measured_at_trips *= 8
-            named = {name: child.pid for name, child in self._children.items()}
-            self._memory = conclusion.proportional_memory(self._pids, named, self._buffer)
+            self._memory = self._memory_now()
+
+    def _memory_now(self) -> MemoryUse:
+        assert self._buffer is not None
+        clients = {
+            number: mib
+            for (role, number), pid in self._pids.items()
+            if role != control.EVALUATOR and (mib := _proportional_mib(pid)) is not None
+        }
+        return MemoryUse(
+            server_mib=_proportional_mib(self._children["server"].pid),
+            supervisor_mib=_proportional_mib(os.getpid()),
+            zygote_mib=_proportional_mib(self._children["zygote"].pid),
+            evaluator_mib=_proportional_mib(self._pids.get((control.EVALUATOR, 0))),
+            shared_mib=self._buffer.shape.total_bytes / 2**20,
+            clients_mib=clients,
+        )
 
     def _on_finished(self, message: control.Finished) -> None:
         self._end = message
@@ -379,3 +398,39 @@ class _Supervisor:
             self._buffer.close()
         for fd in self._wakeup:
             os.close(fd)
+
+
+def _write_results(folder: Path, memory: MemoryUse, usage: Usage) -> None:
+    """Complete the record with what the supervisor saw, and write summary, report and trace."""
+    from edgefl.results import report, summary, trace
+
+    with Store(folder) as store:
+        store.set_meta(memory=memory, **usage._asdict())
+    summary.write_summary(folder)
+    trace.write_trace(folder)
+    report.write_report(folder)
+    _close_fonts()
+
+
+def _close_fonts() -> None:
+    """Close the font files that matplotlib keeps open for good: a run leaves no descriptor behind."""
+    from matplotlib import font_manager
+
+    for name in ("_get_font", "get_font"):
+        clear = getattr(getattr(font_manager, name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
+
+
+def _proportional_mib(pid: int | None) -> float | None:
+    """Returns a process's proportional set size: a shared page counts once over all who map it.
+
+    None without a process, and where the system does not tell.
+    """
+    if pid is None:
+        return None
+    try:
+        pss = getattr(psutil.Process(pid).memory_full_info(), "pss", None)
+    except psutil.Error:
+        return None
+    return None if pss is None else float(pss / 2**20)

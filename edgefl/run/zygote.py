@@ -23,17 +23,24 @@ from edgefl import kernels
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.limits.confinement import ClientLimits, Enforcement
 from edgefl.limits.held import MAKERS, Governor, govern
+from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.peer_process import run_peer
-from edgefl.run.process import become_child, hear_no_stops_of_children
+from edgefl.run.client import Client
+from edgefl.run.evaluator import Evaluator
+from edgefl.run.process import become_child, hear_no_stops_of_children, keep_freed_memory
+from edgefl.run.worker import Worker
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
+
 WORKLOAD = "edgefl.run.workload:Workload"
 """What the clients compute. A measurement names another class with the same interface on the command line."""
+SLICE_NS = 400_000
+"""Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
+switching costs little."""
 OUT_OF_MEMORY_EXIT = 77
 BROKEN_EXIT = 70
 
@@ -132,7 +139,7 @@ class Zygote:
         limits.enter()
         assert self._workload is not None
         assert self._buffer is not None
-        run_peer(spec, self._workload, self._buffer, self._lifeline[0], limits)
+        _run_peer(spec, self._workload, self._buffer, self._lifeline[0], limits)
 
     def _start_governor(self) -> None:
         ours, self._requests = os.pipe()
@@ -204,6 +211,23 @@ class Zygote:
                 os.waitpid(pid, 0)
         for limits in self._limits.values():
             limits.remove()
+
+
+def _run_peer(
+    spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, limits: ClientLimits
+) -> None:
+    """Be a client, a worker or the evaluator until the server says goodbye."""
+    set_timer_slack()
+    set_time_slice(SLICE_NS)
+    if spec.role == control.CLIENT:
+        Client(spec, workload, buffer, lifeline, limits).run()
+        return
+    keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
+    workload.settle()
+    if spec.role == control.WORKER:
+        Worker(spec, workload, buffer, lifeline).run()
+    else:
+        Evaluator(spec, workload, buffer, lifeline).run()
 
 
 def _reason(status: int, limits: ClientLimits | None = None) -> str:

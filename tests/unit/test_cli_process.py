@@ -83,7 +83,6 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
         "module = types.ModuleType('edgefl.run.supervisor')\n"
         "module.run = run\n"
         "sys.modules['edgefl.run.supervisor'] = module\n"
-        "import edgefl.supervisor; edgefl.run.supervisor = module\n"
         "from edgefl.cli import main\n"
         "sys.exit(main(['run', 'e.toml', '--out', 'o']))\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import edgefl
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "edgefl").rglob("*.py"))
@@ -64,6 +67,11 @@ def test_dependencies_have_no_upper_bound_and_are_explained(project: Any) -> Non
 def test_command_and_module_start_the_same_thing(project: Any) -> None:
     assert project["scripts"] == {"edgefl": "edgefl.cli:main"}
     assert "from edgefl.cli import main" in (ROOT / "edgefl" / "__main__.py").read_text()
+
+
+def test_the_function_run_is_not_hidden_by_the_package_of_its_name() -> None:
+    importlib.import_module("edgefl.run.supervisor")
+    assert callable(edgefl.run)
 
 
 def test_every_folder_of_code_is_a_package() -> None:
