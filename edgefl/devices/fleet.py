@@ -37,8 +37,6 @@ class ClientInfo(msgspec.Struct, frozen=True):
     client: int
     profile: str
     network: str
-    examples: int = 0
-    labels: list[int] = []
 
 
 network_of = functools.cache(load_network)

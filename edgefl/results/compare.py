@@ -16,7 +16,6 @@ from rich.text import Text
 from edgefl.results.comparison import FIGURES, Run, RunGroup, common_target, count, group, load, plain, share
 from edgefl.results.measures import (
     class_accuracy,
-    class_name,
     label_accuracy,
     profile_of_trips,
     profiles_by_speed,
@@ -318,8 +317,7 @@ def draw_by_class(rows: Sequence[RunGroup]) -> Picture | None:
     if not keys:
         return None
     ticks = range(0, classes, max(1, -(-classes // 12)))
-    record = rows[0].runs[0].record
-    axes.set_xticks(list(ticks), [shorten(class_name(record, label), 6) for label in ticks])
+    axes.set_xticks(list(ticks), [str(label) for label in ticks])
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("class")
     percent_axis(axes.yaxis)

@@ -144,12 +144,6 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
     return sum(row.correct[label] for label in known) / total if total else float("nan")
 
 
-def class_name(record: Record, label: int) -> str:
-    """The class's name, or its number where the data set has no names."""
-    names = record.meta.class_names
-    return names[label] if 0 <= label < len(names) else str(label)
-
-
 def phases(
     sent_s: float, received_s: float, compute_s: float, arrived_s: float
 ) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:

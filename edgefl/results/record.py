@@ -1,12 +1,14 @@
 """The run record: its tables as typed rows, and its reader, with numpy arrays for the tables that are long.
 
-Each row type is one table of ``record.sqlite``, field for column; its first field is the primary key.
+Each row type is one table of ``record.sqlite``, field for column; its first field is the primary key. Rows
+are built by keyword: two figures in swapped columns would be believed.
 Times in ``_s`` are emulated seconds since the start of the run unless they say ``wall_s``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import types
 import typing
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +33,7 @@ FATES = ("applied", "discarded", "dropped", "lost")
 """What became of a trip: used in a version, valid but not used, bad, or its client was gone."""
 
 
-class ClientRow(NamedTuple):
+class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One emulated device."""
 
     client: int
@@ -48,7 +50,7 @@ class ClientRow(NamedTuple):
     up_mbps: float | None = None
 
 
-class TripRow(NamedTuple):
+class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One client trip: a download, a local training and an upload; or the part of it that happened.
 
     ``*_declared_s`` is what the profile says the part takes, the field without ``declared`` what it took.
@@ -103,7 +105,7 @@ class TripRow(NamedTuple):
     """The same, as the server computed it from the slot."""
 
 
-class VersionRow(NamedTuple):
+class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One published version of the global model."""
 
     version: int
@@ -117,7 +119,7 @@ class VersionRow(NamedTuple):
     """L2 norm of the step, where it was computed."""
 
 
-class EvaluationRow(NamedTuple):
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One measurement of a version on the server's test examples."""
 
     version: int
@@ -133,7 +135,7 @@ class EvaluationRow(NamedTuple):
     """Test examples in each class."""
 
 
-class IncidentRow(NamedTuple):
+class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that went wrong and was dealt with.
 
     Kinds are death, hang, malformed, oom, non-finite, checksum, rejoin and such.
@@ -146,7 +148,7 @@ class IncidentRow(NamedTuple):
     detail: str = ""
 
 
-class CostRow(NamedTuple):
+class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Wall seconds that the server spent in one stage of its work, and how often."""
 
     stage: str
@@ -159,6 +161,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str = ""
     threads: int = 1
+    """The most threads that one sum may use."""
     updates: int = 0
     seconds: float = 0.0
     bytes: int = 0
@@ -205,7 +208,6 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     emulated_s: float = 0.0
     data: str = ""
     partition: str = ""
-    class_names: tuple[str, ...] = ()
     test_examples: int = 0
     model: str = ""
     parameters: int = 0
@@ -230,15 +232,13 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Share of CPU time that the hypervisor gave to others during the run."""
     throttled: float | None = None
     """Share of the run in which a core stood still because of a CPU quota around it."""
-    invalid: tuple[str, ...] = ()
-    """Reasons, beyond the trips' own figures, why the emulation is not valid (uncalibrated, steal …)."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""
     """The resolved experiment file."""
 
 
-TABLES: dict[str, type[tuple[Any, ...]]] = {
+TABLES: dict[str, type[msgspec.Struct]] = {
     "clients": ClientRow,
     "trips": TripRow,
     "versions": VersionRow,
@@ -248,7 +248,7 @@ TABLES: dict[str, type[tuple[Any, ...]]] = {
 }
 
 
-def column_types(row: type[tuple[Any, ...]]) -> dict[str, tuple[type, bool]]:
+def column_types(row: type[msgspec.Struct]) -> dict[str, tuple[type, bool]]:
     """Each column's Python type (int, float, str; tuple for JSON) and whether it may be missing.
 
     >>> column_types(CostRow)["seconds"], column_types(TripRow)["loss"]
@@ -378,6 +378,18 @@ class Columns(Mapping[str, NDArray[Any]]):
         return int(count)
 
 
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
+    """A field from its column: SQLite keeps NaN as NULL, tuples are JSON, checksums signed numbers."""
+    if value is None:
+        return math.nan if kind is float and not optional else None
+    if name in _CHECKSUMS:
+        return to_unsigned(value)
+    return tuple(json.loads(value)) if kind is tuple else value
+
+
 class Record:
     """Reader of ``<folder>/record.sqlite``: one moment of the run, also while the writer goes on.
 
@@ -432,6 +444,20 @@ class Record:
         with self._errors():
             return self._db.execute(statement, parameters).fetchall()
 
+    def _rows(self, kind: type[R], where: str, parameters: tuple[Any, ...] = ()) -> list[R]:
+        types = column_types(kind)
+        rows = self.select(f"SELECT {', '.join(types)} FROM {where}", parameters)
+        with self._errors():
+            return [
+                kind(
+                    **{
+                        name: _value(name, value, *of)
+                        for (name, of), value in zip(types.items(), row, strict=True)
+                    }
+                )
+                for row in rows
+            ]
+
     @cached_property
     def meta(self) -> Meta:
         """What is known of the run as a whole."""
@@ -443,9 +469,7 @@ class Record:
     @cached_property
     def clients(self) -> list[ClientRow]:
         """The fleet, by client."""
-        rows = self.select(f"SELECT {', '.join(ClientRow._fields)} FROM clients ORDER BY client")
-        with self._errors():
-            return [row._replace(labels=tuple(json.loads(row.labels))) for row in map(ClientRow._make, rows)]  # type: ignore[arg-type]
+        return self._rows(ClientRow, "clients ORDER BY client")
 
     @cached_property
     def trips(self) -> Columns:
@@ -460,32 +484,17 @@ class Record:
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
         """The measurements, by version. A NaN accuracy or loss is NaN."""
-        rows = self.select(f"SELECT {', '.join(EvaluationRow._fields)} FROM evaluations ORDER BY version")
-        nan = float("nan")
-        with self._errors():
-            return [
-                EvaluationRow(
-                    version=version,
-                    at_s=at_s,
-                    wall_s=wall_s,
-                    trips=trips,
-                    accuracy=nan if accuracy is None else accuracy,
-                    loss=nan if loss is None else loss,
-                    correct=tuple(json.loads(correct)),
-                    total=tuple(json.loads(total)),
-                )
-                for version, at_s, wall_s, trips, accuracy, loss, correct, total in rows
-            ]
+        return self._rows(EvaluationRow, "evaluations ORDER BY version")
 
     @cached_property
     def incidents(self) -> list[IncidentRow]:
         """What went wrong, in order."""
-        return list(map(IncidentRow._make, self.select("SELECT * FROM incidents ORDER BY id")))
+        return self._rows(IncidentRow, "incidents ORDER BY id")
 
     @cached_property
     def costs(self) -> list[CostRow]:
         """The server's wall time by stage, most expensive first."""
-        return list(map(CostRow._make, self.select("SELECT * FROM costs ORDER BY seconds DESC, stage")))
+        return self._rows(CostRow, "costs ORDER BY seconds DESC, stage")
 
     def sums(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
         """Each version's updates: (version, tasks, weights), in summing order."""
@@ -494,12 +503,10 @@ class Record:
 
     def trip(self, task: int) -> TripRow:
         """One trip, whole. Raises `KeyError` for an unknown task."""
-        rows = self.select(f"SELECT {', '.join(TripRow._fields)} FROM trips WHERE task = ?", (task,))
+        rows = self._rows(TripRow, "trips WHERE task = ?", (task,))
         if not rows:
             raise KeyError(f"no trip has task {task}")
-        row = TripRow._make(rows[0])
-        sent, seen = (None if value is None else to_unsigned(value) for value in row[-2:])
-        return row._replace(checksum_sent=sent, checksum_seen=seen)
+        return rows[0]
 
     def events(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """The journal, with each event's number, in order."""

@@ -14,7 +14,6 @@ from edgefl.limits.fidelity import RESOLUTION_WALL_S
 from edgefl.results.measures import (
     applied_weight,
     class_accuracy,
-    class_name,
     label_accuracy,
     median_by_profile,
     phases,
@@ -370,7 +369,7 @@ def draw_classes(record: Record) -> Picture | None:
     canvas = Canvas()
     axes = canvas.axes
     for label, value in enumerate(values):
-        name = class_name(record, label)
+        name = str(label)
         if np.isnan(value):
             continue
         (bar,) = axes.bar([label], [value], width=0.72, color=colour("c2" if label in only else "c1"))
@@ -381,7 +380,7 @@ def draw_classes(record: Record) -> Picture | None:
             )
     step = max(1, -(-len(values) // 12))
     ticks = range(0, len(values), step)
-    axes.set_xticks(list(ticks), [shorten(class_name(record, k), 6) for k in ticks])
+    axes.set_xticks(list(ticks), [str(k) for k in ticks])
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.set_ylim(0, 1.09)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])

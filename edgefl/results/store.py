@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from edgefl.core.events import Event, event_decoder, event_encoder
 from edgefl.errors import ConfigError, FolderError
@@ -28,14 +29,9 @@ from edgefl.results.record import (
     FILE_NAME,
     SCHEMA_VERSION,
     TABLES,
-    Aggregation,
     ClientRow,
-    CostRow,
     EvaluationRow,
-    IncidentRow,
-    MemoryUse,
     Meta,
-    Record,
     TripRow,
     VersionRow,
     check_file,
@@ -43,24 +39,22 @@ from edgefl.results.record import (
     to_signed,
 )
 
-__all__ = [
-    "Aggregation",
-    "ClientRow",
-    "CostRow",
-    "EvaluationRow",
-    "IncidentRow",
-    "MemoryUse",
-    "Meta",
-    "Record",
-    "Store",
-    "TripRow",
-    "VersionRow",
-]
-
 WAIT_MS = 10_000
 """How long a commit waits for another writer."""
 FOLD_MS = 100
 """How long the log's folding waits for a reader; nothing depends on it."""
+
+
+class _End(msgspec.Struct):
+    """What has become of a trip since its row was written; the fields are the parameters of `FINISH_TRIP`."""
+
+    task: int
+    fate: str | None = None
+    reason: str = ""
+    version: int | None = None
+    uses: int = 0
+    weight: float = 0.0
+    seq: int = 0
 
 
 class Store:
@@ -117,7 +111,7 @@ class Store:
         self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
-        self._finished: dict[int, list[Any]] = {}
+        self._ends: dict[int, _End] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     # ---- what the server writes -----------------------------------------------------------------
@@ -130,9 +124,7 @@ class Store:
     @property
     def waiting(self) -> int:
         """Rows that the next `commit` will write."""
-        return (
-            len(self._journal) + len(self._trips) + len(self._finished) + sum(map(len, self._rows.values()))
-        )
+        return len(self._journal) + len(self._trips) + len(self._ends) + sum(map(len, self._rows.values()))
 
     def journal(self, event: Event) -> int:
         """Append ``event``; returns its number, from 1."""
@@ -155,11 +147,11 @@ class Store:
         for task, weight in zip(tasks, weights, strict=True):
             used[task] = used.get(task, 0.0) + weight
         for task, weight in used.items():
-            finish = self._finish(task)
-            if finish[3] is None:
-                finish[3] = version
-            finish[4] += 1
-            finish[5] += weight
+            end = self._end(task)
+            if end.version is None:
+                end.version = version
+            end.uses += 1
+            end.weight += weight
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """What the server computed from the slot, for a trip whose row is on record already."""
@@ -169,28 +161,27 @@ class Store:
         """The trip's end: ``fate`` is one of `FATES`."""
         if fate not in FATES:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
-        finish = self._finish(task)
-        finish[1], finish[2] = fate, reason
+        end = self._end(task)
+        end.fate, end.reason = fate, reason
 
-    def _finish(self, task: int) -> list[Any]:
-        finish = self._finished.get(task)
-        if finish is None:
-            # as FINISH_TRIP takes them: task, fate, reason, version, uses, weight, fate_seq
-            finish = self._finished[task] = [task, None, "", None, 0, 0.0, 0]
-        finish[6] = self._seq
-        return finish
+    def _end(self, task: int) -> _End:
+        end = self._ends.get(task)
+        if end is None:
+            end = self._ends[task] = _End(task)
+        end.seq = self._seq
+        return end
 
     def version(self, row: VersionRow) -> None:
         """A version was published."""
-        self._rows[INSERT_VERSION].append((*row, self._seq))
+        self._rows[INSERT_VERSION].append((*astuple(row), self._seq))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
-        self._rows[INSERT_EVALUATION].append((*row[:-2], json.dumps(row.correct), json.dumps(row.total)))
+        self._rows[INSERT_EVALUATION].append(_columns(row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
-        self._rows[INSERT_INCIDENT].append(IncidentRow(None, at_s, client, kind, detail))
+        self._rows[INSERT_INCIDENT].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
         """Add wall ``seconds`` to one stage of the server's work; written by `sync` and `close`."""
@@ -200,10 +191,7 @@ class Store:
 
     def clients(self, rows: Iterable[ClientRow]) -> None:
         """The fleet, written at the start of the run."""
-        self._rows[INSERT_CLIENT].extend(
-            tuple(json.dumps(value) if name == "labels" else value for name, value in row._asdict().items())
-            for row in rows
-        )
+        self._rows[INSERT_CLIENT].extend(map(_columns, rows))
 
     def set_meta(self, **fields: Any) -> None:
         """Write fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
@@ -239,15 +227,18 @@ class Store:
         On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
         first = self._seq + 1 - len(self._journal)
-        finished = dict(self._finished)  # what a trip's own row takes along needs no statement of its own
+        ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
             (
                 "INSERT INTO journal VALUES (?, ?)",
                 list(enumerate(map(event_encoder.encode, self._journal), first)),
             ),
-            (INSERT_TRIP, [trip_columns(row, seq, finished.pop(row[0], None)) for row, seq in self._trips]),
+            (
+                INSERT_TRIP,
+                [_trip_columns(row, seq, ends.pop(row.task, None)) for row, seq in self._trips],
+            ),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
-            (FINISH_TRIP, list(finished.values())),
+            (FINISH_TRIP, list(map(astuple, ends.values()))),
             *self._rows.items(),
         ]
         if any(rows for _, rows in batches):
@@ -346,19 +337,17 @@ _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.struc
 
 
 def _insert(table: str, extra: str = "") -> str:
-    columns = list(TABLES[table]._fields) + extra.split()  # type: ignore[attr-defined]
+    columns = [*TABLES[table].__struct_fields__, *extra.split()]
     marks = ", ".join("?" * len(columns))
     return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({marks})"
 
 
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
 """Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
-_BEFORE_FINISHED = TripRow._fields.index("applied_version")
-_AFTER_FINISHED = TripRow._fields.index("reason") + 1
 # A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
 INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
-    + "".join(f"{name} = excluded.{name}, " for name in TripRow._fields if name not in _FINISHED)
+    + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)
     + "fate = COALESCE(excluded.fate, fate), "
     "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END, "
     "applied_version = COALESCE(applied_version, excluded.applied_version), "
@@ -390,22 +379,22 @@ UPDATE trips SET fate = NULL, reason = '', applied_version = NULL, weight = NULL
 """
 
 
-def trip_columns(row: TripRow, seq: int, finish: list[Any] | None) -> tuple[Any, ...]:
-    """What `INSERT_TRIP` takes: a trip's row, and what has become of it since if that is known."""
-    sent, seen = row[-2:]
-    signed = None if sent is None else to_signed(sent), None if seen is None else to_signed(seen)
-    if finish is None:
-        return (*row[:-2], *signed, 0, seq, None)
-    _, fate, reason, version, uses, weight, fate_seq = finish
-    return (
-        *row[:_BEFORE_FINISHED],
-        version,
-        weight if uses else row.weight,
-        fate or row.fate,
-        reason or row.reason,
-        *row[_AFTER_FINISHED:-2],
-        *signed,
-        uses,
-        seq,
-        fate_seq,
-    )
+def _trip_columns(row: TripRow, seq: int, end: _End | None) -> tuple[Any, ...]:
+    """The parameters of `INSERT_TRIP`: a trip's row, and what has become of it since if that is known."""
+    known: dict[str, Any] = {}
+    if row.checksum_sent is not None:
+        known["checksum_sent"] = to_signed(row.checksum_sent)
+    if row.checksum_seen is not None:
+        known["checksum_seen"] = to_signed(row.checksum_seen)
+    if end is None:
+        return (*astuple(replace(row, **known)), 0, seq, None)
+    known["applied_version"] = end.version
+    known["weight"] = end.weight if end.uses else row.weight
+    known["fate"] = end.fate or row.fate
+    known["reason"] = end.reason or row.reason
+    return (*astuple(replace(row, **known)), end.uses, seq, end.seq)
+
+
+def _columns(row: msgspec.Struct) -> tuple[Any, ...]:
+    """A row's columns in order of its fields; tuples are kept as JSON."""
+    return tuple(json.dumps(value) if isinstance(value, tuple) else value for value in astuple(row))

@@ -16,7 +16,6 @@ from edgefl.limits.fidelity import QUANTITIES, Conditions, Seconds, assess
 from edgefl.results.measures import (
     applied_weight,
     class_accuracy,
-    class_name,
     jain,
     label_accuracy,
     profile_of_trips,
@@ -44,7 +43,7 @@ _EXACT_SCALE = 1e9
 def fidelity_of(record: Record) -> dict[str, Any]:
     """How far the trips' achieved times were from the declared ones, and whether the run may be believed.
 
-    The fields of `edgefl.limits.fidelity.Fidelity`; reasons of ``Meta.invalid`` count too. Judged are the
+    The fields of `edgefl.limits.fidelity.Fidelity`. Judged are the
     trips that reported their times; ``unmeasured`` counts the others that ended. Under the virtual clock
     times are computed, so what else the host did does not matter.
     """
@@ -67,14 +66,13 @@ def fidelity_of(record: Record) -> dict[str, Any]:
         lateness_s=late[~np.isnan(late)],
         conditions=Conditions() if virtual else _conditions(meta, _step_cost(record, reported)),
     )
-    reasons = [*found.reasons, *meta.invalid]
     fields = _plain(msgspec.to_builtins(found))
     return {
         **{key: value for key, value in fields.items() if key != "conditions"},
         **fields["conditions"],
         "throttle": meta.throttle,
-        "valid": not reasons,
-        "reasons": reasons,
+        "valid": not found.reasons,
+        "reasons": list(found.reasons),
         "unmeasured": int((ended & ~reported).sum()),
     }
 
@@ -219,7 +217,7 @@ def _per_class(record: Record) -> list[dict[str, Any]]:
     return [
         {
             "label": label,
-            "name": class_name(record, label),
+            "name": str(label),
             "accuracy": rounded(float(value)),
             "examples": total,
         }

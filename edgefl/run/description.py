@@ -58,15 +58,15 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
 def _client_row(seed: int, info: ClientInfo, examples: int, labels: list[int]) -> ClientRow:
     device, network = device_of(seed, info.client, info.profile), network_of(info.network)
     return ClientRow(
-        info.client,
-        device.id,
-        network.id,
-        examples,
-        tuple(labels),
-        device.train_flop_per_s / 1e9 if device.cpu is not None else None,
-        device.app_limit_mib,
-        mean_mbps(network.down),
-        mean_mbps(network.up),
+        client=info.client,
+        profile=device.id,
+        network=network.id,
+        examples=examples,
+        labels=tuple(labels),
+        train_gflops=device.train_flop_per_s / 1e9 if device.cpu is not None else None,
+        memory_mib=device.app_limit_mib,
+        down_mbps=mean_mbps(network.down),
+        up_mbps=mean_mbps(network.up),
     )
 
 

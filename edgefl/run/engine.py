@@ -64,44 +64,46 @@ class _Trip(msgspec.Struct):
         """What is known of it, with the bytes of the model and of the update."""
         order, done = self.order, self.done
         if done is None:
-            return TripRow(order.task, order.client, order.version, order.trip, self.sent_s)
-        down, compute, up, trip = done.down, done.compute, done.up, done.trip
-        return TripRow._make(  # by position: names take three times as long, on the way of every update
-            (
-                order.task,
-                order.client,
-                order.version,
-                order.trip,
-                self.sent_s,
-                self.sent_s + down.achieved_s,
-                self.arrived_s,
-                self.staleness,
-                None,  # applied_version, weight, fate and reason are not known yet
-                None,
-                None,
-                "",
-                done.examples,
-                done.steps,
-                done.loss,
-                done.trained_version,
-                *size_bytes,
-                down.achieved_s,
-                compute.achieved_s,
-                up.achieved_s,
-                down.declared_s,
-                compute.declared_s,
-                up.declared_s,
-                done.delay.declared_s,
-                done.delay.achieved_s,
-                trip.declared_s,
-                trip.achieved_s,
-                done.flops,
-                done.lateness_s,
-                done.cpu_s,
-                done.peak_mib,
-                done.checksum,
-                checksum_seen,
+            return TripRow(
+                task=order.task,
+                client=order.client,
+                base_version=order.version,
+                trip=order.trip,
+                sent_s=self.sent_s,
             )
+        down, compute, up, trip = done.down, done.compute, done.up, done.trip
+        down_bytes, up_bytes = size_bytes
+        return TripRow(
+            task=order.task,
+            client=order.client,
+            base_version=order.version,
+            trip=order.trip,
+            sent_s=self.sent_s,
+            received_s=self.sent_s + down.achieved_s,
+            arrived_s=self.arrived_s,
+            staleness=self.staleness,
+            examples=done.examples,
+            steps=done.steps,
+            loss=done.loss,
+            trained_version=done.trained_version,
+            down_bytes=down_bytes,
+            up_bytes=up_bytes,
+            down_s=down.achieved_s,
+            compute_s=compute.achieved_s,
+            up_s=up.achieved_s,
+            down_declared_s=down.declared_s,
+            compute_declared_s=compute.declared_s,
+            up_declared_s=up.declared_s,
+            delay_declared_s=done.delay.declared_s,
+            delay_s=done.delay.achieved_s,
+            trip_declared_s=trip.declared_s,
+            trip_achieved_s=trip.achieved_s,
+            flops=done.flops,
+            lateness_s=done.lateness_s,
+            cpu_s=done.cpu_s,
+            peak_mib=done.peak_mib,
+            checksum_sent=done.checksum,
+            checksum_seen=checksum_seen,
         )
 
 
@@ -161,14 +163,14 @@ class Executor:
         published_s, trips = self.assessing.pop(answer.version, (now_s, self.core.trips))
         self.store.evaluation(
             EvaluationRow(
-                answer.version,
-                published_s,
-                self.wall_s(),
-                trips,
-                accuracy,
-                answer.loss,
-                tuple(answer.correct),
-                tuple(answer.total),
+                version=answer.version,
+                at_s=published_s,
+                wall_s=self.wall_s(),
+                trips=trips,
+                accuracy=accuracy,
+                loss=answer.loss,
+                correct=tuple(answer.correct),
+                total=tuple(answer.total),
             )
         )
         self.handle(Evaluated(answer.version, now_s, accuracy))
@@ -254,10 +256,14 @@ class Executor:
             self.store.incident(now_s, self.aggregator.leases[task].client, kind, f"update of task {task}")
         if not result.bad:
             self.store.applied(action.version, action.tasks, action.weights)
-            weight_sum = math.fsum(action.weights)
             self.store.version(
                 VersionRow(
-                    action.version, now_s, self.wall_s(), len(action.tasks), weight_sum, result.seconds
+                    version=action.version,
+                    at_s=now_s,
+                    wall_s=self.wall_s(),
+                    updates=len(action.tasks),
+                    weight_sum=math.fsum(action.weights),
+                    sum_s=result.seconds,
                 )
             )
         self.watch.to(before)

@@ -125,8 +125,10 @@ class Gauge:
     @staticmethod
     def aggregation(totals: Totals, backend: str | None) -> Aggregation:
         """What aggregation cost, for the summary."""
+        chosen = kernels.backend(backend)
         return Aggregation(
-            backend=backend or kernels.backend(),
+            backend=chosen,
+            threads=kernels.threads() if chosen in ("c", "numba") else 1,
             updates=totals.updates,
             seconds=totals.seconds,
             bytes=totals.bytes,

@@ -76,7 +76,21 @@ def killed_as_it_began(folder: Path) -> None:
     """As far as a run gets before its first checkpoint."""
     run_folder.begin(folder, Path("/where/modules/are"))
     with Store(folder) as store:
-        store.clients([ClientRow(0, "pi-4", "lte", 100, (1, 2), 1.75, 512.0, 16.8, 13.4)])
+        store.clients(
+            [
+                ClientRow(
+                    client=0,
+                    profile="pi-4",
+                    network="lte",
+                    examples=100,
+                    labels=(1, 2),
+                    train_gflops=1.75,
+                    memory_mib=512.0,
+                    down_mbps=16.8,
+                    up_mbps=13.4,
+                )
+            ]
+        )
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
 

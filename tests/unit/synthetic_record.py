@@ -56,7 +56,19 @@ def make(folder: Path, made: Made | None = None, **fields: Any) -> Path:
         rows = []
         for client, name in enumerate(profile):
             gflops, memory, down, up, labels = made.profiles[name]
-            rows.append(ClientRow(client, name, "lte", 200 + client, labels, gflops, memory, down, up))
+            rows.append(
+                ClientRow(
+                    client=client,
+                    profile=name,
+                    network="lte",
+                    examples=200 + client,
+                    labels=labels,
+                    train_gflops=gflops,
+                    memory_mib=memory,
+                    down_mbps=down,
+                    up_mbps=up,
+                )
+            )
         store.clients(rows)
         _simulate(store, made, rows, rng)
     return folder
@@ -70,7 +82,7 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
     held: list[tuple[int, int, int]] = []
     skill = np.zeros(made.classes)
     at_s = 0.0
-    store.version(VersionRow(0, 0.0, 0.0, 0, 0.0, 0.0))
+    store.version(VersionRow(version=0, at_s=0.0, wall_s=0.0, updates=0, weight_sum=0.0, sum_s=0.0))
 
     def send(client: int, now: float) -> None:
         nonlocal task
@@ -96,7 +108,17 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
         at_s, client, this, base, trip, sent_s, (down, compute, up) = heapq.heappop(queue)
         row = rows[client]
         if ended in lost:
-            store.trip(TripRow(this, client, base, trip, sent_s, fate="lost", reason="process died"))
+            store.trip(
+                TripRow(
+                    task=this,
+                    client=client,
+                    base_version=base,
+                    trip=trip,
+                    sent_s=sent_s,
+                    fate="lost",
+                    reason="process died",
+                )
+            )
             store.incident(at_s, client, "death", "killed by signal 9 while it trained")
             store.incident(at_s + 1.0, client, "rejoin", "")
         else:
@@ -134,7 +156,17 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
             for done, _, _ in held:
                 store.released(done, "applied")
             held.clear()
-            store.version(VersionRow(version, at_s, at_s * 0.2, made.buffer_size, sum(weights), 8e-5, 0.4))
+            store.version(
+                VersionRow(
+                    version=version,
+                    at_s=at_s,
+                    wall_s=at_s * 0.2,
+                    updates=made.buffer_size,
+                    weight_sum=sum(weights),
+                    sum_s=8e-5,
+                    norm=0.4,
+                )
+            )
             if version % made.every_versions == 0:
                 _evaluate(store, made, version, at_s, ended, skill, rng)
         send(client, at_s)
@@ -151,7 +183,7 @@ def _simulate(store: Store, made: Made, rows: list[ClientRow], rng: np.random.Ge
         strategy=made.strategy, clock=made.clock, seed=made.seed, clients=made.clients,
         processes=made.clients if made.clock == "wall" else 2, transport="shm", time_scale=0.2,
         wall_s=at_s * 0.2, emulated_s=at_s, data="digits", partition="by-device", test_examples=360,
-        class_names=tuple(str(c) for c in range(made.classes)), model="mlp", parameters=58_500,
+        model="mlp", parameters=58_500,
         model_sha256="6f" * 32, throttle="paced", host_step_s=0.004, load=0.31, steal=0.002,
         aggregation=Aggregation(backend="c", threads=2, updates=version * made.buffer_size,
                                 seconds=version * 8e-5, bytes=version * (made.buffer_size + 2) * size),
@@ -182,4 +214,15 @@ def _evaluate(
     correct = tuple(int(rng.binomial(t, min(p, 1.0))) for t, p in zip(total, share, strict=True))
     accuracy = math.nan if made.nan else sum(correct) / sum(total)
     loss = math.nan if made.nan else -math.log(max(accuracy, 0.01))
-    store.evaluation(EvaluationRow(version, at_s, at_s * 0.2, trips, accuracy, loss, correct, total))
+    store.evaluation(
+        EvaluationRow(
+            version=version,
+            at_s=at_s,
+            wall_s=at_s * 0.2,
+            trips=trips,
+            accuracy=accuracy,
+            loss=loss,
+            correct=correct,
+            total=total,
+        )
+    )

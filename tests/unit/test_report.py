@@ -122,7 +122,9 @@ def fleet(folder: Path, *clients: ClientRow) -> Record:
 
 
 def client(number: int, profile: str, gflops: float | None, *labels: int) -> ClientRow:
-    return ClientRow(number, profile, "wifi", 1, labels, gflops)
+    return ClientRow(
+        client=number, profile=profile, network="wifi", examples=1, labels=labels, train_gflops=gflops
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,17 +151,39 @@ def test_slow_phones_are_the_fewest_slowest_profiles_with_classes_of_their_own(
 def test_profiles_without_a_rate_are_ordered_by_their_trips(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.clients([client(0, "x", None), client(1, "y", None)])
-        store.trip(TripRow(0, 0, 0, 0, 0.0, trip_declared_s=1.0))
-        store.trip(TripRow(1, 1, 0, 0, 0.0, trip_declared_s=5.0))
+        store.trip(TripRow(task=0, client=0, base_version=0, trip=0, sent_s=0.0, trip_declared_s=1.0))
+        store.trip(TripRow(task=1, client=1, base_version=0, trip=0, sent_s=0.0, trip_declared_s=5.0))
     with Record(tmp_path) as record:
         assert profiles_by_speed(record) == ["y", "x"]
 
 
 def test_altered_updates_and_wrong_versions_are_counted(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.trip(TripRow(0, 0, 5, 0, 0.0, trained_version=5, checksum_sent=2**63, checksum_seen=2**63))
-        store.trip(TripRow(1, 0, 5, 1, 0.0, trained_version=4, checksum_sent=2**63, checksum_seen=0))
-        store.trip(TripRow(2, 0, 5, 2, 0.0))
+        store.trip(
+            TripRow(
+                task=0,
+                client=0,
+                base_version=5,
+                trip=0,
+                sent_s=0.0,
+                trained_version=5,
+                checksum_sent=2**63,
+                checksum_seen=2**63,
+            )
+        )
+        store.trip(
+            TripRow(
+                task=1,
+                client=0,
+                base_version=5,
+                trip=1,
+                sent_s=0.0,
+                trained_version=4,
+                checksum_sent=2**63,
+                checksum_seen=0,
+            )
+        )
+        store.trip(TripRow(task=2, client=0, base_version=5, trip=2, sent_s=0.0))
     assert summarize(tmp_path)["integrity"] == {
         "checked": 2,
         "checksum_mismatches": 1,
@@ -171,7 +195,6 @@ def test_altered_updates_and_wrong_versions_are_counted(tmp_path: Path) -> None:
     ("fields", "reason"),
     [
         ({"pacing_error": 0.5}, "error"),
-        ({"meta": {"invalid": ("host was not calibrated",)}}, "not calibrated"),
     ],
 )
 def test_an_emulation_that_missed_its_bars_is_invalid(tmp_path: Path, fields: Any, reason: str) -> None:
@@ -230,11 +253,43 @@ def test_an_empty_record_has_a_report_and_a_summary(tmp_path: Path) -> None:
 def test_a_row_of_nothing_but_nan_is_no_surprise(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.clients([client(0, "x", math.nan, 0)])
-        store.version(VersionRow(0, 0.0, 0.0, 0, math.nan, math.nan, math.inf))
-        store.evaluation(EvaluationRow(0, 0.0, 0.0, 0, math.nan, math.inf, (0,), (0,)))
+        store.version(
+            VersionRow(
+                version=0, at_s=0.0, wall_s=0.0, updates=0, weight_sum=math.nan, sum_s=math.nan, norm=math.inf
+            )
+        )
+        store.evaluation(
+            EvaluationRow(
+                version=0,
+                at_s=0.0,
+                wall_s=0.0,
+                trips=0,
+                accuracy=math.nan,
+                loss=math.inf,
+                correct=(0,),
+                total=(0,),
+            )
+        )
         nan = math.nan
-        store.trip(TripRow(0, 0, 0, 0, 0.0, nan, 1.0, 0, loss=nan, down_s=nan, compute_s=nan, up_s=nan))
-        store.trip(TripRow(1, 77, 0, 0, 0.5, fate="lost"))  # a client that nobody knows
+        store.trip(
+            TripRow(
+                task=0,
+                client=0,
+                base_version=0,
+                trip=0,
+                sent_s=0.0,
+                received_s=nan,
+                arrived_s=1.0,
+                staleness=0,
+                loss=nan,
+                down_s=nan,
+                compute_s=nan,
+                up_s=nan,
+            )
+        )
+        store.trip(
+            TripRow(task=1, client=77, base_version=0, trip=0, sent_s=0.5, fate="lost")
+        )  # a client that nobody knows
     json.loads(write_summary(tmp_path).read_text(), parse_constant=lambda name: pytest.fail(name))
     Page(write_report(tmp_path).read_text())
 
@@ -267,7 +322,7 @@ def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
     make(tmp_path, clients=4, trips=60, strategy=EVIL, profiles=profiles)
     with Store(tmp_path) as store:
         store.set_meta(
-            name=EVIL, toml=EVIL, data=EVIL, invalid=(EVIL,), class_names=(EVIL,) * 10,
+            name=EVIL, toml=EVIL, data=EVIL,
             host={EVIL: EVIL}, software={EVIL: EVIL}, stop_reason=EVIL,
         )  # fmt: skip
         store.incident(0.0, 0, EVIL, EVIL)

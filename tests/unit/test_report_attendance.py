@@ -14,7 +14,12 @@ from edgefl.results.summary import attendance_of
 
 def found(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, object]:
     with Store(folder) as store:
-        store.clients([ClientRow(client, "pi-4", "wifi", 10) for client in range(clients)])
+        store.clients(
+            [
+                ClientRow(client=client, profile="pi-4", network="wifi", examples=10)
+                for client in range(clients)
+            ]
+        )
         for event in events:
             store.journal(event)
         store.sync()

@@ -17,7 +17,7 @@ def record(clock: str, **seconds: float) -> Record:
     meta = Meta(clock=clock, aggregation=Aggregation(seconds=2.0, bytes=30 * 10**9))
     found: Any = SimpleNamespace(
         meta=meta,
-        costs=[CostRow(stage, spent, 1) for stage, spent in seconds.items()],
+        costs=[CostRow(stage=stage, seconds=spent, calls=1) for stage, spent in seconds.items()],
         trips={"arrived_s": np.array([1.0, 2.0, np.nan, 3.0])},
     )
     return cast(Record, found)

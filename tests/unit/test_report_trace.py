@@ -95,11 +95,28 @@ def test_counters_count(run: Path) -> None:
 def test_strange_trips_do_not_break_it(tmp_path: Path) -> None:
     nan = float("nan")
     with Store(tmp_path) as store:
-        store.clients([ClientRow(0, "x", "wifi", 1)])
-        store.trip(TripRow(0, 0, 0, 0, 0.0, 5.0, 1.0, compute_s=9.0))  # longer parts than the whole
-        store.trip(TripRow(1, 0, 0, 1, 0.5, arrived_s=2.0))  # sent before the last one arrived
-        store.trip(TripRow(2, 0, 0, 2, 2.0, fate="lost", loss=nan, weight=nan))
-        store.trip(TripRow(3, 9, 0, 0, 1.0, arrived_s=1.0))  # a client nobody knows; no length
+        store.clients([ClientRow(client=0, profile="x", network="wifi", examples=1)])
+        store.trip(
+            TripRow(
+                task=0,
+                client=0,
+                base_version=0,
+                trip=0,
+                sent_s=0.0,
+                received_s=5.0,
+                arrived_s=1.0,
+                compute_s=9.0,
+            )
+        )  # longer parts than the whole
+        store.trip(
+            TripRow(task=1, client=0, base_version=0, trip=1, sent_s=0.5, arrived_s=2.0)
+        )  # sent before the last one arrived
+        store.trip(
+            TripRow(task=2, client=0, base_version=0, trip=2, sent_s=2.0, fate="lost", loss=nan, weight=nan)
+        )
+        store.trip(
+            TripRow(task=3, client=9, base_version=0, trip=0, sent_s=1.0, arrived_s=1.0)
+        )  # a client nobody knows; no length
     events = read(write_trace(tmp_path))
     check(events)
     assert [e["name"] for e in events if e["ph"] == "i"] == ["task 2 lost"]

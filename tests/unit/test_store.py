@@ -15,6 +15,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.results.record import (
     Aggregation,
     ClientRow,
+    CostRow,
     EvaluationRow,
     MemoryUse,
     Record,
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def trip(task: int, **fields: object) -> TripRow:
-    return TripRow(task, 0, 0, task, 0.0, **fields)  # type: ignore[arg-type]
+    return TripRow(task=task, client=0, base_version=0, trip=task, sent_s=0.0, **fields)  # type: ignore[arg-type]
 
 
 def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> None:
@@ -136,25 +137,44 @@ def test_wrong_arguments_are_named(store: Store) -> None:
 def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
     store.set_meta(
         strategy="fedbuff", seed=3, time_scale=2, memory=MemoryUse(server_mib=5.0, clients_mib={7: 1.5}),
-        aggregation=Aggregation(backend="c", bytes=1 << 50), class_names=("a", "b"), steal=math.nan,
+        aggregation=Aggregation(backend="c", bytes=1 << 50), steal=math.nan,
     )  # fmt: skip
     store.set_meta(seed=4)
     store.commit()
     with Record(tmp_path) as record:
         meta = record.meta
-    assert (meta.strategy, meta.seed, meta.time_scale, meta.class_names) == ("fedbuff", 4, 2.0, ("a", "b"))
+    assert (meta.strategy, meta.seed, meta.time_scale) == ("fedbuff", 4, 2.0)
     assert meta.memory.clients_mib == {7: 1.5}
     assert meta.aggregation.bytes == 1 << 50
     assert meta.steal is None
 
 
 def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
-    clients = [ClientRow(0, "pi-4", "lte", 9, (1, 2), 2.5, 128.0, 5.0, 1.0), ClientRow(1, "pi-4", "lte", 0)]
+    clients = [
+        ClientRow(
+            client=0,
+            profile="pi-4",
+            network="lte",
+            examples=9,
+            labels=(1, 2),
+            train_gflops=2.5,
+            memory_mib=128.0,
+            down_mbps=5.0,
+            up_mbps=1.0,
+        ),
+        ClientRow(client=1, profile="pi-4", network="lte", examples=0),
+    ]
     store.clients(clients)
-    store.version(VersionRow(1, 2.0, 3.0, 5, 0.5, 1e-4))
-    rows = [EvaluationRow(1, 2.0, 3.0, 5, 0.5, 0.7, (1, 0), (1, 1))]
+    store.version(VersionRow(version=1, at_s=2.0, wall_s=3.0, updates=5, weight_sum=0.5, sum_s=1e-4))
+    rows = [
+        EvaluationRow(
+            version=1, at_s=2.0, wall_s=3.0, trips=5, accuracy=0.5, loss=0.7, correct=(1, 0), total=(1, 1)
+        )
+    ]
     store.evaluation(rows[0])
-    store.evaluation(EvaluationRow(2, 2.0, 3.0, 5, math.nan, math.inf))
+    store.evaluation(
+        EvaluationRow(version=2, at_s=2.0, wall_s=3.0, trips=5, accuracy=math.nan, loss=math.inf)
+    )
     store.incident(1.0, None, "malformed", "17 bytes")
     store.incident(2.0, 1, "death")
     store.cost("sum", 0.5)
@@ -172,7 +192,7 @@ def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
             (1, None, "malformed", "17 bytes"),
             (2, 1, "death", ""),
         ]
-        assert record.costs == [("sum", 1.75, 5)]
+        assert record.costs == [CostRow(stage="sum", seconds=1.75, calls=5)]
 
 
 def dump(folder: Path) -> list[str]:
@@ -192,8 +212,14 @@ def act(store: Store, first: int, last: int) -> None:
         store.applied(k + 1, tasks, [0.5] * len(tasks))
         if k:
             store.released(k - 1, "applied")
-        store.version(VersionRow(k + 1, float(k), 0.0, len(tasks), 1.0, 0.0))
-        store.evaluation(EvaluationRow(k + 1, float(k), 0.0, k, 0.5, 0.5))
+        store.version(
+            VersionRow(
+                version=k + 1, at_s=float(k), wall_s=0.0, updates=len(tasks), weight_sum=1.0, sum_s=0.0
+            )
+        )
+        store.evaluation(
+            EvaluationRow(version=k + 1, at_s=float(k), wall_s=0.0, trips=k, accuracy=0.5, loss=0.5)
+        )
         store.commit()
 
 
@@ -220,7 +246,7 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
 
 def test_the_first_model_s_measurement_stays_where_no_version_was_made_yet(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.evaluation(EvaluationRow(0, 0.0, 0.0, 0, 0.1, 2.3))
+        store.evaluation(EvaluationRow(version=0, at_s=0.0, wall_s=0.0, trips=0, accuracy=0.1, loss=2.3))
         store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
         store.journal(Ticked(at_s=9.0))
         store.truncate(1)
