@@ -38,9 +38,8 @@ from torch import nn
 from edgefl.errors import Invalid
 from edgefl.limits.capacity import usable_cores
 from edgefl.regression import baseline, verdict
-from edgefl.regression.device import EdgeDevice, Where, Wishes
+from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, SessionOptions
 from edgefl.regression.measurement import Measurement
-from edgefl.regression.session import Options, Session
 
 BATCHES = 10
 DEVICE = "pixel-3a"
@@ -85,11 +84,11 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "test_step.py"
-        self.before: baseline.Entry | None = None
+        self.before: baseline.BaselineEntry | None = None
 
     def save(self) -> None:
         """Measure the step as it is, as the baseline. `Invalid` if that cannot be believed."""
-        with _session(Options(save=True)) as session:
+        with _session(SessionOptions(save=True)) as session:
             device = self._device(session)
             entry = device.entry(device.run(training_step, setup=prepared))
         path = baseline.path_of(self.file)
@@ -98,13 +97,13 @@ class Bench:
 
     def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
         """One of each kind, in one session with a measuring process of its own."""
-        with _session(Options(compare=True)) as session:
+        with _session(SessionOptions(compare=True)) as session:
             for kind in kinds:
                 yield self._run(session, kind)
 
     def _device(self, session: Session) -> EdgeDevice:
         return EdgeDevice(
-            Wishes(DEVICE, time_scale=0.0), Where("test_step", self.file, "test_step", 1), session
+            MarkOptions(DEVICE, time_scale=0.0), DeviceTest("test_step", self.file, "test_step", 1), session
         )
 
     def _run(self, session: Session, kind: Kind) -> dict[str, Any]:
@@ -126,7 +125,7 @@ class Bench:
         return row | {"wall_s": time.monotonic() - began}
 
 
-def circumstances(before: baseline.Entry, measured: Measurement) -> dict[str, float]:
+def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict[str, float]:
     """What the host was like."""
     reference = measured.reference_cpu_s
     return {
@@ -139,7 +138,7 @@ def circumstances(before: baseline.Entry, measured: Measurement) -> dict[str, fl
 
 
 @contextlib.contextmanager
-def _session(options: Options) -> Iterator[Session]:
+def _session(options: SessionOptions) -> Iterator[Session]:
     session = Session(options)
     try:
         yield session

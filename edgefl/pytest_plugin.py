@@ -14,14 +14,13 @@ import inspect
 import itertools
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from edgefl.regression.device import EdgeDevice, Wishes
-    from edgefl.regression.session import Session
-    from edgefl.regression.table import Row
+    from edgefl.regression.device import EdgeDevice, MarkOptions, Session
+    from edgefl.regression.table import ResultRow
 
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
@@ -31,10 +30,10 @@ _MARK = (
     "edge_device fixture the test itself is what runs there"
 )
 _LINES = 3
-"""Of an exception's message, that the table shows."""
+"""Lines of an exception's message that the table shows."""
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
-_ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+_ROWS: pytest.StashKey[list[ResultRow]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
-    config.pluginmanager.register(_Rows(config), "edgefl-rows")
+    config.pluginmanager.register(_SessionReport(config), "edgefl-rows")
     for option in ("tolerance", "time_scale", "repetitions"):
         _number(config, option)
 
@@ -92,15 +91,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None:
         return
     from edgefl.errors import ConfigError
-    from edgefl.regression.marks import wishes
+    from edgefl.regression.device import mark_options
 
     try:
-        wanted = wishes(mark.args, mark.kwargs)
+        wanted = mark_options(mark.args, mark.kwargs)
     except ConfigError as error:
         raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: {error}") from None
     metafunc.parametrize(
         FIXTURE if FIXTURE in metafunc.fixturenames else ITSELF,
-        [_Asked(one, len(wanted)) for one in wanted],
+        wanted,
         ids=[Path(one.profile).stem if "/" in one.profile else one.profile for one in wanted],
         indirect=True,
     )
@@ -122,15 +121,19 @@ def _edge_device_itself(request: pytest.FixtureRequest) -> EdgeDevice | None:
     return _make(request, request.param) if hasattr(request, "param") else None
 
 
-def _make(request: pytest.FixtureRequest, asked: _Asked) -> EdgeDevice:
+def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     from edgefl.errors import ConfigError
-    from edgefl.regression.device import EdgeDevice, Where
+    from edgefl.regression.device import DeviceTest, EdgeDevice
 
     node = request.node
-    group = f"{node.nodeid.partition('[')[0]} {_other_parameters(node)}"
-    where = Where(node.nodeid.partition("::")[2], node.path, group, asked.devices)
+    others = [
+        f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)
+    ]
+    group = f"{node.nodeid.partition('[')[0]} {','.join(others)}"
+    devices = len(node.get_closest_marker("edge_device").args)
+    test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices)
     try:
-        made = EdgeDevice(asked.wishes, where, _session(request.config))
+        made = EdgeDevice(options, test, _session(request.config))
     except ConfigError as error:
         pytest.fail(str(error), pytrace=False)
     node.stash[_DEVICE] = made
@@ -201,48 +204,44 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         measuring.close()
 
 
-class _Asked(NamedTuple):
-    """The fixture's parameter."""
-
-    wishes: Wishes
-    devices: int
-    """Of the mark."""
-
-
-class _Rows:
-    """What the tests reported, wherever they ran; shown and saved at the end."""
+class _SessionReport:
+    """The rows of all tests, wherever they ran; shown and saved at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._worker = hasattr(config, "workerinput")
-        self._rows: list[dict[str, Any]] = []
+        self._plain: list[dict[str, Any]] = []
         self._notes: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._rows += getattr(report, "edgefl", ())
+        self._plain += getattr(report, "edgefl", ())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        if self._worker or not any(row["entry"] for row in self._rows):
+        if self._worker or not any(row["entry"] for row in self._plain):
             return
-        from edgefl.regression.saving import save_all
+        from edgefl.regression.table import save_all
 
-        self._notes = save_all(self._rows)
+        self._notes = save_all(self._rows())
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._rows:
+        if not self._plain:
             return
-        import msgspec
-
-        from edgefl.regression.table import Row, lines
+        from edgefl.regression.table import lines
 
         terminalreporter.section("edgefl", sep="=")
-        rows = msgspec.convert(self._rows, list[Row])
-        for line in (*lines(rows), *self._notes):
+        for line in (*lines(self._rows()), *self._notes):
             terminalreporter.write_line(line)
+
+    def _rows(self) -> list[ResultRow]:
+        import msgspec
+
+        from edgefl.regression.table import ResultRow
+
+        return msgspec.convert(self._plain, list[ResultRow])
 
 
 def _in_short(message: str) -> str:
-    """What the table has room for: of a traceback from the device where it was, and the exception.
+    """Shorten a message to what the table has room for: of a traceback, where it was and the exception.
 
     >>> _in_short('step failed:\\n  File "a.py", line 3, in step\\nValueError: the loss is\\nnot finite')
     'step failed: ValueError: the loss is not finite'
@@ -256,24 +255,23 @@ def _keep(item: pytest.Function, device: EdgeDevice, failed: str, invalid: str) 
     from edgefl.regression.baseline import path_of
     from edgefl.regression.table import properties, rows
 
-    file = str(path_of(item.path)) if _session(item.config).options.save else None
+    file = str(path_of(item.path)) if item.config.getoption("edgefl_save") else None
     item.stash[_ROWS] = rows(device, item.nodeid, failed, invalid, file)
     for row in item.stash[_ROWS]:
         item.user_properties.extend(properties(row))
 
 
 def _session(config: pytest.Config) -> Session:
-    """Made when the first device is."""
+    """Return the session, made when the first device is."""
     if _SESSION not in config.stash:
-        from edgefl.regression.session import Options, Session
+        from edgefl.regression.device import Session, SessionOptions
 
         repetitions = _number(config, "repetitions")
         config.stash[_SESSION] = Session(
-            Options(
+            SessionOptions(
                 save=config.getoption("edgefl_save"),
                 compare=config.getoption("edgefl_compare"),
                 tolerance=(_number(config, "tolerance") or 0.0) / 100,
-                invalid=config.getoption("edgefl_invalid"),
                 time_scale=_number(config, "time_scale"),
                 repetitions=None if repetitions is None else int(repetitions),
             )
@@ -282,7 +280,7 @@ def _session(config: pytest.Config) -> Session:
 
 
 def _number(config: pytest.Config, option: str) -> float | None:
-    """A numeric option, checked; a usage error in one line otherwise."""
+    """Return a numeric option. UsageError in one line for what is no such number."""
     text = config.getoption(f"edgefl_{option}")
     if text is None:
         return None
@@ -296,10 +294,3 @@ def _number(config: pytest.Config, option: str) -> float | None:
         kind = "a whole number" if option == "repetitions" else "a number"
         raise pytest.UsageError(f"{name}: {kind} of at least {least} (got {text!r})")
     return value
-
-
-def _other_parameters(node: pytest.Function) -> str:
-    """What tells apart the cases of a test that is parametrised by more than its device."""
-    return ",".join(
-        f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)
-    )

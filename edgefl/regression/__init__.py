@@ -1,19 +1,13 @@
 """Tests on emulated devices: does this function take too long, or too much, on that phone?
 
-What a test sees is `edgefl.pytest_plugin`; this is what it is made of, from the outside in.
+A test sees `edgefl.pytest_plugin`; its parts, from the outside in:
 
-    marks       what the mark asks for
-    session     what the tests of one pytest process share
-    device      the fixture: run a function, hold it to budgets and baselines
-    verdict     PASS, FAIL or INVALID
-    inference   what repeated measurements allow one to say
-    baseline    what was measured before, in git; saving writes it
-    table       the table at the end, JUnit's properties
+    device      the fixture: run a function, hold it to budgets and baselines; the mark, the pytest session
+    table       the table at the end, JUnit's properties, saved baselines
+    verdict     PASS, FAIL or INVALID: a result against budgets, and two measurements against each other
+    baseline    earlier measurements, in git
     measurement a function's figures on a device, repeated until they are known
-    process     the measuring process, from the test's side
-    worker      the same from its own side; apart: it forks a process for each repetition
-    repetition  what such a process does
-    phone       what the function sees of its device; device_clock: its time
-    reference   what CPU time is measured against; peak: memory
-    imports     how a function gets from one process to the other; orders: what they say
+    process     the measuring process from the test's side: where functions are, requests and answers
+    worker      the same from its own side: it forks a process for each repetition
+    repetition  the work of such a process: the device's clock, link and memory, and the reference
 """

@@ -1,4 +1,4 @@
-"""Baselines: what was measured before, as a JSON file beside the tests, to be kept in git.
+"""Baselines: earlier measurements, in a JSON file beside the tests, to be kept in git.
 
 One file a test module, entries in a fixed order, each metric's samples on one line. An entry belongs to a
 test, a function and a host: another host's figures do not compare, so a file may hold those of several.
@@ -23,10 +23,9 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.limits.calibration import fingerprint, library
 from edgefl.limits.capacity import host
-from edgefl.regression import reference
-from edgefl.regression.inference import LEAST_REPETITIONS
-from edgefl.regression.measurement import Measurement, profile_sha256
-from edgefl.regression.orders import Against
+from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
+from edgefl.regression.process import ShotSizes
+from edgefl.regression.repetition import REFERENCE_VERSION
 
 FORMAT = 1
 FOLDER = "edgefl-baselines"
@@ -35,46 +34,43 @@ LOAD_MAX = 1.2
 LOAD_SAME = 1.05
 """The same, up to which the host is as it was."""
 DRIFT = 0.6
-"""Share of what the reference's CPU time changes beyond that by which the function's may change besides."""
+"""Share of the change of the reference's CPU time beyond that by which the function's may change besides."""
 DRIFT_WAITED = 0.16
-"""Of the share of time spent waiting for a core: who was interrupted finds the caches cold."""
+"""The same for the time spent waiting for a core: a process that was interrupted finds the caches cold."""
 _DIGITS = 5
 
 MOST_SAMPLES = 2_000_000
 MOST = 1e12
 """Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
-MOST_FLOP = 1e24
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Flop = Annotated[float, msgspec.Meta(ge=0, le=MOST_FLOP)]
-Figure = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
-Taken = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
-"""What can be divided by."""
+Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 _Length = msgspec.Meta(min_length=1, max_length=MOST_SAMPLES)
-Row = Annotated[tuple[Figure, ...], _Length]
+Figures = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=MOST)], ...], _Length]
+Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], _Length]
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it was measured."""
+class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machine that a baseline was measured on."""
 
     fingerprint: str
-    """Of CPU, cores, libraries and Python: another one does not compare."""
+    """Digest of CPU, cores, libraries and Python: another one does not compare."""
     cpu: str
     cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
 
 
-class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the host's CPU time was held against: its calibration at that moment."""
+class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CPU times of the reference: the host's calibration at that moment."""
 
-    against: Against
+    against: ShotSizes
     version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
     flop: Flop
-    host_cpu_s: Annotated[tuple[Taken, ...], _Length]
-    """Of a unit, one a repetition."""
+    host_cpu_s: Divisors
+    """CPU time of a unit, one a repetition."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One function of one test on one device, with its raw samples, one a repetition."""
 
     test: str
@@ -85,38 +81,38 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     mechanism: str
     edgefl: str
-    host: Host
+    host: BaselineHost
     steal: Share | None
     waited: Share
-    """Share of the time in which it could have run and had no core, median."""
-    reference: Reference
+    """Median share of the time in which it could have run and had no core."""
+    reference: BaselineReference
     flop: Flop
-    host_cpu_s: Row
-    cpu_s: Row
+    host_cpu_s: Figures
+    cpu_s: Figures
     """Emulated seconds by the CPU clock."""
-    peak_mib: Row
-    sent_mib: Row
+    peak_mib: Figures
+    sent_mib: Figures
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is the only one of in a file."""
+        """Identity of the entry in its file."""
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
-        """Why nothing that is measured with the profile of this digest compares; None if it does."""
+        """Return why nothing that is measured with the profile of this digest compares; None if it does."""
         if self.profile_sha256 != profile_sha256:
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
-        if self.reference.version != reference.VERSION:
+        if self.reference.version != REFERENCE_VERSION:
             return (
                 f"stale calibration: the baseline was measured against {self.reference.against.reference} of "
-                f"version {self.reference.version}, now it is {reference.VERSION}"
+                f"version {self.reference.version}, now it is {REFERENCE_VERSION}"
             )
         if len(self.cpu_s) < LEAST_REPETITIONS:
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
         return None
 
     def uneven(self) -> str | None:
-        """Which row has another number of repetitions than ``cpu_s``; None if none has."""
+        """Return which row has another number of repetitions than ``cpu_s``; None if none has."""
         rows = {name: getattr(self, name) for name in ("host_cpu_s", "peak_mib", "sent_mib")}
         rows["reference.host_cpu_s"] = self.reference.host_cpu_s
         for name, row in rows.items():
@@ -124,8 +120,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 return f"{name}: got {len(row)} figures; allowed: {len(self.cpu_s)}, as many as cpu_s has"
         return None
 
-    def loads_apart(self, now: Entry) -> str | None:
-        """Why the host was too busy, then or now, for the two to be compared; None if it was not."""
+    def loads_apart(self, now: BaselineEntry) -> str | None:
+        """Return why the host was too busy, then or now, for the two to be compared; None if it was not."""
         factor = self._load(now)
         if 1 / LOAD_MAX <= factor <= LOAD_MAX:
             return None
@@ -134,45 +130,45 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
         )
 
-    def drift(self, now: Entry) -> float:
-        """Share of the CPU clock that may be the host's load, not the function: none where that is the same.
+    def drift(self, now: BaselineEntry) -> float:
+        """Return the share of the CPU clock that may be due to the host's load: 0 where that is the same.
 
         A busy host slows the reference, but not exactly as it slows the function.
         """
         slower = max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
         return DRIFT * slower + DRIFT_WAITED * abs(now.waited - self.waited)
 
-    def _load(self, now: Entry) -> float:
+    def _load(self, now: BaselineEntry) -> float:
         return statistics.median(now.reference.host_cpu_s) / statistics.median(self.reference.host_cpu_s)
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edgefl_baselines: int
-    entries: tuple[Entry, ...]
+    entries: tuple[BaselineEntry, ...]
 
 
-def entry(test: str, function: str, measured: Measurement) -> Entry:
-    """What is kept of a measurement."""
-    plan, ready = measured.plan, measured.ready
-    return Entry(
+def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
+    """Return the entry of a measurement."""
+    plan, trial = measured.plan, measured.trial
+    return BaselineEntry(
         test=test,
         function=function,
         device=measured.device.id,
         network=None if plan.network is None else plan.network.id,
         profile_sha256=profile_sha256(plan.device, plan.network),
-        seed=plan.order.seed,
+        seed=0,
         mechanism="work-paced" if plan.time_scale else "not paced",
         edgefl=_version(),
         host=this_host(),
-        steal=_short(measured.steal) if measured.steal is not None else None,
-        waited=_short(statistics.median(one.waited for one in measured.repetitions)),
-        reference=Reference(
-            against=ready.against,
-            version=reference.VERSION,
-            flop=ready.reference_flop,
+        steal=_rounded(measured.steal) if measured.steal is not None else None,
+        waited=_rounded(measured.waited),
+        reference=BaselineReference(
+            against=trial.shots,
+            version=REFERENCE_VERSION,
+            flop=trial.reference_flop,
             host_cpu_s=_row(measured.reference_cpu_s),
         ),
-        flop=ready.flop,
+        flop=trial.flop,
         host_cpu_s=_row(measured.host_cpu_s),
         cpu_s=_row(measured.cpu_s),
         peak_mib=_row(measured.peak_mib),
@@ -180,10 +176,10 @@ def entry(test: str, function: str, measured: Measurement) -> Entry:
     )
 
 
-def this_host() -> Host:
-    """Where this runs."""
+def this_host() -> BaselineHost:
+    """Return the machine that this runs on."""
     this = host()
-    return Host(
+    return BaselineHost(
         fingerprint=f"{fingerprint()}-py{platform.python_version()}",
         cpu=this.cpu,
         cores=this.cores,
@@ -191,8 +187,8 @@ def this_host() -> Host:
     )
 
 
-def together(first: Entry, second: Entry) -> Entry:
-    """The samples of two measurements of the same function, in their order; all else is the first's."""
+def together(first: BaselineEntry, second: BaselineEntry) -> BaselineEntry:
+    """Join the samples of two measurements of the same function; all else is the first's."""
     samples = {
         name: getattr(first, name) + getattr(second, name)
         for name in ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
@@ -201,7 +197,7 @@ def together(first: Entry, second: Entry) -> Entry:
 
 
 def path_of(test_file: Path) -> Path:
-    """Where the baselines of a test module are.
+    """Return the path of a test module's baselines.
 
     >>> path_of(Path("tests/test_step.py")).as_posix()
     'tests/edgefl-baselines/test_step.json'
@@ -209,20 +205,18 @@ def path_of(test_file: Path) -> Path:
     return test_file.parent / FOLDER / f"{test_file.stem}.json"
 
 
-def load(path: Path) -> dict[tuple[str, str, str], Entry]:
-    """The file's entries by key; none if there is no file. ConfigError for a broken one."""
+def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
+    """Return the file's entries by key; none if there is no file. ConfigError for a broken one."""
     try:
-        content = path.read_bytes()
+        plain = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        plain = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a file of baselines: {error}") from None
     try:
-        file = msgspec.convert(plain, _File)
+        file = msgspec.convert(plain, _BaselineFile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_unfit(plain, str(error))}") from None
     if file.edgefl_baselines != FORMAT:
@@ -233,7 +227,7 @@ def load(path: Path) -> dict[tuple[str, str, str], Entry]:
     return {one.key: one for one in file.entries}
 
 
-def save(path: Path, entries: Iterable[Entry]) -> None:
+def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
     """Put the entries in the file, in place of those with the same key; whole or not at all."""
     merged = load(path) | {one.key: one for one in entries}
     ordered = [msgspec.to_builtins(merged[key]) for key in sorted(merged)]
@@ -246,7 +240,7 @@ def save(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def _unfit(plain: Any, error: str) -> str:
-    """One line for what msgspec says of a value; of one that is out of range it does not say what was got."""
+    """Phrase msgspec's error in one line; of a value that is out of range it does not say what was got."""
     allowed, out_of_range, place = error.removeprefix("Expected ").removesuffix("`").partition(" - at `$.")
     if not out_of_range or not re.search("[<>]", allowed):
         return f"not a file of baselines: {error}"
@@ -257,7 +251,7 @@ def _unfit(plain: Any, error: str) -> str:
 
 
 def _text(value: Any, indent: str = "") -> str:
-    """JSON whose rows of numbers are one line each, so that a changed figure is one changed line."""
+    """Return JSON whose rows of numbers are one line each, so that a changed figure is one changed line."""
     inner = indent + "  "
     if isinstance(value, Mapping):
         lines = [f"{inner}{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]
@@ -267,11 +261,11 @@ def _text(value: Any, indent: str = "") -> str:
     return json.dumps(value)
 
 
-def _row(samples: Sequence[float]) -> Row:
-    return tuple(_short(sample) for sample in samples)
+def _row(samples: Sequence[float]) -> Figures:
+    return tuple(_rounded(sample) for sample in samples)
 
 
-def _short(figure: float) -> float:
+def _rounded(figure: float) -> float:
     return float(f"{figure:.{_DIGITS}g}")
 
 

@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import json
-import statistics
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
-from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
+from edgefl.errors import ConfigError, Invalid, NotMet, unknown
 from edgefl.regression import baseline, verdict
-from edgefl.regression.imports import locate
-from edgefl.regression.inference import LEAST_REPETITIONS
-from edgefl.regression.measurement import Measurement, Plan, measure, profile_sha256
-from edgefl.regression.orders import Order
-from edgefl.regression.session import Session
-from edgefl.regression.verdict import TESTED, Compared, Outcome
+from edgefl.regression.baseline import BaselineEntry
+from edgefl.regression.measurement import (
+    LEAST_REPETITIONS,
+    Measurement,
+    MeasurementPlan,
+    measure,
+    profile_sha256,
+)
+from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
+from edgefl.regression.verdict import BUDGETS, TESTED, TOLERANCE, Compared, DeviceResult
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
+MOST_LIMIT_S = 86_400
 DOUBTFUL = 0.5
 """Share of the tolerance beyond which a growth is looked at a second time."""
 BASELINE_TIMES = 2
-"""As many repetitions for a baseline: many measurements will be held against it."""
+"""Factor for the repetitions of a baseline: many measurements will be held against it."""
+MARK_KEYS = ("repetitions", "network", "time_scale", "limit_s", *BUDGETS)
 
 
-class Where(NamedTuple):
-    """Which test this is."""
-
-    test: str
-    """Its node id without the file: ``test_step[pixel-3a]``."""
-    file: Path
-    group: str
-    """Shared by the same test on its other devices."""
-    devices: int
-    """How many there are in the group."""
-
-
-class Wishes(NamedTuple):
-    """What the mark asks for."""
+class MarkOptions(NamedTuple):
+    """The arguments of a mark ``edge_device(…)``, for one of its profiles."""
 
     profile: str
     repetitions: int | None = None
@@ -52,101 +46,130 @@ class Wishes(NamedTuple):
     budgets: Mapping[str, float] = {}
 
 
-class Result:
-    """What one function takes on the device: medians of its repetitions, in the device's seconds."""
+def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkOptions]:
+    """Check a mark's arguments. ConfigError for a profile, a key or a value that is not allowed.
 
-    def __init__(self, function: str, measured: Measurement) -> None:
-        self.function = function
-        self.measured = measured
-        self.failures: list[str] = []
-        self.invalid: str | None = None
-
-    @property
-    def device(self) -> str:
-        return self.measured.device.id
-
-    @property
-    def seconds(self) -> float:
-        """Device time of a call, its transfers included."""
-        return statistics.median(self.measured.seconds)
-
-    @property
-    def host_cpu_s(self) -> float:
-        """CPU seconds that a call takes this host."""
-        return statistics.median(self.measured.host_cpu_s)
-
-    @property
-    def peak_mib(self) -> float:
-        """Memory that a call takes at its peak, on top of what was there before it."""
-        return statistics.median(self.measured.peak_mib)
-
-    @property
-    def sent_mib(self) -> float:
-        return statistics.median(self.measured.sent_mib)
-
-    @property
-    def joules(self) -> float | None:
-        """From the device's battery; None where its profile does not say what it draws."""
-        try:
-            return statistics.median(self.measured.joules)
-        except ProfileError:
-            return None
-
-    @property
-    def repetitions(self) -> int:
-        return len(self.measured.repetitions)
-
-    @property
-    def outcome(self) -> Outcome:
-        if self.failures:
-            return "FAIL"
-        return "INVALID" if self.invalid else "PASS"
-
-    def assert_budget(self, **budgets: float) -> None:
-        """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
-
-        Held against a budget is the one-sided 95% bootstrap upper bound of the median.
-        """
-        __tracebackhide__ = True
-        self._require(list(verdict.over_budget(self.measured, budgets)))
-
-    def assert_pace(self, margin: float = 0.03) -> None:
-        """Fail unless the device's pace is shown to be kept: two one-sided tests at 5%, ± ``margin``."""
-        __tracebackhide__ = True
-        why = verdict.out_of_pace(self.measured, margin)
-        self._require([why] if why else [])
-
-    def _require(self, wrong: list[str]) -> None:
-        __tracebackhide__ = True
-        self.failures += wrong
-        if wrong:
-            raise NotMet(f"{self.function} on {self.device}: {'; '.join(wrong)}")
-
-    def __repr__(self) -> str:
-        return (
-            f"<{self.function} on {self.device}: {verdict.figure(self.seconds)} s, "
-            f"{verdict.figure(self.peak_mib)} MiB, {self.repetitions} repetitions>"
+    >>> [one.profile for one in mark_options(["pixel-3a", "pi-4"], {"seconds": 2.0})]
+    ['pixel-3a', 'pi-4']
+    >>> mark_options(["pixel-3a"], {"second": 2.0})
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: edge_device key 'second' not found; did you mean 'seconds'? have: joules, \
+limit_s, network, peak_mib, repetitions, seconds, sent_mib, time_scale
+    """
+    _check_profiles(profiles)
+    for key in keys:
+        if key not in MARK_KEYS:
+            raise ConfigError(unknown("edge_device key", key, MARK_KEYS))
+    repetitions, network, time_scale = (keys.get(key) for key in ("repetitions", "network", "time_scale"))
+    if network is not None:
+        load_network(network)
+    if time_scale is not None:
+        _number("time_scale", time_scale)
+    limit_s = keys.get("limit_s", DEFAULT_LIMIT_S)
+    if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
+        raise ConfigError(
+            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {limit_s!r})"
         )
+    budgets = {name: _number(name, keys[name]) for name in BUDGETS if name in keys}
+    if repetitions is not None and (
+        isinstance(repetitions, bool) or not isinstance(repetitions, int) or repetitions < LEAST_REPETITIONS
+    ):
+        raise ConfigError(
+            f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {repetitions!r})"
+        )
+    return [MarkOptions(profile, repetitions, network, time_scale, limit_s, budgets) for profile in profiles]
+
+
+def _check_profiles(profiles: Sequence[Any]) -> None:
+    if not profiles:
+        raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
+    for profile in profiles:
+        if not isinstance(profile, str):
+            raise ConfigError(f"edge_device: a profile is named by a string (got {profile!r})")
+        load_device(profile)
+    if len(set(profiles)) < len(profiles):
+        raise ConfigError(f"edge_device: a profile is named twice: {', '.join(profiles)}")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"edge_device: {name} must be a finite number of at least 0 (got {value!r})")
+    return float(value)
+
+
+class SessionOptions(NamedTuple):
+    """The options of pytest's command line."""
+
+    save: bool = False
+    compare: bool = False
+    tolerance: float = TOLERANCE
+    time_scale: float | None = None
+    repetitions: int | None = None
+
+
+class Session:
+    """The options, the measuring process and the comparisons of one pytest process; `close` it at its end."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self.options = options
+        self._process: MeasuringProcess | None = None
+        self._file: Path | None = None
+        self._compared: dict[str, list[Compared]] = {}
+
+    def process(self, file: Path) -> MeasuringProcess:
+        """Return a test module's measuring process: its figures do not depend on what ran before it."""
+        if self._process is None or self._file != file or not self._process.alive:
+            self.close()
+            self._process, self._file = MeasuringProcess(), file
+        return self._process
+
+    def changed(self, group: str, devices: int, compared: list[Compared]) -> list[Compared]:
+        """Return those of the metrics that grew, by Holm's correction over the group's devices.
+
+        Those of devices that are still to come are not known yet and count as not changed. That costs no
+        alarm: whatever they are, Holm rejects any of a group only if it rejects the clearest alone.
+        """
+        known = self._compared.setdefault(group, [])
+        known += compared
+        grown = verdict.changed(known, max(len(known), devices * len(TESTED)))
+        return [one for one, grew in zip(known, grown, strict=True) if grew and one in compared]
+
+    def close(self) -> None:
+        """End the measuring process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+class DeviceTest(NamedTuple):
+    """The test that a device belongs to."""
+
+    test: str
+    """Its node id without the file: ``test_step[pixel-3a]``."""
+    file: Path
+    group: str
+    """A name shared by the same test on its other devices."""
+    devices: int
+    """Number of the devices in the group."""
 
 
 class EdgeDevice:
     """One device in one test."""
 
-    def __init__(self, wishes: Wishes, where: Where, session: Session) -> None:
-        self._wishes = wishes
-        self._where = where
+    def __init__(self, mark: MarkOptions, test: DeviceTest, session: Session) -> None:
+        self._mark = mark
+        self._test = test
         self._session = session
-        self.profile: Device = load_device(wishes.profile)
+        self.profile: Device = load_device(mark.profile)
         if self.profile.cpu is None:
             raise ConfigError(
                 f"device {self.profile.id!r} has a delay model instead of a processor: there is nothing to "
                 "time a function by"
             )
-        network = wishes.network or self.profile.network
-        self.network: Network | None = None if network is None else load_network(network)
-        self._network_name = network
-        self.results: list[Result] = []
-        self._names: dict[str, int] = {}
+        self._network_name = mark.network or self.profile.network
+        self.network: Network | None = load_network(self._network_name) if self._network_name else None
+        self.results: list[DeviceResult] = []
+        self._calls: dict[str, int] = {}
 
     @property
     def name(self) -> str:
@@ -159,7 +182,7 @@ class EdgeDevice:
         *args: Any,
         setup: Callable[..., Any] | None = None,
         **kwargs: Any,
-    ) -> Result:
+    ) -> DeviceResult:
         """Run ``function(*args, **kwargs)`` as this device would, in processes of their own.
 
         The function is at the top of a module; its arguments are what JSON holds: numbers, strings, lists,
@@ -170,59 +193,56 @@ class EdgeDevice:
         handed over.
         """
         __tracebackhide__ = True
-        where = locate(function)
+        location = locate(function)
         label = self._label(function)
-        if self._session.options.save or self._session.options.compare:
-            baseline.load(self._file)  # a broken one is found before minutes are spent
-        before = self._before(label) if self._session.options.compare else None
-        if isinstance(before, str) and not self._wishes.budgets:  # then there is nothing to learn
-            raise Invalid(f"{label} on {self.name}: {before}")
-        order = Order(
-            function=where,
+        before = self._before(label)
+        request = PrepareRequest(
+            function=location,
             setup=None if setup is None else locate(setup, "setup"),
             args=[_plain(f"argument {place}", value) for place, value in enumerate(args)],
             kwargs={name: _plain(f"argument {name}", value) for name, value in kwargs.items()},
             path=list(sys.path),
-            device=self._wishes.profile,
+            device=self._mark.profile,
             network=self._network_name,
-            seed=0,
-            against=before.reference.against if isinstance(before, baseline.Entry) else None,
-            limit_s=self._wishes.limit_s,
+            shots=None if before is None else before.reference.against,
+            limit_s=self._mark.limit_s,
         )
-        result = Result(label, self._measure(order))
+        result = DeviceResult(label, self._measure(request))
         self.results.append(result)
         self._believe(result, result.measured)
         return result
 
     def judge(self) -> None:
-        """After the test: the budgets of its mark, and the baselines. `NotMet` or `Invalid` for the first."""
+        """Hold the results of a test that is over to its mark's budgets and to the baselines.
+
+        `NotMet` or `Invalid` for the first that fails.
+        """
         __tracebackhide__ = True
-        if not (self._names or self.results):
+        if not (self._calls or self.results):
             raise NotMet(
                 "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: "
                 "then the test itself runs on the device"
             )
         for result in self.results:
-            if self._wishes.budgets:
-                result.assert_budget(**self._wishes.budgets)
+            if self._mark.budgets:
+                result.assert_budget(**self._mark.budgets)
             if self._session.options.compare:
                 self._compare(result)
 
-    def grown(self, result: Result, before: baseline.Entry) -> list[Compared]:
-        """The metrics that take more than their baseline. `Invalid` where the host's load leaves that open.
+    def grown(self, result: DeviceResult, before: BaselineEntry) -> list[Compared]:
+        """Return the metrics that take more than their baseline. `Invalid` where the load leaves that open.
 
         Where one seems to, or is on the way to it, the function is measured a second time and both
         measurements count together: what a neighbour on the host did may look like a change for some seconds,
         or hide one. A load at which nothing compares may pass, too.
         """
         __tracebackhide__ = True
-        tolerance, devices = self._session.options.tolerance, self._where.devices
-        group = f"{self._where.group} {result.function}"
+        tolerance, devices = self._session.options.tolerance, self._test.devices
         now = self.entry(result)
         if before.loads_apart(now) is not None:
             now = self._again(result, before)
         first = verdict.compare(before, now, tolerance * DOUBTFUL)
-        changed = self._session.changed(group, devices, first)
+        changed = self._session.changed(f"{self._test.group} {result.function}", devices, first)
         looks = (*first, *verdict.compare(before, now, tolerance))
         if not changed and not any(one.undecided for one in looks):
             return []
@@ -237,53 +257,48 @@ class EdgeDevice:
                 raise self._invalid(result, why)
         return found
 
-    def _again(self, result: Result, before: baseline.Entry) -> baseline.Entry:
-        """Another measurement of what was measured. `Invalid` if it does not compare with the baseline."""
+    def entry(self, result: DeviceResult, measured: Measurement | None = None) -> BaselineEntry:
+        """Return the baseline's entry of a result, or of another measurement of it."""
+        return baseline.entry(self._test.test, result.function, measured or result.measured)
+
+    def _again(self, result: DeviceResult, before: BaselineEntry) -> BaselineEntry:
+        """Measure the function once more. `Invalid` if that does not compare with the baseline."""
         __tracebackhide__ = True
-        measured = measure(self._session.process(self._where.file), result.measured.plan)
+        measured = measure(self._session.process(self._test.file), result.measured.plan)
         self._believe(result, measured)
-        now = self._entry(result.function, measured)
+        now = self.entry(result, measured)
         if (why := before.loads_apart(now)) is not None:
             raise self._invalid(result, why)
         return now
 
-    def entry(self, result: Result) -> baseline.Entry:
-        """What a baseline keeps of a result."""
-        return self._entry(result.function, result.measured)
-
-    def _entry(self, function: str, measured: Measurement) -> baseline.Entry:
-        return baseline.entry(self._where.test, function, measured)
-
-    def _believe(self, result: Result, measured: Measurement) -> None:
+    def _believe(self, result: DeviceResult, measured: Measurement) -> None:
         __tracebackhide__ = True
         if reasons := list(measured.reasons()):
             raise self._invalid(result, "; ".join(reasons))
 
-    @property
-    def _file(self) -> Path:
-        return baseline.path_of(self._where.file)
-
-    def _measure(self, order: Order) -> Measurement:
+    def _measure(self, request: PrepareRequest) -> Measurement:
         __tracebackhide__ = True
-        options, wishes = self._session.options, self._wishes
-        repetitions = options.repetitions or wishes.repetitions or DEFAULT_REPETITIONS
+        options, mark = self._session.options, self._mark
+        repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
         if options.save:
             repetitions *= BASELINE_TIMES
-        scale = options.time_scale if options.time_scale is not None else wishes.time_scale
-        plan = Plan(self.profile, self.network, order, repetitions, 1.0 if scale is None else scale)
-        return measure(self._session.process(self._where.file), plan)
+        scale = options.time_scale if options.time_scale is not None else mark.time_scale
+        plan = MeasurementPlan(
+            self.profile, self.network, request, repetitions, 1.0 if scale is None else scale
+        )
+        return measure(self._session.process(self._test.file), plan)
 
     def _label(self, function: Callable[..., Any]) -> str:
         name = function.__qualname__
-        self._names[name] = self._names.get(name, 0) + 1
-        return name if self._names[name] == 1 else f"{name} {self._names[name]}"
+        self._calls[name] = self._calls.get(name, 0) + 1
+        return name if self._calls[name] == 1 else f"{name} {self._calls[name]}"
 
-    def _compare(self, result: Result) -> None:
+    def _compare(self, result: DeviceResult) -> None:
         __tracebackhide__ = True
-        before, now = self._before(result.function), self.entry(result)
+        before = self._baseline(result.function)
         if isinstance(before, str):
             raise self._invalid(result, before)
-        more = verdict.more_flop(before, now, self._session.options.tolerance)
+        more = verdict.more_flop(before, self.entry(result), self._session.options.tolerance)
         wrong = [] if more is None else [more]
         try:
             wrong += map(str, self.grown(result, before))
@@ -294,29 +309,46 @@ class EdgeDevice:
         if wrong:
             raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")
 
-    def _invalid(self, result: Result, why: str) -> Invalid:
+    def _invalid(self, result: DeviceResult, why: str) -> Invalid:
         result.invalid = why
         return Invalid(f"{result.function} on {self.name}: {why}")
 
-    def _before(self, function: str) -> baseline.Entry | str:
-        """The function's baseline, or why there is none that compares. What is asked of it is known before
-        anything is measured: figures are taken against the reference that the baseline names."""
-        here, entries = baseline.this_host(), baseline.load(self._file)
-        if (found := entries.get((self._where.test, function, here.fingerprint))) is not None:
+    def _before(self, label: str) -> BaselineEntry | None:
+        """Return the baseline that the function will be compared with, before minutes are spent.
+
+        Figures are taken against the reference that it names. ConfigError if its file is broken, `Invalid` if
+        there is nothing to learn: neither a baseline that compares nor a budget.
+        """
+        __tracebackhide__ = True
+        options = self._session.options
+        if options.save:
+            baseline.load(baseline.path_of(self._test.file))
+        before = self._baseline(label) if options.compare else None
+        if not isinstance(before, str):
+            return before
+        if not self._mark.budgets:
+            raise Invalid(f"{label} on {self.name}: {before}")
+        return None
+
+    def _baseline(self, function: str) -> BaselineEntry | str:
+        """Return the function's baseline, or why there is none that compares."""
+        file = baseline.path_of(self._test.file)
+        here, entries = baseline.this_host(), baseline.load(file)
+        if (found := entries.get((self._test.test, function, here.fingerprint))) is not None:
             outdated = found.outdated(profile_sha256(self.profile, self.network))
             return found if outdated is None else f"{outdated}; save it again with --edgefl-save"
         if others := {
-            one.host.software for key, one in entries.items() if key[:2] == (self._where.test, function)
+            one.host.software for key, one in entries.items() if key[:2] == (self._test.test, function)
         }:
             return (
-                f"the baseline in {self._file.name} is of another host or software "
+                f"the baseline in {file.name} is of another host or software "
                 f"({'; '.join(sorted(others))}; here: {here.software}); save one here with --edgefl-save"
             )
-        return f"no baseline in {self._file}; save one with --edgefl-save"
+        return f"no baseline in {file}; save one with --edgefl-save"
 
 
 def _plain(name: str, value: Any) -> Any:
-    """The value, if another process gets the same from its JSON."""
+    """Return the value, if another process gets the same from its JSON."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):
@@ -325,14 +357,5 @@ def _plain(name: str, value: Any) -> Any:
         raise ConfigError(
             f"{name} must be what JSON holds, so that another process gets it: numbers, strings, lists, "
             f"tables (got a {type(value).__name__}); let setup= make anything else"
-        )
-    return value
-
-
-def least_repetitions(value: Any) -> int:
-    """How often to repeat, checked."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_REPETITIONS:
-        raise ConfigError(
-            f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {value!r})"
         )
     return value

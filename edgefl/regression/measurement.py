@@ -1,42 +1,126 @@
-"""A function's figures on one device: repeated until they are known, or found not to be believable."""
+"""A function's figures on one device: repeated until they are known, or found not to be believable.
+
+Repetitions are independent draws; nothing is assumed of their distribution. Resamples come from a seeded
+stream, so that the same samples always give the same bounds.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from edgefl.devices.condition import energy_j
 from edgefl.devices.schema import Device, Network, to_json
 from edgefl.errors import NotMet, OutOfDeviceMemory
 from edgefl.limits.capacity import StealMeter
 from edgefl.limits.fidelity import STEAL_MAX
-from edgefl.regression import inference
-from edgefl.regression.orders import Ended, Order, Ready, Repeat, Repetition
-from edgefl.regression.process import MeasuringProcess, alone
+from edgefl.regression.process import (
+    Failure,
+    MeasuringProcess,
+    PrepareRequest,
+    RepeatRequest,
+    Repetition,
+    TrialRun,
+    alone,
+)
+from edgefl.seeds import stream
 
 MIB = 1 << 20
+LEAST_REPETITIONS = 9
+MOST_REPETITIONS = 60
 PRECISE = 0.0125
 """Half the width of the 90% interval of the median time, as a share of it, at which measuring ends."""
 NOISY = 0.03
 """The same, above which the figures are not believed."""
-MOST_REPETITIONS = 60
 WAITED_MAX = 0.6
 """Share of the time in which the function could have run and had no core."""
 REFERENCE_CV_MAX = 0.30
-"""Of the reference's CPU time from repetition to repetition: above it this is no host to measure on."""
+"""Variation of the reference's CPU time between repetitions: above it this is no host to measure on."""
+RESAMPLES = 2000
+
+Samples = Sequence[float] | npt.NDArray[np.float64]
 
 
-class Plan(NamedTuple):
+class Interval(NamedTuple):
+    """A median and the bounds of its bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval's width as a share of the median; infinite where the median is 0 and it is not.
+
+        >>> Interval(2.0, 1.9, 2.1).half_width
+        0.05
+        """
+        if self.high == self.low:
+            return 0.0
+        return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf
+
+
+def median_interval(samples: Samples) -> Interval:
+    """Return the 90% bootstrap interval of the median (Efron 1979). ValueError for no or not finite samples.
+
+    >>> median_interval([5.0] * 9)
+    Interval(median=5.0, low=5.0, high=5.0)
+    """
+    low, high = np.quantile(_resampled_medians(samples), [0.05, 0.95])
+    return Interval(float(np.median(np.asarray(samples))), float(low), float(high))
+
+
+def upper_bound(samples: Samples) -> float:
+    """Return the one-sided 95% bootstrap upper bound of the median: what a budget has to hold.
+
+    >>> upper_bound([1.0, 1.0, 1.1, 1.0, 1.2, 1.0, 1.1, 1.0, 1.0]) <= 1.2
+    True
+    """
+    return float(np.quantile(_resampled_medians(samples), 0.95))
+
+
+def equivalent(ratios: Samples, margin: float) -> bool:
+    """Make two one-sided tests at 5%: the 90% interval of the median ratio lies inside 1 ± ``margin``.
+
+    >>> equivalent([1.0, 1.01, 0.99, 1.0, 1.01, 1.0, 0.99, 1.0, 1.0], margin=0.03)
+    True
+    >>> equivalent([1.1] * 9, margin=0.03)
+    False
+    """
+    interval = median_interval(ratios)
+    return 1 - margin <= interval.low and interval.high <= 1 + margin
+
+
+def checked(samples: Samples, name: str = "samples") -> npt.NDArray[np.float64]:
+    """Return the samples as an array. ValueError unless they are a row of finite numbers."""
+    array = np.asarray(samples, dtype=np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be a row of finite numbers (got {samples!r})")
+    return array
+
+
+def _resampled_medians(samples: Samples) -> npt.NDArray[np.float64]:
+    array = checked(samples)
+    rng = stream(0, "bootstrap", len(array))
+    medians: npt.NDArray[np.float64] = np.median(rng.choice(array, (RESAMPLES, len(array))), axis=1)
+    return medians
+
+
+class MeasurementPlan(NamedTuple):
     """How a function is measured."""
 
     device: Device
     network: Network | None
-    order: Order
+    request: PrepareRequest
     repetitions: int
     """At least; more where they vary."""
     time_scale: float
@@ -46,28 +130,30 @@ class Plan(NamedTuple):
 class Measurement:
     """The repetitions of one function on one device. All seconds are emulated unless they say ``host``."""
 
-    def __init__(self, plan: Plan, ready: Ready, repetitions: list[Repetition], steal: float | None) -> None:
+    def __init__(
+        self, plan: MeasurementPlan, trial: TrialRun, repetitions: list[Repetition], steal: float | None
+    ) -> None:
         self.plan = plan
         self.device = plan.device
-        self.ready = ready
+        self.trial = trial
         self.repetitions = repetitions
         self.steal = steal
 
     @property
     def model_s(self) -> float:
         """Counted FLOP over the device's rate: the same for every repetition."""
-        return self.ready.flop / self.device.train_flop_per_s
+        return self.trial.flop / self.device.train_flop_per_s
 
     @cached_property
     def cpu_s(self) -> list[float]:
-        """The CPU clock, with what the function was blocked: what a change is looked for in.
+        """The CPU clock, with the time that the function was blocked; a change is looked for in it.
 
         cpu_s = (CPU time of a call / CPU time of the reference) · reference's FLOP / device's rate + blocked
 
-        Of each the least of the repetition's shots: interference only adds time, and seldom to all of them.
+        Each CPU time is the least of the repetition's shots: interference only adds time, and seldom to all.
         """
-        unit_s = self.ready.reference_flop / self.device.train_flop_per_s
-        shots = self.ready.against.units / self.ready.against.calls
+        unit_s = self.trial.reference_flop / self.device.train_flop_per_s
+        shots = self.trial.shots.units / self.trial.shots.calls
         return [
             min(one.cpu_s) / min(one.reference_cpu_s) * shots * unit_s + one.blocked_s
             for one in self.repetitions
@@ -91,7 +177,7 @@ class Measurement:
 
     @cached_property
     def joules(self) -> list[float]:
-        """What each repetition takes from the battery. ProfileError where the profile does not say."""
+        """Energy that each repetition takes from the battery. ProfileError where the profile does not say."""
         bearer = self.plan.network.bearer if self.plan.network is not None else "mobile"
         return [
             energy_j(
@@ -107,12 +193,17 @@ class Measurement:
     @property
     def host_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a call takes."""
-        return [min(one.cpu_s) / self.ready.against.calls for one in self.repetitions]
+        return [min(one.cpu_s) / self.trial.shots.calls for one in self.repetitions]
 
     @property
     def reference_cpu_s(self) -> list[float]:
         """CPU seconds of this host that a unit of the reference takes."""
-        return [min(one.reference_cpu_s) / self.ready.against.units for one in self.repetitions]
+        return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
+
+    @property
+    def waited(self) -> float:
+        """Median share of the time in which the function could have run and had no core."""
+        return statistics.median(one.waited for one in self.repetitions)
 
     @property
     def pace(self) -> list[float]:
@@ -121,40 +212,38 @@ class Measurement:
             return []
         return [one.achieved_s / one.declared_s for one in self.repetitions if one.declared_s > 0]
 
+    @property
+    def noise(self) -> float:
+        """Half the width of the 90% interval of the median CPU clock, as a share of the median."""
+        return median_interval(self.cpu_s).half_width
+
     def reasons(self) -> Iterator[str]:
-        """Why the figures cannot be believed, if they cannot."""
+        """Yield the reasons why the figures cannot be believed."""
         if self.steal is not None and self.steal > STEAL_MAX:
             yield f"the hypervisor stole {self.steal:.1%} of the time, at most {STEAL_MAX:.0%} is allowed"
-        waited = statistics.median(one.waited for one in self.repetitions)
-        if waited > WAITED_MAX:
+        if self.waited > WAITED_MAX:
             yield (
-                f"the host is overloaded: the function waited for a core {waited:.0%} of the time, at most "
-                f"{WAITED_MAX:.0%} is allowed"
+                f"the host is overloaded: the function waited for a core {self.waited:.0%} of the time, at "
+                f"most {WAITED_MAX:.0%} is allowed"
             )
         reference = self.reference_cpu_s
         cv = statistics.stdev(reference) / statistics.fmean(reference)
         if cv > REFERENCE_CV_MAX:
             yield (
-                f"the reference {self.ready.against.reference} varied by {cv:.0%}, at most "
+                f"the reference {self.trial.shots.reference} varied by {cv:.0%}, at most "
                 f"{REFERENCE_CV_MAX:.0%} is allowed"
             )
-        noise = self.noise
-        if noise > NOISY:
+        if self.noise > NOISY:
             yield (
-                f"too noisy: the median time is known to ±{noise:.1%} after {len(self.repetitions)} "
+                f"too noisy: the median time is known to ±{self.noise:.1%} after {len(self.repetitions)} "
                 f"repetitions, ±{NOISY:.0%} is needed"
             )
 
-    @property
-    def noise(self) -> float:
-        """Half the width of the 90% interval of the median CPU clock, as a share of the median."""
-        return inference.median_interval(self.cpu_s).half_width
 
-
-def measure(process: MeasuringProcess, plan: Plan) -> Measurement:
+def measure(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
 
-    If what was found cannot be believed, measure once more: what was in the way may have passed.
+    If the figures cannot be believed, measure once more: whatever was in the way may have passed.
     `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises.
     """
     __tracebackhide__ = True
@@ -163,51 +252,49 @@ def measure(process: MeasuringProcess, plan: Plan) -> Measurement:
         return _measured(process, plan) if any(measured.reasons()) else measured
 
 
-def _measured(process: MeasuringProcess, plan: Plan) -> Measurement:
+def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     __tracebackhide__ = True
     meter = StealMeter()
-    ready = process.prepare(plan.order)
-    if isinstance(ready, Ended):
-        raise _failure(plan, ready)
+    trial = process.prepare(plan.request)
+    if isinstance(trial, Failure):
+        raise _not_met(plan, trial)
     repetitions: list[Repetition] = []
     while True:
-        found = process.repeat(Repeat(len(repetitions), plan.time_scale))
-        if isinstance(found, Ended):
-            raise _failure(plan, found)
+        found = process.repeat(RepeatRequest(len(repetitions), plan.time_scale))
+        if isinstance(found, Failure):
+            raise _not_met(plan, found)
         repetitions.append(found)
         if len(repetitions) < plan.repetitions:
             continue
-        measured = Measurement(plan, ready, repetitions, None)
+        measured = Measurement(plan, trial, repetitions, None)
         if measured.noise <= PRECISE or len(repetitions) >= max(MOST_REPETITIONS, plan.repetitions):
-            return Measurement(plan, ready, repetitions, meter.share())
+            return Measurement(plan, trial, repetitions, meter.share())
+
+
+def _not_met(plan: MeasurementPlan, failure: Failure) -> NotMet:
+    name = f"{plan.request.function.qualname} on {plan.device.id}"
+    match failure.kind:
+        case "memory":
+            limit_mib = plan.device.app_limit_mib
+            return OutOfDeviceMemory(f"out of memory on {plan.device.id}: {limit_mib:g} MiB allowed")
+        case "signal":
+            return NotMet(f"{name}: its process was ended by {failure.why}")
+        case "late":
+            return NotMet(f"{name}: not done after {failure.why} s; limit_s= in the mark allows more")
+        case "raised":
+            return NotMet(f"{plan.request.function.qualname} failed on {plan.device.id}:\n{failure.why}")
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """16 hex digits of all figures of the device and its network, wherever their files lie."""
+    """Return 16 hex digits of all figures of the device and its network, wherever their files lie."""
     figures = [to_json(device), None if network is None else _figures(network)]
     return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _figures(network: Network) -> dict[str, Any]:
-    """With what is in its traces for where they are."""
+    """Return the network with the digests of its traces for their paths."""
     plain = to_json(network)
     for way in (plain["down"], plain["up"]):
         if "trace" in way:
             way["trace"] = hashlib.sha256(Path(way["trace"]).read_bytes()).hexdigest()
     return plain
-
-
-def _failure(plan: Plan, ended: Ended) -> NotMet:
-    name = plan.order.function.qualname
-    match ended.kind:
-        case "memory":
-            limit_mib = plan.device.app_limit_mib
-            return OutOfDeviceMemory(f"out of memory on {plan.device.id}: {limit_mib:g} MiB allowed")
-        case "signal":
-            return NotMet(f"{name} on {plan.device.id}: its process was ended by {ended.why}")
-        case "late":
-            return NotMet(
-                f"{name} on {plan.device.id}: not done after {ended.why} s; limit_s= in the mark allows more"
-            )
-        case "raised":
-            return NotMet(f"{name} failed on {plan.device.id}:\n{ended.why}")

@@ -1,31 +1,153 @@
-"""The measuring process, seen from the test's: started when it is first needed, ended with the session."""
+"""The measuring process from the test's side: how it is told where a function is, and what it answers.
+
+    PrepareRequest ──► TrialRun | Refusal | Failure      once a function
+    RepeatRequest  ──► Repetition | Refusal | Failure    once a repetition, each in a process of its own
+
+Requests and answers are plain data; nothing in them runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import importlib
+import importlib.util
+import inspect
 import os
+import reprlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
 
+import msgspec
 import psutil
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.regression.orders import Ended, FromWorker, Order, Ready, Refused, Repeat, Repetition
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.process import single_threaded_environment
 
 _ENDING_S = 1.0
-"""For the measuring process to end by itself once nobody asks it anything."""
+"""Time for the measuring process to end by itself once its channel is closed."""
+
+ReferenceName = Literal["train-small", "train-large", "interpreted"]
+
+MOST_AT_A_TIME = 10_000
+"""Most calls or units in a shot: a call that does nothing is timed a few thousand at a time."""
+AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
+
+
+class FunctionLocation(msgspec.Struct, frozen=True):
+    """The module and the name of a function that every process can import."""
+
+    module: str
+    file: str
+    """The module's file: it is imported from there where its name alone does not lead there."""
+    qualname: str
+
+
+class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The reference of a function, and how much of each is timed as one shot.
+
+    They belong to a function's figures: a shot of two units finds the second one's data in the caches, and is
+    not twice one of one unit.
+    """
+
+    reference: ReferenceName
+    units: AtATime
+    """Units of the reference in a shot of it."""
+    calls: AtATime
+    """Calls of the function in a shot of it."""
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """Import a function and try it out on a device."""
+
+    function: FunctionLocation
+    setup: FunctionLocation | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    path: list[str]
+    """The test process's ``sys.path``."""
+    device: str
+    network: str | None
+    shots: ShotSizes | None
+    """The baseline's; None takes the most similar reference, in shots as long as the function's."""
+    limit_s: float
+    """Wall seconds that each of the function's processes may take."""
+
+
+class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
+    """Run the function once as the device would, then time it."""
+
+    index: int
+    time_scale: float
+    """Wall seconds per emulated second in the first call; 0 does not wait."""
+
+
+class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
+    """A function's cost, found out in a process that is thrown away."""
+
+    shots: ShotSizes
+    reference_flop: float
+    """Floating-point operations of one unit of the reference."""
+    unit_cpu_s: float
+    """Least CPU time of a unit on this host."""
+    flop: float
+    """Floating-point operations of one call, as torch counts them."""
+    pairs: int
+    """Shots of the function in a repetition."""
+    imported: list[str]
+    """Parts of torch that the first call imported, in that order."""
+
+
+class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
+    """The figures of one process. CPU seconds are the host's, all others emulated."""
+
+    cpu_s: list[float]
+    """CPU time of each shot of the function."""
+    reference_cpu_s: list[float]
+    """CPU time of each shot of the reference, before and after those."""
+    blocked_s: float
+    """Time of the first call that was neither computing, nor waiting for a core or the link."""
+    peak_mib: float
+    """Growth of private memory in the first call, at its highest."""
+    sent_bytes: int
+    radio_s: float
+    """Time in transfers, latency included."""
+    declared_s: float
+    """Device time of the first call, by its own CPU time."""
+    achieved_s: float
+    """Emulated time that the first call took by the clock."""
+    waited: float
+    """Share of the timed part in which it could have run and had no core."""
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The reason why a function cannot be measured."""
+
+    why: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    """The end of a process that gave no measurement."""
+
+    kind: Literal["memory", "raised", "signal", "late"]
+    why: str
+
+
+Request = PrepareRequest | RepeatRequest
+Answer = TrialRun | Repetition | Refusal | Failure
 
 
 class MeasuringProcess:
     """Runs one module's functions; a context manager, or `close` it.
 
-    Its state does not depend on what was measured before: it forks, and what it measures is in the forks.
+    Its state does not depend on what was measured before: it forks, and measures in the forks only.
     """
 
     def __init__(self) -> None:
@@ -41,7 +163,7 @@ class MeasuringProcess:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        self._channel: Channel[Answer] = Channel(ours, Answer)
 
     @property
     def pid(self) -> int:
@@ -51,26 +173,27 @@ class MeasuringProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def prepare(self, order: Order) -> Ready | Ended:
-        """Import the function and learn what a call costs. ConfigError if that cannot be done."""
-        answer = self._ask(order)
-        assert isinstance(answer, Ready | Ended)
+    def prepare(self, request: PrepareRequest) -> TrialRun | Failure:
+        """Import the function and try it out. ConfigError if that cannot be done."""
+        answer = self._ask(request)
+        assert isinstance(answer, TrialRun | Failure)
         return answer
 
-    def repeat(self, repeat: Repeat) -> Repetition | Ended:
-        """Measure the function of the last order once, in a process of its own."""
-        answer = self._ask(repeat)
-        assert isinstance(answer, Repetition | Ended)
+    def repeat(self, request: RepeatRequest) -> Repetition | Failure:
+        """Measure the function that was prepared last, once, in a process of its own."""
+        answer = self._ask(request)
+        assert isinstance(answer, Repetition | Failure)
         return answer
 
     def close(self) -> None:
-        """End it and what it runs now, with all that this has started."""
+        """End it and all that it has started."""
         self._channel.close()
         try:
             self._process.wait(_ENDING_S)
         except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
-            for process in _with_children(self._process.pid):
-                process.kill()
+            process = psutil.Process(self._process.pid)
+            for each in (*process.children(recursive=True), process):
+                each.kill()
             self._process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
@@ -81,9 +204,9 @@ class MeasuringProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, message: Order | Repeat) -> FromWorker:
+    def _ask(self, request: Request) -> Answer:
         try:
-            self._channel.send(message)
+            self._channel.send(request)
             answer = self._channel.receive()
         except Closed:
             code = self._process.wait()
@@ -93,21 +216,16 @@ class MeasuringProcess:
         except BaseException:
             self.close()  # its answer is still to come, and would be taken for the next one's
             raise
-        if isinstance(answer, Refused):
+        if isinstance(answer, Refusal):
             raise ConfigError(answer.why)
         return answer
-
-
-def _with_children(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [*process.children(recursive=True), process]
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Wait until no other edgefl test measures on this host: two at once spoil each other.
 
-    What is locked is the folder of temporary files itself, so that no file is left behind.
+    The lock is on the folder of temporary files itself, so that no file is left behind.
     """
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
@@ -115,3 +233,93 @@ def alone() -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def locate(function: Any, name: str = "the function") -> FunctionLocation:
+    """Return where a module-level function is. ConfigError if another process could not find it.
+
+    >>> locate(lambda: None)
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: the function must be defined at the top of a module, so that another process \
+finds it (got a lambda)
+    """
+    if not callable(function):
+        got = " ".join(reprlib.repr(function).split())
+        raise ConfigError(f"{name} must be a function at the top of a module (got {got}: not callable)")
+    if (kind := _deferred(function)) is not None:
+        raise ConfigError(f"{name} must do its work when it is called, as a plain function does (got {kind})")
+    if (why := _hidden(function)) is not None:
+        raise ConfigError(
+            f"{name} must be defined at the top of a module, so that another process finds it (got {why})"
+        )
+    file = Path(str(inspect.getsourcefile(function))).resolve()
+    module = function.__module__
+    # A script's own functions are in a module that has another name in another process.
+    return FunctionLocation(
+        f"_script_{file.stem}" if module == "__main__" else module, str(file), function.__qualname__
+    )
+
+
+def _deferred(function: Any) -> str | None:
+    """Return the kind of a function whose call gives an object at once and does its work later."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    for kind, known in (
+        ("a coroutine function", inspect.iscoroutinefunction),
+        ("a generator function", inspect.isgeneratorfunction),
+        ("an async generator function", inspect.isasyncgenfunction),
+    ):
+        if known(function):
+            return f"{function.__qualname__}, {kind}"
+    return None
+
+
+def _hidden(function: Any) -> str | None:
+    """Return why the function cannot be found by its module and name; None if it can."""
+    if not inspect.isfunction(function):
+        return f"a {type(function).__name__}"
+    module, qualname = sys.modules.get(function.__module__), function.__qualname__
+    if "<lambda>" in qualname:
+        return "a lambda"
+    if "<locals>" in qualname:
+        return f"{qualname.replace('.<locals>', '')}, which is inside another function"
+    *owners, last = qualname.split(".")
+    try:
+        owner: Any = functools.reduce(getattr, owners, module)
+        found, raw = getattr(owner, last), inspect.getattr_static(owner, last)
+    except AttributeError:
+        found = raw = None
+    if owners and not isinstance(raw, staticmethod):
+        return f"{qualname}, a method, which would need its object"
+    if found is not function or not inspect.getsourcefile(function):
+        return f"{function.__module__}.{qualname}, whose name there is another object's"
+    return None
+
+
+def find(where: FunctionLocation) -> Callable[..., Any]:
+    """Return the function. ConfigError if its module cannot be imported or does not have it."""
+    try:
+        found: Any = functools.reduce(getattr, where.qualname.split("."), _module(where))
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error
+    function: Callable[..., Any] = found
+    return function
+
+
+def _module(where: FunctionLocation) -> ModuleType:
+    if where.module in sys.modules:
+        return sys.modules[where.module]
+    try:
+        spec = importlib.util.find_spec(where.module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(where.file):
+        return importlib.import_module(where.module)
+    spec = importlib.util.spec_from_file_location(where.module, where.file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[where.module] = module
+    spec.loader.exec_module(module)
+    return module

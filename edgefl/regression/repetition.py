@@ -1,41 +1,81 @@
-"""One repetition, in a process of its own: one call as on the device, then calls beside a reference."""
+"""One repetition, in a process of its own: one call as on the device, then calls beside a reference.
+
+    device time = max(t_model, t_cpu) + blocked + transfers
+
+t_model is counted FLOP over the device's rate, t_cpu the process's CPU time times the device's slowdown.
+Pacing by the first alone would hide code that became slow, since it fits into the wait. Computing is waited
+out where the function sends something, and where it ends.
+
+The CPU time that the same work takes rises when a neighbour shares a cache or the clock falls: up to three
+times was seen on a busy virtual machine. A reference, a short and fixed piece of work that runs in turn with
+the function and is like it, rises with it: the ratio of the two is what can be compared between loads.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
+import math
+import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import torch
+from torch import nn
+
+from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
+from edgefl.errors import ConfigError
+from edgefl.learning.flops import FlopCount
+from edgefl.learning.randomness import torch_seed
+from edgefl.limits.host_operations import sgd_step
 from edgefl.limits.memory import MemoryLimit, limit_memory
-from edgefl.regression import reference as references
-from edgefl.regression.device_clock import DeviceClock, Usage, cpu_ns
-from edgefl.regression.orders import MOST_AT_A_TIME, Against, Ready, Repetition
-from edgefl.regression.peak import Peak
-from edgefl.regression.phone import Phone
-from edgefl.regression.reference import Reference
+from edgefl.limits.pacing import wait_until
+from edgefl.regression.process import (
+    MOST_AT_A_TIME,
+    ReferenceName,
+    RepeatRequest,
+    Repetition,
+    ShotSizes,
+    TrialRun,
+)
 from edgefl.run.process import keep_freed_memory
 from edgefl.seeds import stream
+
+REFERENCE_VERSION = 1
+"""Version of what the references compute: figures against another version do not compare."""
+INTERPRETED_FLOP = 1.5e6
+"""FLOP that a unit of interpreted code counts as. No profile knows a device's rate for it; assumed is that
+what takes a host as long as a small training step takes a device as long, too."""
+LITTLE = 0.1
+"""Share of a small training step's FLOP a CPU second below which a function is interpreted code."""
 
 SHOT_S = 0.0003
 """CPU seconds that a shot takes at least: shorter calls are timed several at once."""
 REFERENCE_SHOT_S = 0.02
-"""And a shot of the reference at most; up to there it is as long as the function's."""
+"""CPU seconds of a shot of the reference at most; up to there it is as long as the function's."""
 TIMED_S = 0.12
 """CPU seconds in which the function is timed in each repetition; one call where that takes longer."""
 MOST_PAIRS = 60
 WAITING_S = 0.3
 """Wall seconds in which it is timed at most, beyond one call: one that waits takes little CPU time."""
 
-PHONE = "edge_device"
-"""A parameter of this name is given the device."""
+HANDLE = "edge_device"
+"""Name of the function's parameter that is given the device."""
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+_SCHEDSTAT = Path("/proc/self/schedstat")
 
 
-class Subject(NamedTuple):
-    """What is measured, on which device."""
+class DeviceCall(NamedTuple):
+    """A function with its arguments, and the device that it runs on."""
 
     function: Callable[..., Any]
     setup: Callable[..., Any] | None
@@ -43,82 +83,82 @@ class Subject(NamedTuple):
     kwargs: dict[str, Any]
     device: Device
     network: Network | None
-    seed: int
 
-    def call(self, phone: Phone) -> Callable[[], Any]:
-        """The function with its arguments, set up anew."""
+    def bind(self, handle: DeviceHandle) -> Callable[[], Any]:
+        """Return the function with its arguments, set up anew."""
         args, kwargs = list(self.args), dict(self.kwargs)
         if self.setup is not None:
             args.insert(0, self.setup(*args, **kwargs))
-        if PHONE in inspect.signature(self.function).parameters:
-            kwargs[PHONE] = phone
-        function = self.function
-        return lambda: function(*args, **kwargs)
+        if HANDLE in inspect.signature(self.function).parameters:
+            kwargs[HANDLE] = handle
+        return partial(self.function, *args, **kwargs)
 
     def limit(self) -> MemoryLimit | None:
         """Hold this process to what the device gives an app, from now on."""
         return limit_memory(self.device.app_limit_mib) if self.device.app_limit_mib else None
 
-    def phone(self, index: int) -> Phone:
-        return Phone(self.device, self.network, stream(self.seed, "edge-device", index))
+
+def warm_up() -> None:
+    """Do what torch does on its first step, in one thread."""
+    torch.set_num_threads(1)
+    make_reference("train-small").run(1)
 
 
-def get_ready(subject: Subject, wanted: Against | None) -> Ready:
-    """Learn what a call costs and what it is like, in a process that is thrown away."""
-    from edgefl.learning.flops import FlopCount
-
-    subject.limit()
+def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
+    """Find out a function's cost and the reference that is most like it, in a process that is thrown away."""
+    call.limit()
     known = set(sys.modules)
-    run = subject.call(subject.phone(0))
+    run = call.bind(DeviceHandle(call.device, call.network, 0))
     run()
     imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
     with FlopCount() as count:
         run()
     cpu_s, wall_s = (min(both) for both in zip(*(_cpu_and_wall_s(run) for _ in range(2)), strict=True))
     most_calls = max(1, round(WAITING_S / wall_s))
-    small = references.make("train-small")
-    small_s = min(_cpu_s(lambda: small.run(1)) for _ in range(20))
-    name = (
-        wanted.reference
-        if wanted is not None
-        else references.most_like(count.total, count.operations, cpu_s, small.flop / small_s)
-    )
-    reference = references.make(name)
-    unit_s = min(_cpu_s(lambda: reference.run(1)) for _ in range(5))
+    name = wanted.reference if wanted is not None else _most_like(count.total, count.operations, cpu_s)
+    reference = make_reference(name)
+    unit_s = min(_cpu_s(partial(reference.run, 1)) for _ in range(5))
     calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
-    against = wanted or Against(reference=name, units=units, calls=calls)
-    shot_s = against.calls * cpu_s
-    return Ready(
-        against=against,
+    shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
+    shot_s = shots.calls * cpu_s
+    return TrialRun(
+        shots=shots,
         reference_flop=reference.flop,
         unit_cpu_s=unit_s,
         flop=float(count.total),
         imported=imported,
-        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // against.calls)),
+        pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
 
 
-def repeat(subject: Subject, ready: Ready, reference: Reference, time_scale: float, index: int) -> Repetition:
+def prepared(call: DeviceCall, trial: TrialRun) -> Callable[[RepeatRequest], Repetition]:
+    """Return what measures the function once; its reference is ready to run."""
+    reference = make_reference(trial.shots.reference)
+    reference.run(1)
+    return partial(repeat, call, trial, reference)
+
+
+def repeat(call: DeviceCall, trial: TrialRun, reference: ReferenceWork, request: RepeatRequest) -> Repetition:
     """Measure once. MemoryError where the function needs more than the device has."""
-    limit = subject.limit()
-    phone = subject.phone(index)
-    run = subject.call(phone)
-    reference.run(ready.against.units)
-    rate = subject.device.train_flop_per_s
+    limit = call.limit()
+    handle = DeviceHandle(call.device, call.network, request.index)
+    run = call.bind(handle)
+    reference.run(trial.shots.units)
+    rate = call.device.train_flop_per_s
     peak = Peak()
-    clock = DeviceClock(reference.flop / rate / ready.unit_cpu_s, time_scale)
-    phone.begin(clock)
+    clock = DeviceClock(reference.flop / rate / trial.unit_cpu_s, request.time_scale)
+    handle.begin(clock)
     run()
-    first = clock.end(ready.flop / rate)
-    peak_mib, sent_bytes = peak.mib(), phone.sent_bytes
-    phone.begin(None)
+    first = clock.end(trial.flop / rate)
+    peak_mib, sent_bytes = peak.mib(), handle.sent_bytes
+    handle.begin(None)
     if limit is not None and max(peak_mib, limit.peak_mib) > limit.limit_mib:
         raise MemoryError
     keep_freed_memory()
-    before = Usage.now()
-    cpu_s, reference_cpu_s = _in_turn(run, ready, reference)
-    used = Usage.now().since(before)
+    before = ProcessUsage.now()
+    cpu_s, reference_cpu_s = _in_turn(run, trial, reference)
+    used = ProcessUsage.now().since(before)
     return Repetition(
         cpu_s=cpu_s,
         reference_cpu_s=reference_cpu_s,
@@ -132,19 +172,19 @@ def repeat(subject: Subject, ready: Ready, reference: Reference, time_scale: flo
     )
 
 
-def _in_turn(run: Callable[[], Any], ready: Ready, reference: Reference) -> tuple[list[float], list[float]]:
-    """Shots of the function and of the reference in turn, the reference first and last."""
+def _in_turn(
+    run: Callable[[], Any], trial: TrialRun, reference: ReferenceWork
+) -> tuple[list[float], list[float]]:
+    """Time shots of the function and of the reference in turn, the reference first and last."""
 
     def shot() -> None:
-        for _ in range(ready.against.calls):
+        for _ in range(trial.shots.calls):
             run()
 
-    def reference_shot() -> None:
-        reference.run(ready.against.units)
-
+    reference_shot = partial(reference.run, trial.shots.units)
     gc.collect()
     cpu_s, reference_cpu_s = [], [_cpu_s(reference_shot)]
-    for _ in range(ready.pairs):
+    for _ in range(trial.pairs):
         cpu_s.append(_cpu_s(shot))
         reference_cpu_s.append(_cpu_s(reference_shot))
     return cpu_s, reference_cpu_s
@@ -156,6 +196,286 @@ def _cpu_and_wall_s(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def _cpu_s(run: Callable[[], Any]) -> float:
-    start_ns = cpu_ns()
+    start_ns = _cpu_ns()
     run()
-    return (cpu_ns() - start_ns) / 1e9
+    return (_cpu_ns() - start_ns) / 1e9
+
+
+def _cpu_ns() -> int:
+    """Return the CPU time of this process so far, with that of children that were waited for."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time_ns() + round((ended.ru_utime + ended.ru_stime) * 1e9)
+
+
+class ProcessUsage(NamedTuple):
+    """Time that this process has used so far, or between two moments."""
+
+    wall_ns: int
+    cpu_ns: int
+    runnable_ns: int
+    """Time in which it could have run and had no core; 0 where the system does not tell."""
+    gave_up: int
+    """Times it gave up its core to wait for something."""
+
+    @classmethod
+    def now(cls) -> ProcessUsage:
+        gave_up = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        return cls(time.monotonic_ns(), _cpu_ns(), _runnable_ns(), gave_up)
+
+    def since(self, before: ProcessUsage) -> ProcessUsage:
+        return ProcessUsage(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def _runnable_ns() -> int:
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class CallTimes(NamedTuple):
+    """Times of one call, in emulated seconds."""
+
+    blocked_s: float
+    radio_s: float
+    declared_s: float
+    """Time that the call takes the device."""
+    achieved_s: float
+    """Time that it took here by the clock."""
+
+
+class DeviceClock:
+    """Keeps one call, which begins now, at the device's pace.
+
+    ``slowdown`` is emulated seconds for one CPU second of this host; ``time_scale`` is wall seconds for one
+    emulated second, 0 does not wait.
+    """
+
+    def __init__(self, slowdown: float, time_scale: float) -> None:
+        self._slowdown = slowdown
+        self._time_scale = time_scale
+        self._radio_s = 0.0
+        self._away_ns = 0
+        """Wall time of the waits for the device."""
+        self._waits = 0
+        self._began = ProcessUsage.now()
+
+    def now_s(self) -> float:
+        """Return the device time of the call so far."""
+        cpu_ns = ProcessUsage.now().since(self._began).cpu_ns
+        return cpu_ns / 1e9 * self._slowdown + self._radio_s
+
+    def transfer(self, seconds: float) -> None:
+        """Wait out what has been computed, then a transfer."""
+        due_s = self.now_s() + seconds
+        self._radio_s += seconds
+        self._wait(due_s)
+
+    def end(self, model_s: float) -> CallTimes:
+        """End the call, whose FLOP take the device ``model_s``."""
+        used = ProcessUsage.now().since(self._began)
+        # Who never gave up its core was not blocked: what is left of the wall time is the clocks' error.
+        idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns
+        blocked_s = max(0, idle_ns) / 1e9 if used.gave_up > self._waits else 0.0
+        declared_s = max(model_s, used.cpu_ns / 1e9 * self._slowdown) + blocked_s + self._radio_s
+        self._wait(declared_s)
+        took_s = (time.monotonic_ns() - self._began.wall_ns) / 1e9
+        achieved_s = took_s / self._time_scale if self._time_scale else took_s
+        return CallTimes(blocked_s, self._radio_s, declared_s, achieved_s)
+
+    def _wait(self, due_s: float) -> None:
+        if not self._time_scale:
+            return
+        before = ProcessUsage.now()
+        wait_until(self._began.wall_ns + round(due_s * self._time_scale * 1e9))
+        waited = ProcessUsage.now().since(before)
+        self._away_ns += waited.wall_ns - waited.cpu_ns - waited.runnable_ns
+        self._waits += waited.gave_up
+
+
+class DeviceHandle:
+    """The device and its link as the measured function sees them, in its parameter ``edge_device``.
+
+    A stand-in for it in other tests needs `name` and `send` only.
+    """
+
+    def __init__(self, device: Device, network: Network | None, index: int) -> None:
+        self._device = device
+        self._network = network
+        self._rng = stream(0, "edge-device", index)
+        self._clock: DeviceClock | None = None
+        self.sent_bytes = 0
+
+    def begin(self, clock: DeviceClock | None) -> None:
+        """Begin a call: nothing is sent yet. Without a clock nothing is waited for."""
+        self._clock = clock
+        self.sent_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """The profile's id."""
+        return self._device.id
+
+    def send(self, data: Any) -> float:
+        """Send ``data`` (bytes, or anything that holds them: an array, a tensor) up the device's link.
+
+        Takes what the link takes, and returns that in emulated seconds. TypeError for what holds no bytes;
+        `Disconnected` if the link breaks.
+
+        >>> from edgefl.devices import load_device, load_network
+        >>> handle = DeviceHandle(load_device("pi-4"), load_network("defedavg-400"), 0)
+        >>> round(handle.send(bytes(2_200_000)), 3), handle.sent_bytes
+        (0.044, 2200000)
+        """
+        count = nbytes(data)
+        if self._network is None:
+            raise ConfigError(
+                f"device {self.name!r} has no network to send over; name one: "
+                f'@pytest.mark.edge_device("{self.name}", network="lte")'
+            )
+        at_s = self._clock.now_s() if self._clock is not None else 0.0
+        transfer = Link(self._network, self._rng, at_s=at_s).up(count)
+        if transfer.breaks_after is not None:
+            raise Disconnected(transfer.broken)
+        self.sent_bytes += count
+        if self._clock is not None:
+            self._clock.transfer(transfer.declared_s)
+        return transfer.declared_s
+
+
+def nbytes(data: Any) -> int:
+    """Return the bytes that ``data`` holds. TypeError if it holds none.
+
+    >>> nbytes(b"abc"), nbytes(torch.zeros(4))
+    (3, 16)
+    """
+    try:
+        with memoryview(data) as view:
+            return view.nbytes
+    except TypeError:
+        count = getattr(data, "nbytes", None)  # a tensor that requires a gradient has no buffer
+    if isinstance(count, int):
+        return count
+    raise TypeError(f"send() takes bytes, an array or a tensor (got {type(data).__name__})")
+
+
+class Peak:
+    """Private and shared memory gained since this was made, at its highest; file pages are not counted.
+
+    The kernel keeps the peak, so nothing is sampled.
+
+    >>> peak = Peak()
+    >>> block = b"x" * (16 << 20); del block
+    >>> 15 < peak.mib() < 18
+    True
+    """
+
+    def __init__(self) -> None:
+        # Where it cannot be reset the peak since the process began is taken: in a fresh process the same.
+        with contextlib.suppress(OSError):
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+        now = _status_kib()
+        self._start_kib = now["RssAnon"] + now["RssShmem"]
+
+    def mib(self) -> float:
+        """Return the peak in MiB, less the file pages mapped now, since the kernel keeps one for all."""
+        now = _status_kib()
+        return max(0, now["VmHWM"] - now["RssFile"] - self._start_kib) / 1024
+
+
+def _status_kib() -> dict[str, int]:
+    found = dict.fromkeys(("VmHWM", "RssAnon", "RssFile", "RssShmem"), 0)
+    for line in _STATUS.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in found:
+            found[name] = int(value.split()[0])
+    return found
+
+
+class ReferenceWork(NamedTuple):
+    """A piece of work whose ``run(n)`` does n units, each of ``flop`` floating-point operations."""
+
+    name: ReferenceName
+    flop: float
+    operations: int
+    """Calls into torch in a unit."""
+    run: Callable[[int], None]
+
+
+def make_reference(name: ReferenceName) -> ReferenceWork:
+    """Return the reference of that name, ready to run.
+
+    >>> make_reference("train-small").flop < make_reference("train-large").flop
+    True
+    """
+    if name == "interpreted":
+        return ReferenceWork(name, INTERPRETED_FLOP, 0, _interpreted)
+    with torch_seed(0):
+        net, inputs = _NETS[name]()
+    # A rate of 0, so that each step does what the one before did.
+    step = sgd_step(net, inputs, torch.arange(len(inputs)) % 10, 0.0)
+
+    def run(units: int) -> None:
+        for _ in range(units):
+            step()
+
+    with FlopCount() as count:
+        run(1)
+    return ReferenceWork(name, float(count.total), count.operations, run)
+
+
+def _most_like(flop: float, operations: int, cpu_s: float) -> ReferenceName:
+    """Return the reference most like a function of so many FLOP, calls into torch and CPU seconds.
+
+    >>> _most_like(0.0, 0, 1.0)
+    'interpreted'
+    """
+    small = make_reference("train-small")
+    small_s = min(_cpu_s(partial(small.run, 1)) for _ in range(20))
+    if not operations or flop < LITTLE * small.flop / small_s * cpu_s:
+        return "interpreted"
+    per_operation = math.log(max(1.0, flop / operations))
+
+    def distance(name: ReferenceName) -> float:
+        reference = make_reference(name)
+        return abs(math.log(reference.flop / reference.operations) - per_operation)
+
+    return min(cast("list[ReferenceName]", list(_NETS)), key=distance)
+
+
+def _small() -> tuple[nn.Module, torch.Tensor]:
+    """Make a net whose step is dominated by what a call into torch costs."""
+    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)), torch.randn(32, 64)
+
+
+def _large() -> tuple[nn.Module, torch.Tensor]:
+    """Make a net whose step is dominated by convolutions and products."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1568, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+    return net, torch.randn(8, 1, 28, 28)
+
+
+_NETS: dict[ReferenceName, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "train-small": _small,
+    "train-large": _large,
+}
+
+
+def _interpreted(units: int) -> None:
+    for _ in range(units):
+        counts: dict[int, int] = {}
+        for number in range(4000):
+            rest = number % 97
+            counts[rest] = counts.get(rest, 0) + (number << 1)
+        if sum(counts.values()) != 4000 * 3999:
+            raise ArithmeticError("this interpreter cannot add")

@@ -1,13 +1,15 @@
-"""Rows of results: plain data that may cross processes, and the table at a session's end, 80 columns wide."""
+"""What a session reports at its end: the table, 80 columns wide, JUnit's properties, and saved baselines."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import ConfigError
+from edgefl.regression.baseline import BaselineEntry, save
 from edgefl.regression.device import EdgeDevice
 
 WIDTH = 80
@@ -15,8 +17,8 @@ _COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J"
 _VERDICT = 9
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One function on one device."""
+class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one function on one device: plain data that may cross processes."""
 
     test: str
     function: str
@@ -29,19 +31,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sent_mib: float | None = None
     joules: float | None = None
     repetitions: int = 0
-    entry: dict[str, Any] | None = None
-    """For the baseline, where one is to be saved."""
+    entry: BaselineEntry | None = None
+    """The baseline's entry, where one is to be saved."""
     file: str = ""
-    """That baseline's."""
+    """The baseline's path."""
 
 
-def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[Row]:
-    """The rows of a test that has ended; ``failed`` and ``invalid`` say why it did, if it did not pass.
+def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
+    """Return the rows of a test that has ended; ``failed`` and ``invalid`` say why it did not pass.
 
-    With ``baseline``, the file's name, rows that passed carry what is saved there.
+    With ``baseline``, the file's path, rows that passed carry the entry that is saved there.
     """
     found = [
-        Row(
+        ResultRow(
             test=test,
             function=result.function,
             device=result.device,
@@ -53,24 +55,19 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
             sent_mib=result.sent_mib,
             joules=result.joules,
             repetitions=result.repetitions,
-            entry=_entry(device, result) if baseline and result.outcome == "PASS" and not failed else None,
+            entry=device.entry(result) if baseline and result.outcome == "PASS" and not failed else None,
             file=baseline or "",
         )
         for result in device.results
     ]
     if (failed or invalid) and all(row.outcome == "PASS" for row in found):
         outcome, why = ("FAIL", failed) if failed else ("INVALID", invalid)
-        found.append(Row(test=test, function="", device=device.name, outcome=outcome, why=why))
+        found.append(ResultRow(test=test, function="", device=device.name, outcome=outcome, why=why))
     return found
 
 
-def _entry(device: EdgeDevice, result: Any) -> dict[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(device.entry(result))
-    return entry
-
-
-def properties(row: Row) -> Iterator[tuple[str, object]]:
-    """What a JUnit file says of a row."""
+def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
+    """Yield the properties that a JUnit file has of a row."""
     name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
     yield f"{name}.outcome", row.outcome
     for metric in ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules"):
@@ -83,8 +80,8 @@ def properties(row: Row) -> Iterator[tuple[str, object]]:
         yield f"{name}.why", row.why
 
 
-def lines(found: Sequence[Row]) -> Iterator[str]:
-    """The table: for each test and function a line for each device, and below it why it did not pass."""
+def lines(found: Sequence[ResultRow]) -> Iterator[str]:
+    """Yield the table: for each test and function a line a device, and below it why it did not pass."""
     room = WIDTH - sum(width for _, width in _COLUMNS) - _VERDICT
     yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
     before = None
@@ -111,7 +108,7 @@ def lines(found: Sequence[Row]) -> Iterator[str]:
 
 
 def _time(seconds: float | None) -> str:
-    """Three digits and a unit.
+    """Return three digits and a unit.
 
     >>> _time(3.11e-6), _time(0.0147), _time(2.01), _time(None)
     ('3.11 µs', '14.7 ms', '2.01 s', '–')
@@ -131,9 +128,25 @@ def _amount(value: float | None) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """The end of a long name says more than its beginning.
+    """Shorten a long name to its end, which says more than its beginning.
 
     >>> _short("tests/test_step.py::test_training_step", 20)
     '…:test_training_step'
     """
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
+
+
+def save_all(found: Iterable[ResultRow]) -> list[str]:
+    """Save the baseline of every row that carries an entry; returns a line for each file."""
+    files: dict[str, list[BaselineEntry]] = {}
+    for row in found:
+        if row.entry is not None:
+            files.setdefault(row.file, []).append(row.entry)
+    notes = []
+    for file, entries in sorted(files.items()):
+        try:
+            save(Path(file), entries)
+            notes.append(f"saved {len(entries)} in {file}")
+        except (ConfigError, OSError) as error:
+            notes.append(f"NOT saved: {error}")
+    return notes

@@ -12,107 +12,224 @@ import ctypes
 import gc
 import importlib
 import os
+import select
+import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import psutil
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.regression import orders
-from edgefl.regression.apart import apart, end_children, has_children
-from edgefl.regression.imports import find
-from edgefl.regression.peak import return_free_memory
+from edgefl.regression.process import (
+    Answer,
+    Failure,
+    PrepareRequest,
+    Refusal,
+    RepeatRequest,
+    Repetition,
+    Request,
+    TrialRun,
+    find,
+)
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.process import adopt_orphans, become_child, outlive_parent
 
 _ADDR_NO_RANDOMIZE = 0x0040000
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-class Worker:
-    """Answers orders until the channel ends."""
+class RegressionWorker:
+    """Answers requests until the channel ends."""
 
-    def __init__(self, channel: Channel[orders.ToWorker]) -> None:
+    def __init__(self, channel: Channel[Request]) -> None:
         self._channel = channel
-        self._measure: Callable[[orders.Repeat], orders.Repetition] | None = None
+        self._measure: Callable[[RepeatRequest], Repetition] | None = None
         self._limit_s = 0.0
 
-    def run(self) -> None:
+    def serve(self) -> None:
         with contextlib.suppress(Closed):
             while True:
-                message = self._channel.receive()
-                if isinstance(message, orders.Order):
-                    self._channel.send(self._prepare(message))
+                request = self._channel.receive()
+                if isinstance(request, PrepareRequest):
+                    self._channel.send(self._prepare(request))
                 else:
                     assert self._measure is not None
-                    measure = partial(self._measure, message)
-                    self._channel.send(apart(measure, self._channel, self._limit_s, quiet=True))
+                    self._channel.send(self._in_a_fork(partial(self._measure, request), quiet=True))
 
-    def _prepare(self, order: orders.Order) -> orders.FromWorker:
+    def _prepare(self, request: PrepareRequest) -> Answer:
         try:
-            sys.path[:] = order.path
-            function = find(order.function)
-            setup = None if order.setup is None else find(order.setup)
+            sys.path[:] = request.path
+            function = find(request.function)
+            setup = None if request.setup is None else find(request.setup)
             # After the user's module, which may have a reason to be the first to import torch.
-            import torch
-
-            from edgefl.regression import reference as references
             from edgefl.regression import repetition
 
-            torch.set_num_threads(1)
-            device = load_device(order.device)
-            network = None if order.network is None else load_network(order.network)
-            subject = repetition.Subject(
-                function, setup, order.args, order.kwargs, device, network, order.seed
-            )
-            references.make("train-small").run(1)  # what torch does on its first step is done
-            _alone_and_single_threaded(order.function.file)
-            return_free_memory()
-            gc.freeze()
+            device = load_device(request.device)
+            network = None if request.network is None else load_network(request.network)
+            call = repetition.DeviceCall(function, setup, request.args, request.kwargs, device, network)
+            repetition.warm_up()
+            _become_forkable(request.function.file)
             outlive_parent()
-            self._limit_s = order.limit_s
-            ready = apart(
-                lambda: repetition.get_ready(subject, order.against),
-                self._channel,
-                self._limit_s,
-                quiet=False,
-            )
-            if isinstance(ready, orders.Ready):
+            self._limit_s = request.limit_s
+            trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=False)
+            if isinstance(trial, TrialRun):
                 # Making the first optimizer imports 800 modules: a second, which no repetition shall take.
-                for name in ready.imported:
+                for name in trial.imported:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
-                _alone_and_single_threaded(order.function.file)
-                gc.freeze()
-                reference = references.make(ready.against.reference)
-                reference.run(1)
-                found = ready
-                self._measure = lambda repeat: repetition.repeat(
-                    subject, found, reference, repeat.time_scale, repeat.index
-                )
-                return_free_memory()
-            return ready
+                self._measure = repetition.prepared(call, trial)
+                _become_forkable(request.function.file)
+            return trial
         except EdgeflError as error:
-            return orders.Refused(str(error))
+            return Refusal(str(error))
+
+    def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> Answer:
+        """Return what ``measure`` returns in a process of its own, or how that ended.
+
+        `Closed` if nobody waits any more. Once this returns or raises, that process and whatever it started
+        have ended.
+        """
+        read, write = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            self._channel.close()
+            _become_device(parent, write, measure, quiet)
+        os.close(write)
+        process = os.pidfd_open(pid)
+        try:
+            data = self._read_until_it_ends(read, process)
+            return Failure("late", f"{self._limit_s:g}") if data is None else _outcome(data, pid)
+        finally:
+            os.close(process)
+            os.close(read)
+            _end_children()
+
+    def _read_until_it_ends(self, read: int, process: int) -> bytes | None:
+        """Return what it wrote; None if it is not done in time. Its children may keep the pipe open."""
+        until_s = time.monotonic() + self._limit_s
+        data = bytearray()
+        poller = select.poll()
+        for descriptor in (read, process, self._channel.fileno()):
+            poller.register(descriptor, select.POLLIN)
+        while (left_s := until_s - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poller.poll(left_s * 1e3)}
+            if self._channel.fileno() in ready:
+                raise Closed  # the test's process says nothing while it waits: it is gone
+            if read in ready:
+                part = os.read(read, 1 << 16)
+                data += part
+                if not part:
+                    poller.unregister(read)
+            elif process in ready:
+                return bytes(data)
+        return None
 
 
-def _alone_and_single_threaded(file: str) -> None:
-    if has_children():
+def _outcome(data: bytes, pid: int) -> Answer:
+    _, status = os.waitpid(pid, 0)
+    if data:
+        return _decoder.decode(data)
+    if os.WIFSIGNALED(status):
+        return Failure("signal", signal.Signals(os.WTERMSIG(status)).name)
+    return Failure("raised", f"the function ended its process with exit code {os.WEXITSTATUS(status)}")
+
+
+def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: bool) -> NoReturn:
+    """Live the whole life of a repetition's process."""
+    try:
+        become_child(parent, "edgefl-device")
+        own = os.getpid()
+        if quiet:  # what the function prints is wanted once, not once a repetition
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+        result = _result(measure)
+        if os.getpid() == own:  # and not a fork of the function's that came back from it, too
+            data = memoryview(_encode(result))
+            while data:
+                data = data[os.write(write, data) :]
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
+
+def _result(measure: Callable[[], Any]) -> Any:
+    try:
+        return measure()
+    except MemoryError:
+        return Failure("memory", "")
+    except ConfigError as error:
+        return Refusal(str(error))
+    except BaseException as error:
+        if "can't allocate memory" in str(error):  # how torch says MemoryError
+            return Failure("memory", "")
+        return Failure("raised", _traceback(error))
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback from the user's own code on."""
+    here = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(here):
+        frames.pop(0)
+    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
+
+
+def _become_forkable(file: str) -> None:
+    """Leave nothing for a fork to share or to collect. ConfigError if the user's module started something."""
+    if _has_children():
         raise ConfigError(
             f"{file}: importing it starts processes, which every repetition would share; start them in the "
             "function or its setup"
         )
-    try:
-        count = len(os.listdir("/proc/self/task"))
-    except OSError:
-        return
-    if count > 1:
+    if (count := psutil.Process().num_threads()) > 1:
         raise ConfigError(
             f"{file}: importing it starts {count - 1} threads, and a process with threads cannot be forked "
             "safely; start them in the function or its setup"
         )
+    return_free_memory()
+    gc.freeze()
 
 
-def _fixed_addresses() -> None:
+def _has_children() -> bool:
+    """Return whether this process has any, running or ended."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _end_children() -> None:
+    """Kill every child, and theirs, which fall to this process by `adopt_orphans`."""
+    while _has_children():
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def return_free_memory() -> None:
+    """Give the allocator's free pages back to the system, so that using memory again is seen as growth."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _fix_addresses() -> None:
     """Start again without random addresses and hashes, where the system lets a process choose."""
     if not sys.platform.startswith("linux") or os.environ.get("PYTHONHASHSEED") == "0":
         return
@@ -129,11 +246,11 @@ def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-regression")
     adopt_orphans()
     try:
-        Worker(Channel.inherit(channel_fd, orders.ToWorker)).run()
+        RegressionWorker(Channel.inherit(channel_fd, Request)).serve()
     finally:
-        end_children()
+        _end_children()
 
 
 if __name__ == "__main__":
-    _fixed_addresses()
+    _fix_addresses()
     main(int(sys.argv[1]), int(sys.argv[2]))

@@ -9,7 +9,7 @@ import pytest
 import scipy.stats  # noqa: F401
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
-from edgefl.regression import device, marks, measurement, saving, table  # noqa: F401
+from edgefl.regression import device, measurement, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
 

@@ -18,10 +18,19 @@ import pytest
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.regression import measurement
-from edgefl.regression.imports import locate
-from edgefl.regression.measurement import Measurement, Plan, measure
-from edgefl.regression.orders import Against, Ended, Function, Order, Ready, Repeat, Repetition
-from edgefl.regression.process import MeasuringProcess, alone
+from edgefl.regression.measurement import Measurement, MeasurementPlan, measure
+from edgefl.regression.process import (
+    Failure,
+    FunctionLocation,
+    MeasuringProcess,
+    PrepareRequest,
+    RepeatRequest,
+    Repetition,
+    ShotSizes,
+    TrialRun,
+    alone,
+    locate,
+)
 from tests.process import measured_steps as steps
 
 
@@ -31,7 +40,7 @@ def process() -> Iterator[MeasuringProcess]:
         yield started
 
 
-def order(function: Callable[..., Any], *args: Any, **options: Any) -> Order:
+def order(function: Callable[..., Any], *args: Any, **options: Any) -> PrepareRequest:
     given = {
         "setup": None,
         "args": list(args),
@@ -39,17 +48,16 @@ def order(function: Callable[..., Any], *args: Any, **options: Any) -> Order:
         "path": list(sys.path),
         "device": "pixel-3a",
         "network": "lte",
-        "seed": 0,
-        "against": None,
+        "shots": None,
         "limit_s": 60.0,
     }
-    return Order(function=locate(function), **{**given, **options})
+    return PrepareRequest(function=locate(function), **{**given, **options})
 
 
 def once(process: MeasuringProcess, function: Callable[..., Any], *args: Any, **options: Any) -> Repetition:
     scale = options.pop("time_scale", 0.0)
-    assert isinstance(process.prepare(order(function, *args, **options)), Ready)
-    found = process.repeat(Repeat(0, scale))
+    assert isinstance(process.prepare(order(function, *args, **options)), TrialRun)
+    found = process.repeat(RepeatRequest(0, scale))
     assert isinstance(found, Repetition)
     return found
 
@@ -65,24 +73,24 @@ def test_what_torch_imports_when_it_is_first_used_is_no_repetitions_memory(proce
 
 
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
-    ready = process.prepare(order(steps.step))
-    assert isinstance(ready, Ready)
-    assert ready.flop == 3 * 2 * 8 * 64 * 64
-    assert min(ready.against.calls, ready.against.units) >= 1
-    found = process.repeat(Repeat(0, 0.0))
+    trial = process.prepare(order(steps.step))
+    assert isinstance(trial, TrialRun)
+    assert trial.flop == 3 * 2 * 8 * 64 * 64
+    assert min(trial.shots.calls, trial.shots.units) >= 1
+    found = process.repeat(RepeatRequest(0, 0.0))
     assert isinstance(found, Repetition)
-    assert len(found.cpu_s) == ready.pairs
-    assert len(found.reference_cpu_s) == ready.pairs + 1
+    assert len(found.cpu_s) == trial.pairs
+    assert len(found.reference_cpu_s) == trial.pairs + 1
     assert min(found.cpu_s + found.reference_cpu_s) > 0
     assert found.blocked_s == 0.0
     assert 0 <= found.waited < 1
 
 
 def test_the_reference_and_the_shots_asked_for_are_taken(process: MeasuringProcess) -> None:
-    wanted = Against(reference="interpreted", units=3, calls=2)
-    ready = process.prepare(order(steps.step, against=wanted))
-    assert isinstance(ready, Ready)
-    assert ready.against == wanted
+    wanted = ShotSizes(reference="interpreted", units=3, calls=2)
+    trial = process.prepare(order(steps.step, shots=wanted))
+    assert isinstance(trial, TrialRun)
+    assert trial.shots == wanted
 
 
 def test_what_is_sent_is_counted_and_takes_the_links_time(process: MeasuringProcess) -> None:
@@ -111,9 +119,9 @@ def test_setup_makes_the_first_argument(process: MeasuringProcess) -> None:
 
 
 def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) -> None:
-    assert isinstance(process.prepare(order(steps.remembers)), Ready)
+    assert isinstance(process.prepare(order(steps.remembers)), TrialRun)
     for index in range(3):
-        assert isinstance(process.repeat(Repeat(index, 0.0)), Repetition)
+        assert isinstance(process.repeat(RepeatRequest(index, 0.0)), Repetition)
 
 
 @pytest.mark.parametrize("function", [steps.torch_hungry, steps.python_hungry])
@@ -145,7 +153,7 @@ def test_a_function_that_fails_says_how(
 
 def test_a_traceback_begins_in_the_users_code(process: MeasuringProcess) -> None:
     ended = process.prepare(order(steps.broken))
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, Failure)
     assert ended.why.startswith('  File "')
     assert "measured_steps.py" in ended.why.splitlines()[0]
 
@@ -166,7 +174,7 @@ def test_a_module_that_starts_threads_is_refused(tmp_path: Path) -> None:
         "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "def step(): pass\n"
     )
-    function = Function("threaded", str(tmp_path / "threaded.py"), "step")
+    function = FunctionLocation("threaded", str(tmp_path / "threaded.py"), "step")
     # In a process of its own: the threads stay in it.
     refused = pytest.raises(ConfigError, match=r"threaded\.py: importing it starts 1 threads")
     with MeasuringProcess() as own, refused:
@@ -177,7 +185,7 @@ def test_a_module_that_starts_processes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(
         "import os, signal\nif not os.fork():\n    signal.pause()\ndef step(): pass\n"
     )
-    function = Function("forking", str(tmp_path / "forking.py"), "step")
+    function = FunctionLocation("forking", str(tmp_path / "forking.py"), "step")
     refused = pytest.raises(ConfigError, match=r"forking\.py: importing it starts processes")
     with MeasuringProcess() as own, refused:
         own.prepare(msgspec.structs.replace(order(steps.step), function=function))
@@ -200,9 +208,9 @@ def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) 
     assert psutil.Process(process.pid).children() == []
 
 
-def plan(function: Callable[..., Any], device: str = "pixel-3a", **options: Any) -> Plan:
+def plan(function: Callable[..., Any], device: str = "pixel-3a", **options: Any) -> MeasurementPlan:
     asked = order(function, device=device, **options)
-    return Plan(load_device(device), load_network("lte"), asked, 9, 0.0)
+    return MeasurementPlan(load_device(device), load_network("lte"), asked, 9, 0.0)
 
 
 def test_it_repeats_until_the_median_is_known_and_no_longer(
@@ -227,7 +235,7 @@ def test_what_cannot_be_believed_is_measured_once_more(
             judged.append(self)
         return ["a neighbour"] if judged.index(self) < in_the_way else []
 
-    asked: list[Repeat] = []
+    asked: list[RepeatRequest] = []
     repeat = process.repeat
     monkeypatch.setattr(process, "repeat", lambda one: (asked.append(one), repeat(one))[1])
     monkeypatch.setattr(Measurement, "reasons", reasons)
@@ -310,7 +318,7 @@ def test_an_interrupted_import_ends_too(tmp_path: Path) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
-    function = Function("slow", str(tmp_path / "slow.py"), "step")
+    function = FunctionLocation("slow", str(tmp_path / "slow.py"), "step")
     process = MeasuringProcess()
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:

@@ -8,23 +8,22 @@ import msgspec
 import numpy as np
 
 from edgefl.devices import Device, load_device, load_network
-from edgefl.regression.measurement import Measurement, Plan
-from edgefl.regression.orders import Against, Function, Order, Ready, Repetition
+from edgefl.regression.measurement import Measurement, MeasurementPlan
+from edgefl.regression.process import FunctionLocation, PrepareRequest, Repetition, ShotSizes, TrialRun
 
-ORDER = Order(
-    function=Function("steps", "/a/steps.py", "step"),
+REQUEST = PrepareRequest(
+    function=FunctionLocation("steps", "/a/steps.py", "step"),
     setup=None,
     args=[],
     kwargs={},
     path=[],
     device="pixel-3a",
     network="lte",
-    seed=0,
-    against=None,
+    shots=None,
     limit_s=60.0,
 )
-READY = Ready(
-    against=Against(reference="train-small", units=5, calls=1),
+TRIAL = TrialRun(
+    shots=ShotSizes(reference="train-small", units=5, calls=1),
     reference_flop=1e6,
     unit_cpu_s=0.0002,
     flop=4e6,
@@ -54,13 +53,15 @@ def measured(
     *,
     device: str | Device = "pixel-3a",
     network: str | None = "lte",
-    ready: Ready = READY,
+    trial: TrialRun = TRIAL,
     steal: float | None = 0.0,
     time_scale: float = 1.0,
 ) -> Measurement:
     link = None if network is None else load_network(network)
-    plan = Plan(load_device(device) if isinstance(device, str) else device, link, ORDER, 9, time_scale)
-    return Measurement(plan, ready, list(repetitions or [repetition()] * 9), steal)
+    plan = MeasurementPlan(
+        load_device(device) if isinstance(device, str) else device, link, REQUEST, 9, time_scale
+    )
+    return Measurement(plan, trial, list(repetitions or [repetition()] * 9), steal)
 
 
 def noisy(factor: float = 1.0, spread: float = 0.02, count: int = 15, seed: int = 0) -> list[Repetition]:

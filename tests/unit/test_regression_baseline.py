@@ -13,10 +13,10 @@ from regression_samples import measured, noisy, repetition
 
 from edgefl.errors import ConfigError
 from edgefl.regression import baseline
-from edgefl.regression.baseline import Entry
+from edgefl.regression.baseline import BaselineEntry
 
 
-def entry(test: str = "test_step[pixel-3a]", function: str = "step", **options: object) -> Entry:
+def entry(test: str = "test_step[pixel-3a]", function: str = "step", **options: object) -> BaselineEntry:
     return baseline.entry(test, function, measured(noisy(), **options))  # type: ignore[arg-type]
 
 

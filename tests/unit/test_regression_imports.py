@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.regression.imports import find, locate
-from edgefl.regression.orders import Function
+from edgefl.regression.process import FunctionLocation, find, locate
 
 
 def at_the_top() -> int:
@@ -135,7 +134,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_module_that_is_on_no_path_is_loaded_from_its_file(module: Path) -> None:
-    assert find(Function("steps_of_this_test", str(module), "step"))() == 5
+    assert find(FunctionLocation("steps_of_this_test", str(module), "step"))() == 5
 
 
 def test_a_module_of_the_same_name_elsewhere_is_not_taken_for_it(
@@ -145,7 +144,7 @@ def test_a_module_of_the_same_name_elsewhere_is_not_taken_for_it(
     other.mkdir()
     (other / module.name).write_text("def step():\n    return 6\n")
     monkeypatch.syspath_prepend(str(other))
-    assert find(Function("steps_of_this_test", str(module), "step"))() == 5
+    assert find(FunctionLocation("steps_of_this_test", str(module), "step"))() == 5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_a_module_of_the_same_name_elsewhere_is_not_taken_for_it(
 def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, says: str) -> None:
     module.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        find(Function("steps_of_this_test", str(module), "step"))
+        find(FunctionLocation("steps_of_this_test", str(module), "step"))
     assert str(caught.value).startswith(f"{module}: {says}")
     assert "\n" not in str(caught.value)
 

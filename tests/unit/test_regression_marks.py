@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.regression.device import EdgeDevice, Where, Wishes, _plain
-from edgefl.regression.marks import wishes
-from edgefl.regression.session import Options, Session
+from edgefl.regression.device import (
+    DeviceTest,
+    EdgeDevice,
+    MarkOptions,
+    Session,
+    SessionOptions,
+    _plain,
+    mark_options,
+)
 
 
 def test_each_profile_is_a_wish_with_the_same_keys() -> None:
-    found = wishes(
+    found = mark_options(
         ["pixel-3a", "pi-4"], {"repetitions": 20, "network": "3g", "seconds": 2, "peak_mib": 100.0}
     )
     assert [one.profile for one in found] == ["pixel-3a", "pi-4"]
@@ -40,21 +46,21 @@ def test_each_profile_is_a_wish_with_the_same_keys() -> None:
 )
 def test_what_is_not_allowed_is_one_line(profiles: list[Any], keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        wishes(profiles, keys)
+        mark_options(profiles, keys)
     assert str(caught.value).startswith(says)
     assert "\n" not in str(caught.value)
 
 
 def test_a_device_without_a_processor_times_nothing() -> None:
-    where = Where("test_a", Path("test_a.py"), "test_a", 1)
+    where = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
     with pytest.raises(ConfigError, match="has a delay model instead of a processor"):
-        EdgeDevice(Wishes("paper-half-normal"), where, Session(Options()))
+        EdgeDevice(MarkOptions("paper-half-normal"), where, Session(SessionOptions()))
 
 
 def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
-    where = Where("test_a", Path("test_a.py"), "test_a", 1)
-    for wish, network in ((Wishes("pixel-3a"), "lte"), (Wishes("pixel-3a", network="3g"), "3g")):
-        device = EdgeDevice(wish, where, Session(Options()))
+    where = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
+    for wish, network in ((MarkOptions("pixel-3a"), "lte"), (MarkOptions("pixel-3a", network="3g"), "3g")):
+        device = EdgeDevice(wish, where, Session(SessionOptions()))
         assert device.name == "pixel-3a"
         assert device.network is not None
         assert device.network.id == network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from regression_samples import READY, measured, noisy, repetition
+from regression_samples import TRIAL, measured, noisy, repetition
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.profiles import bundled_folder
@@ -32,8 +32,8 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
 
 
 def test_short_calls_are_divided_by_how_many_are_in_a_shot() -> None:
-    ready = msgspec.structs.replace(READY, against=msgspec.structs.replace(READY.against, calls=3))
-    assert measured([repetition(0.003)] * 9, ready=ready).host_cpu_s == pytest.approx([0.001] * 9)
+    trial = msgspec.structs.replace(TRIAL, shots=msgspec.structs.replace(TRIAL.shots, calls=3))
+    assert measured([repetition(0.003)] * 9, trial=trial).host_cpu_s == pytest.approx([0.001] * 9)
 
 
 def test_the_model_clock_is_the_time_where_it_is_the_larger() -> None:

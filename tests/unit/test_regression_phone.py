@@ -12,15 +12,14 @@ import torch
 from edgefl.devices import load_device, load_network
 from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
-from edgefl.regression.device_clock import DeviceClock, Usage
-from edgefl.regression.phone import Phone, nbytes
+from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
 
-def phone(network: str | None = "lte", **changes: object) -> Phone:
+def phone(network: str | None = "lte", **changes: object) -> DeviceHandle:
     link = None if network is None else load_network(network)
     if link is not None and changes:
         link = msgspec.structs.replace(link, up=msgspec.structs.replace(link.up, **changes))
-    return Phone(load_device("pixel-3a"), link, np.random.default_rng(0))
+    return DeviceHandle(load_device("pixel-3a"), link, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,16 @@ def test_without_a_time_scale_nothing_is_waited_for() -> None:
 
 
 def test_usage_is_what_was_used_in_between() -> None:
-    before = Usage.now()
+    before = ProcessUsage.now()
     burn_s = _burn(0.005)
-    used = Usage.now().since(before)
+    used = ProcessUsage.now().since(before)
     assert used.cpu_ns >= burn_s * 1e9
     assert used.wall_ns >= used.cpu_ns * 0.99
 
 
 def _burn(seconds: float) -> float:
     """Use so much CPU time at least; returns how much."""
-    start = Usage.now().cpu_ns
-    while (used := (Usage.now().cpu_ns - start) / 1e9) < seconds:
+    start = ProcessUsage.now().cpu_ns
+    while (used := (ProcessUsage.now().cpu_ns - start) / 1e9) < seconds:
         pass
     return used

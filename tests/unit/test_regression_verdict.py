@@ -9,23 +9,29 @@ from typing import Any
 
 import msgspec
 import pytest
-from regression_samples import READY, measured, noisy, repetition
+from regression_samples import TRIAL, measured, noisy, repetition
 
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline, verdict
-from edgefl.regression.device import EdgeDevice, Result, Where, Wishes
-from edgefl.regression.measurement import Measurement, Plan
-from edgefl.regression.orders import Against
-from edgefl.regression.session import Options, Session
+from edgefl.regression.device import (
+    DeviceResult,
+    DeviceTest,
+    EdgeDevice,
+    MarkOptions,
+    Session,
+    SessionOptions,
+)
+from edgefl.regression.measurement import Measurement, MeasurementPlan
+from edgefl.regression.process import ShotSizes
 
 
-def entry(repetitions: list[baseline.Measurement] | None = None, **options: object) -> baseline.Entry:
+def entry(repetitions: list[baseline.Measurement] | None = None, **options: object) -> baseline.BaselineEntry:
     return baseline.entry("test_step[pixel-3a]", "step", measured(repetitions or noisy(), **options))  # type: ignore[arg-type]
 
 
 def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
     one = measured(noisy(spread=0.1))
-    middle = Result("step", one).seconds
+    middle = DeviceResult("step", one).seconds
     assert list(verdict.over_budget(one, {"seconds": 1.2 * middle})) == []
     (line,) = verdict.over_budget(one, {"seconds": 1.001 * middle})
     assert line.startswith("seconds 0.002")
@@ -58,26 +64,28 @@ def test_a_budget_that_cannot_be_held_is_one_line(budget: dict[str, float], says
 
 
 def test_a_result_fails_with_all_that_does_not_hold() -> None:
-    result = Result("step", measured())
+    result = DeviceResult("step", measured())
     result.assert_budget(seconds=1.0, peak_mib=10.0)
     assert result.outcome == "PASS"
     with pytest.raises(NotMet, match=r"step on pixel-3a: seconds .*; peak_mib 10 MiB") as caught:
         result.assert_budget(seconds=1e-6, peak_mib=1.0)
     assert isinstance(caught.value, AssertionError)
     assert result.outcome == "FAIL"
-    assert Result("step", measured(device="pi-4")).joules is None
+    assert DeviceResult("step", measured(device="pi-4")).joules is None
 
 
 def test_the_pace_is_shown_or_fails() -> None:
-    Result("step", measured()).assert_pace(0.01)
+    DeviceResult("step", measured()).assert_pace(0.01)
     with pytest.raises(NotMet, match=r"achieved over declared time is 1\.100"):
-        Result("step", measured([repetition(achieved_s=0.011)] * 9)).assert_pace()
+        DeviceResult("step", measured([repetition(achieved_s=0.011)] * 9)).assert_pace()
     with pytest.raises(ConfigError, match="the pace was not kept: time_scale is 0"):
-        Result("step", measured(time_scale=0.0)).assert_pace()
+        DeviceResult("step", measured(time_scale=0.0)).assert_pace()
 
 
-def grown(before: baseline.Entry, now: baseline.Entry, devices: int = 1) -> list[str]:
-    return [str(one) for one in Session(Options()).changed("group", devices, verdict.compare(before, now))]
+def grown(before: baseline.BaselineEntry, now: baseline.BaselineEntry, devices: int = 1) -> list[str]:
+    return [
+        str(one) for one in Session(SessionOptions()).changed("group", devices, verdict.compare(before, now))
+    ]
 
 
 def test_nothing_changed_is_no_change() -> None:
@@ -107,7 +115,7 @@ def test_getting_faster_is_no_failure() -> None:
 
 
 def test_memory_may_grow_by_4_mib_and_no_more() -> None:
-    def using(mib: float) -> baseline.Entry:
+    def using(mib: float) -> baseline.BaselineEntry:
         return entry([msgspec.structs.replace(one, peak_mib=mib + 0.01 * i) for i, one in enumerate(noisy())])
 
     assert grown(using(10), using(13.9)) == []
@@ -118,7 +126,7 @@ def test_memory_may_grow_by_4_mib_and_no_more() -> None:
 
 
 def test_sending_more_is_found() -> None:
-    def sending(count: int) -> baseline.Entry:
+    def sending(count: int) -> baseline.BaselineEntry:
         return entry([msgspec.structs.replace(one, sent_bytes=count) for one in noisy()])
 
     assert grown(sending(1000), sending(1040)) == []
@@ -146,7 +154,7 @@ def test_holm_makes_more_devices_ask_for_more_evidence() -> None:
 
 
 def test_only_the_devices_own_lines_are_its_own() -> None:
-    session = Session(Options())
+    session = Session(SessionOptions())
     slow = verdict.compare(entry(noisy(seed=1)), entry(noisy(1.2, seed=2)))
     assert len(session.changed("group", 2, slow)) == 1
     other = verdict.compare(entry(noisy(seed=3)), entry(noisy(seed=4)))
@@ -158,20 +166,22 @@ def test_what_seems_to_have_grown_is_measured_again_and_both_count(
     again: float, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = entry(noisy(seed=1))
-    asked: list[Plan] = []
+    asked: list[MeasurementPlan] = []
 
-    def measure(_: object, plan: Plan) -> Measurement:
+    def measure(_: object, plan: MeasurementPlan) -> Measurement:
         asked.append(plan)
         return measured(noisy(again, seed=3))
 
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
     monkeypatch.setattr(Session, "process", lambda *_: None)
     device = EdgeDevice(
-        Wishes("pixel-3a"), Where("test_a", Path("test_a.py"), "test_a", 1), Session(Options())
+        MarkOptions("pixel-3a"),
+        DeviceTest("test_a", Path("test_a.py"), "test_a", 1),
+        Session(SessionOptions()),
     )
-    assert device.grown(Result("step", measured(noisy(seed=2))), before) == []
+    assert device.grown(DeviceResult("step", measured(noisy(seed=2))), before) == []
     assert asked == []
-    slow = Result("step", measured(noisy(1.08, seed=2)))
+    slow = DeviceResult("step", measured(noisy(1.08, seed=2)))
     assert [one.metric for one in device.grown(slow, before)] == found
     assert asked == [slow.measured.plan]
 
@@ -180,9 +190,11 @@ def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(monkeypatch:
     monkeypatch.setattr("edgefl.regression.device.measure", lambda *_: measured(steal=0.5))
     monkeypatch.setattr(Session, "process", lambda *_: None)
     device = EdgeDevice(
-        Wishes("pixel-3a"), Where("test_a", Path("test_a.py"), "test_a", 1), Session(Options())
+        MarkOptions("pixel-3a"),
+        DeviceTest("test_a", Path("test_a.py"), "test_a", 1),
+        Session(SessionOptions()),
     )
-    slow = Result("step", measured(noisy(1.2, seed=2)))
+    slow = DeviceResult("step", measured(noisy(1.2, seed=2)))
     with pytest.raises(Invalid, match="the hypervisor stole"):
         device.grown(slow, entry(noisy(seed=1)))
     assert slow.outcome == "INVALID"
@@ -211,10 +223,10 @@ class Again:
         self.left = list(measurements)
         monkeypatch.setattr("edgefl.regression.device.measure", lambda *_: self.left.pop(0))
         monkeypatch.setattr(Session, "process", lambda *_: None)
-        self.where = Where("test_a", Path("test_a.py"), "test_a", 1)
-        self.device = EdgeDevice(Wishes("pixel-3a"), self.where, Session(Options(**options)))  # type: ignore[arg-type]
+        self.where = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
+        self.device = EdgeDevice(MarkOptions("pixel-3a"), self.where, Session(SessionOptions(**options)))  # type: ignore[arg-type]
 
-    def says(self, result: Result, before: baseline.Entry) -> str:
+    def says(self, result: DeviceResult, before: baseline.BaselineEntry) -> str:
         try:
             return "FAIL" if self.device.grown(result, before) else "PASS"
         except Invalid as error:
@@ -242,14 +254,14 @@ def test_what_another_load_explains_is_no_verdict(
     load: float, waited: float, slower: float, says: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = Again(monkeypatch, loaded(slower, load, waited, seed=3))
-    result = Result("step", loaded(slower, load, waited))
+    result = DeviceResult("step", loaded(slower, load, waited))
     assert again.says(result, entry(noisy(seed=1))) == says
     assert len(again.left) == 1 - asked
 
 
 def test_a_load_that_passes_is_waited_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again(monkeypatch, loaded(1.0, seed=3))
-    result = Result("step", loaded(1.0, load=1.5))
+    result = DeviceResult("step", loaded(1.0, load=1.5))
     assert again.says(result, entry(noisy(seed=1))) == "PASS"
     assert result.measured.reference_cpu_s[0] == pytest.approx(0.0003)  # what the budgets were held against
 
@@ -259,15 +271,15 @@ def test_neither_measurements_load_makes_up_for_the_others(
     second: float, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = Again(monkeypatch, loaded(1.08, load=second, seed=3))
-    assert again.says(Result("step", loaded(1.08, load=1.15)), entry(noisy(seed=1))) == says
+    assert again.says(DeviceResult("step", loaded(1.08, load=1.15)), entry(noisy(seed=1))) == says
 
 
 def test_counted_flop_fail_whatever_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again(monkeypatch, loaded(1.0, waited=0.5, seed=3), compare=True)
-    ready = msgspec.structs.replace(READY, flop=2 * READY.flop)
-    result = Result("step", measured(loaded(1.0, waited=0.5).repetitions, ready=ready))
+    trial = msgspec.structs.replace(TRIAL, flop=2 * TRIAL.flop)
+    result = DeviceResult("step", measured(loaded(1.0, waited=0.5).repetitions, trial=trial))
     before = entry(noisy(seed=1))
-    monkeypatch.setattr(EdgeDevice, "_before", lambda *_: before)
+    monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: before)
     again.device.results.append(result)
     with pytest.raises(NotMet, match=r"counted FLOP \+100"):
         again.device.judge()
@@ -276,7 +288,7 @@ def test_counted_flop_fail_whatever_the_load(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_baseline_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     again = Again(monkeypatch, compare=True)
-    result = Result("step", measured(noisy()))
+    result = DeviceResult("step", measured(noisy()))
     again.device.results.append(result)
     with pytest.raises(Invalid, match="no baseline in"):
         again.device.judge()
@@ -301,7 +313,9 @@ def test_a_baseline_that_cannot_compare_is_found_before_anything_is_measured(
     stored = msgspec.structs.replace(before, **change)
     monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
     again = Again(monkeypatch, measured(noisy()), compare=True)
-    device = EdgeDevice(Wishes("pixel-3a", budgets=budgets), again.where, Session(Options(compare=True)))
+    device = EdgeDevice(
+        MarkOptions("pixel-3a", budgets=budgets), again.where, Session(SessionOptions(compare=True))
+    )
     if budgets:  # which hold everywhere
         device.run(json.dumps, 1)
     find = device.judge if budgets else partial(device.run, json.dumps, 1)
@@ -314,23 +328,23 @@ def test_a_function_that_is_run_twice_has_a_baseline_for_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "test_a.py"
-    where = Where("test_a", file, "test_a", 1)
-    against = [Against(reference="train-small", units=units, calls=1) for units in (5, 9)]
-    ready = [msgspec.structs.replace(READY, against=one) for one in against]
+    where = DeviceTest("test_a", file, "test_a", 1)
+    against = [ShotSizes(reference="train-small", units=units, calls=1) for units in (5, 9)]
+    trial = [msgspec.structs.replace(TRIAL, shots=one) for one in against]
     entries = [
-        baseline.entry("test_a", name, measured(noisy(), ready=one))
-        for name, one in zip(("dumps", "dumps 2"), ready, strict=True)
+        baseline.entry("test_a", name, measured(noisy(), trial=one))
+        for name, one in zip(("dumps", "dumps 2"), trial, strict=True)
     ]
     baseline.save(baseline.path_of(file), entries)
-    asked: list[Against | None] = []
+    asked: list[ShotSizes | None] = []
 
-    def measure(_: object, plan: Plan) -> Measurement:
-        asked.append(plan.order.against)
+    def measure(_: object, plan: MeasurementPlan) -> Measurement:
+        asked.append(plan.request.shots)
         return measured(noisy())
 
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
     monkeypatch.setattr(Session, "process", lambda *_: None)
-    device = EdgeDevice(Wishes("pixel-3a"), where, Session(Options(compare=True)))
+    device = EdgeDevice(MarkOptions("pixel-3a"), where, Session(SessionOptions(compare=True)))
     for value in (1, 2):
         device.run(json.dumps, value)
     assert asked == against
