@@ -1,7 +1,7 @@
 """What a trip costs under the virtual clock when its training takes no time, and where the time goes.
 
 The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
-`edgefl.lab.workloads` changes one number. Everything that remains is the system's own.
+`IdleWorkload` changes one number. Everything that remains is the system's own.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 """
@@ -15,12 +15,8 @@ from pathlib import Path
 
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
 from edgefl.lab import workloads
-from edgefl.lab.ingest import attend
-from edgefl.lab.processes import expect, started
 from edgefl.limits.capacity import usable_cores
-from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
-from edgefl.results.record import Record
-from edgefl.run import control
+from edgefl.run import supervisor
 
 FLEETS = {
     "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
@@ -46,48 +42,14 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
     )
 
 
-def run(wanted: Experiment, folder: Path) -> None:
-    """The run as `edgefl run` makes it, with the idle workload in place of torch's."""
-    profiles = wanted.fleet.devices
-    assert isinstance(profiles, dict)
-    assert isinstance(wanted.fleet.network, str)
-    names = [name for name, count in profiles.items() for _ in range(count)]
-    infos = [control.ClientInfo(number, name, wanted.fleet.network) for number, name in enumerate(names)]
-    parameters, workers = int(wanted.model.args["parameters"]), wanted.clock.workers or 1
-    with (
-        started("edgefl.run.zygote", control.FromZygote, workloads.IDLE) as zygote,
-        started("edgefl.run.server_process", control.FromServer) as server,
-    ):
-        zygote.send(control.Prepare(wanted, str(folder), infos))
-        prepared = expect(zygote, control.Prepared)
-        buffer = ParameterBuffer.create(
-            Shape(parameters, ring_entries(parameters), len(infos) + wanted.strategy["buffer_size"])
-        )
-        try:
-            zygote.send(control.Adopt(initialise=True), fd=buffer.fd)
-            expect(zygote, control.Adopted)
-            server.send(
-                control.Serve(
-                    wanted, str(folder), str(folder), infos, prepared, 1.0, 0.0, workers, resume=False
-                ),
-                fd=buffer.fd,
-            )
-            address = expect(server, control.Listening).endpoint
-            zygote.send(control.Spawn(control.EVALUATOR, 0, 0, address, 1.0))
-            for number in range(workers):
-                zygote.send(control.Spawn(control.WORKER, number, 0, address, 1.0))
-            attend(zygote, server)
-        finally:
-            buffer.close()
-
-
 def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
     """Trips a second, and µs a trip of the server's time in each stage."""
+    wanted = experiment(fleet, given.clients, given.parameters, given.trips, given.workers)
     with tempfile.TemporaryDirectory() as folder:
-        run(experiment(fleet, given.clients, given.parameters, given.trips, given.workers), Path(folder))
-        with Record(folder) as record:
-            trips, wall_s = int((record.trips["fate"] == "applied").sum()), record.meta.wall_s
-            stages = {row.stage: row.seconds / trips * 1e6 for row in record.costs if row.stage != "start"}
+        record = supervisor.run(wanted, Path(folder) / "run", quiet=True, workload=workloads.IDLE).record
+        trips, wall_s = int((record.trips["fate"] == "applied").sum()), record.meta.wall_s
+        stages = {row.stage: row.seconds / trips * 1e6 for row in record.costs if row.stage != "start"}
+        record.close()
     return {"trips_per_s": trips / wall_s, **stages}
 
 

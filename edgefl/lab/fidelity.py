@@ -29,7 +29,7 @@ from edgefl.devices.thermal import POWER_EXPONENT, ThermalModel, thermal_model
 from edgefl.lab import fidelity_bars as bars
 from edgefl.lab.fidelity_bars import Line
 from edgefl.lab.fidelity_runs import DEVICES, EACH, Floats, Played, Throttle, Way, bundled_devices, trial
-from edgefl.lab.workloads import Exercise
+from edgefl.lab.workloads import ExerciseArgs
 from edgefl.limits import load, probe
 from edgefl.limits.capacity import StealMeter, UsageMeter, host, usable_cores
 from edgefl.limits.fidelity import Conditions
@@ -41,7 +41,7 @@ from edgefl.results.tables import table
 HOME = {"home": {"down": Way(50.0, 10.0), "up": Way(20.0, 10.0)}}
 FLEET = dict.fromkeys(DEVICES, EACH)
 ALONE = "pixel-3"
-WORK = Exercise(200_000, 0.5)
+WORK = ExerciseArgs(200_000, 0.5)
 MECHANISMS: tuple[Throttle, ...] = ("paced", "sigstop", "cgroup")
 
 
@@ -125,7 +125,7 @@ def _measured(
     lines.append(heated(length.heat, curves))
     say("every bundled device")
     names = bundled_devices()
-    everything = trial(dict.fromkeys(names, 1), HOME, Exercise(1000, 0.5), length.ranks)
+    everything = trial(dict.fromkeys(names, 1), HOME, ExerciseArgs(1000, 0.5), length.ranks)
     declared = np.array([load_device(name).train_flop_per_s for name in everything.profiles])
     line, speeds = bars.ranks(everything, declared)
     curves["ranks"] = {
@@ -201,7 +201,7 @@ def links(
     say("links to 10 Mbps, with jitter and loss")
     fleet = dict.fromkeys(devices[: len(networks)], EACH)
     assigned = dict(zip(devices, networks, strict=False))
-    slow = trial(fleet, networks, Exercise(SLOW_PARAMETERS, COMPUTE_S), seconds, assigned=assigned)
+    slow = trial(fleet, networks, ExerciseArgs(SLOW_PARAMETERS, COMPUTE_S), seconds, assigned=assigned)
     say("links of 100 and 400 Mbps")
     networks = {name: link.ways for name, link in FAST.items()}
     half = len(devices) // 2
@@ -211,7 +211,9 @@ def links(
         for device in part
     }
     fleet = dict.fromkeys(devices, EACH)
-    fast = trial(fleet, networks, Exercise(FAST_PARAMETERS, FAST_COMPUTE_S), fast_seconds, assigned=assigned)
+    fast = trial(
+        fleet, networks, ExerciseArgs(FAST_PARAMETERS, FAST_COMPUTE_S), fast_seconds, assigned=assigned
+    )
     return [
         *(bars.transfer(link.rate_mbps, name, slow) for name, link in SLOW.items()),
         *(bars.transfer(link.rate_mbps, name, fast) for name, link in FAST.items()),
@@ -302,7 +304,7 @@ class Body:
 def heated(seconds: float, curves: dict[str, Any]) -> bars.Line:
     """Let the devices train for so long, and compare each trip's speed with the simulation's."""
     network = {"near": {"down": Way(), "up": Way()}}
-    work = Exercise(1000, COMPUTE_S, REAL)
+    work = ExerciseArgs(1000, COMPUTE_S, REAL)
     run = trial(dict.fromkeys(HOT_DEVICES, 1), network, work, seconds, time_scale=TIME_SCALE, thermal=True)
     predicted = np.empty(len(run.client))
     curve = curves["heat"] = {}
@@ -365,7 +367,7 @@ FULL_LOAD = 0.5
 def slowed_runs(
     fleet: Mapping[str, int],
     networks: Mapping[str, Mapping[str, Way]],
-    work: Exercise,
+    work: ExerciseArgs,
     seconds: float,
     result: dict[str, Any],
     say: Callable[[str], None],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edgefl.devices import device_names, load_device
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
-from edgefl.lab import workloads
+from edgefl.lab.workloads import EXERCISE, ExerciseArgs
 from edgefl.limits.fidelity import Conditions, bounds
 from edgefl.results.record import Record
 from edgefl.results.summary import fidelity_of
@@ -77,7 +77,7 @@ class Played(NamedTuple):
 def trial(
     fleet: Mapping[str, int],
     networks: Mapping[str, Mapping[str, Way]],
-    work: workloads.Exercise,
+    work: ExerciseArgs,
     seconds: float,
     *,
     throttle: Throttle = "paced",
@@ -112,7 +112,7 @@ def trial(
             checkpoint=Checkpoint(every_s=float(NEVER)),
             stop=Stop(emulated_s=seconds),
         )
-        supervisor.run(experiment, folder / "run", quiet=True, workload=workloads.EXERCISE)
+        supervisor.run(experiment, folder / "run", quiet=True, workload=EXERCISE)
         with Record(folder / "run") as record:
             return _read(record)
 

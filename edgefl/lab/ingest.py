@@ -6,44 +6,38 @@ second are the most that this machine can serve. They are read off the record, b
 the second third of a turn on: in the first, clients come one by one and find memory that was never touched.
 (What a trip costs the server, by stage, is of the whole turn.)
 
-The limits (`edgefl.lab.bare`) use the same number of processes:
-``socket`` passes the same frames and does nothing else (ZeroMQ for ``wire``, a kernel socket a client for
-``shm``), ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes the passes of a trip over
-memory. System and limits take turns; each figure is a median over the turns.
+The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` passes the same frames over
+ZeroMQ and does nothing else, ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes the
+passes of a trip over memory. System and limits take turns; each figure is a median over the turns.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import selectors
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from edgefl import kernels
-from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
-from edgefl.lab import bare, workloads
-from edgefl.lab.processes import expect, started
+from edgefl.lab.bare import Limit, LimitCase, Transport
+from edgefl.lab.workloads import IDLE
 from edgefl.limits.capacity import host
-from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
+from edgefl.parameters.buffer import ring_entries
+from edgefl.results import tables
 from edgefl.results.record import Record
-from edgefl.run import control
-from edgefl.run.channel import Channel
+from edgefl.run import supervisor
 
 SIZES = (1_000, 62_006, 468_458, 1_663_370, 11_173_962, 25_000_000)
 QUICK_SIZES = SIZES[:4]
-TRANSPORTS: tuple[bare.Transport, ...] = ("shm", "wire")
-LIMITS: dict[bare.Transport, tuple[bare.Limit, ...]] = {
+LIMITS: dict[Transport, tuple[Limit, ...]] = {
     "shm": ("socket", "memory", "passes"),
     "wire": ("socket", "memory"),
 }
@@ -54,13 +48,7 @@ NEVER = 10**9
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
 """What the server's stopwatch tells apart. ``check`` reads a message, holds it against what was asked for and
 leases slots: all that is in none of the others. ``send`` is the reply, the next task."""
-SHOWN = {
-    "receive": "recv",
-    "check": "chk",
-    "sum": "sum",
-    "publish": "pub",
-    "send": "rep",
-}
+SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
 """Stages in the table, and their heads."""
 FEW = 3
 """Trips of each client, on average, that a turn has at least."""
@@ -70,8 +58,8 @@ COPIES = 4
 """Vectors of a client's own: its model, its base, its update, and one on the wire."""
 
 
-class Turn(NamedTuple):
-    """One run of the system."""
+class IngestFigures(NamedTuple):
+    """What one turn of the system measured."""
 
     trips: int
     trips_per_s: float
@@ -108,9 +96,7 @@ def run(
         "seconds": seconds,
         "repetitions": repetitions,
         "cases": [
-            _case(transport, size, clients, seconds, repetitions)
-            for transport in TRANSPORTS
-            for size in fitting
+            _case(transport, size, clients, seconds, repetitions) for transport in LIMITS for size in fitting
         ],
     }
     _print(result)
@@ -120,21 +106,22 @@ def run(
 
 
 def _fits(parameters: int, clients: int) -> bool:
-    """Whether half of the free memory is enough for this case."""
+    """Tells whether half of the free memory is enough for this case."""
     vectors = ring_entries(parameters) + clients + UPDATES + COPIES * clients
     return 4 * parameters * vectors < int(psutil.virtual_memory().available) // 2
 
 
 def _case(
-    transport: bare.Transport, parameters: int, clients: int, seconds: float, repetitions: int
+    transport: Transport, parameters: int, clients: int, seconds: float, repetitions: int
 ) -> dict[str, Any]:
-    turns: list[Turn] = []
-    limits: dict[str, list[float]] = {what: [] for what in LIMITS[transport]}
+    turns: list[IngestFigures] = []
+    limits: dict[Limit, list[float]] = {what: [] for what in LIMITS[transport]}
     for _ in range(repetitions):
         found, seconds = _long_enough(transport, parameters, clients, seconds)
         turns.append(found)
-        for what, rate in _limits(transport, parameters, clients, seconds / 2):
-            limits[what].append(rate)
+        for what, rates in limits.items():
+            case = LimitCase(what, transport, parameters, clients, min(UPDATES, clients), seconds / 2)
+            rates.append(limit_of(case))
     low, rate, high = np.percentile([turn.trips_per_s for turn in turns], [25, 50, 75]).tolist()
     stages = {stage: float(np.median([turn.stages_us[stage] for turn in turns])) for stage in STAGES}
     return {
@@ -155,12 +142,12 @@ def _case(
 
 
 def _long_enough(
-    transport: bare.Transport, parameters: int, clients: int, seconds: float
-) -> tuple[Turn, float]:
-    """A turn in which each client made trips, and its length: twice as long until it is so."""
+    transport: Transport, parameters: int, clients: int, seconds: float
+) -> tuple[IngestFigures, float]:
+    """Repeat a turn, twice as long each time, until each client made trips; returns its length, too."""
     while True:
         with tempfile.TemporaryDirectory(prefix="edgefl-ingest-") as folder:
-            found = turn(transport, parameters, clients, seconds, Path(folder))
+            found = measured(transport, parameters, clients, seconds, Path(folder) / "run")
         if found.trips >= FEW * clients:
             return found, seconds
         if seconds >= LONGEST_S:
@@ -171,20 +158,18 @@ def _long_enough(
         seconds *= 2
 
 
-def _limits(
-    transport: bare.Transport, parameters: int, clients: int, seconds: float
-) -> Iterator[tuple[str, float]]:
-    with started("edgefl.lab.bare", bare.Answer) as channel:
-        for what in LIMITS[transport]:
-            channel.send(bare.Ask(what, transport, parameters, clients, min(UPDATES, clients), seconds))
-            yield what, expect(channel, bare.Answer).trips_per_s
+def limit_of(case: LimitCase) -> float:
+    """Trips a second that the limit allows, measured by a process of its own."""
+    command = [sys.executable, "-m", "edgefl.lab.bare", *map(str, case)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        _, _, why = done.stderr.strip().rpartition("\n")
+        raise RunError(f"ingest: the limit {case.what} cannot be measured: {why}")
+    return float(done.stdout)
 
 
-# ---- the system ------------------------------------------------------------------------------------
-
-
-def turn(transport: bare.Transport, parameters: int, clients: int, seconds: float, folder: Path) -> Turn:
-    """Let the system run for so many seconds, with its record in ``folder``."""
+def measured(transport: Transport, parameters: int, clients: int, seconds: float, out: Path) -> IngestFigures:
+    """Let the system run for so many seconds, with its record in the folder ``out``."""
     experiment = Experiment(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),
@@ -195,60 +180,17 @@ def turn(transport: bare.Transport, parameters: int, clients: int, seconds: floa
         checkpoint=Checkpoint(every_s=float(NEVER)),
         stop=Stop(wall_s=seconds),
     )
-    infos = [ClientInfo(client, "pixel-4", "fios") for client in range(clients)]
-    with (
-        started("edgefl.run.zygote", control.FromZygote, workloads.IDLE) as zygote,
-        started("edgefl.run.server_process", control.FromServer) as server,
-    ):
-        zygote.send(control.Prepare(experiment, str(folder), infos))
-        prepared = expect(zygote, control.Prepared)
-        slots = clients + min(UPDATES, clients)
-        buffer = ParameterBuffer.create(Shape(parameters, ring_entries(parameters), slots))
-        try:
-            zygote.send(control.Adopt(initialise=True), fd=buffer.fd)
-            expect(zygote, control.Adopted)
-            plan = control.Serve(
-                experiment, str(folder), str(folder), infos, prepared, 1.0, 1.0, clients, resume=False
-            )
-            server.send(plan, fd=buffer.fd)
-            address = expect(server, control.Listening).endpoint
-            zygote.send(control.Spawn(control.EVALUATOR, 0, 0, address, 1.0))
-            for client in range(clients):
-                zygote.send(control.Spawn(control.CLIENT, client, 0, address, 1.0))
-            attend(zygote, server)
-        finally:
-            buffer.close()
-    return _read(folder)
+    with supervisor.run(experiment, out, quiet=True, workload=IDLE).record as record:
+        return _figures(record)
 
 
-def attend(zygote: Channel[control.FromZygote], server: Channel[control.FromServer]) -> None:
-    """Until the server has finished. A process that ends before is the end of the measurement."""
-    with selectors.DefaultSelector() as selector:
-        for channel in (zygote, server):
-            selector.register(channel, selectors.EVENT_READ, channel)
-        while True:
-            for key, _ in selector.select():
-                for message in key.data.receive_ready():
-                    match message:
-                        case control.Finished():
-                            return
-                        case control.Broken() | control.Refused():
-                            raise RunError(message.message)
-                        case control.Exited() if message.reason != "exit 0":
-                            raise RunError(f"{message.role} {message.peer} ended early: {message.reason}")
-                        case _:
-                            pass
-
-
-def _read(folder: Path) -> Turn:
-    with Record(folder) as record:
-        meta, trips = record.meta, record.trips
-        arrived = np.sort(trips["arrived_s"][~np.isnan(trips["arrived_s"])])
-        applied = trips["fate"] == "applied"
-        altered = int((trips["checksum_sent"][applied] != trips["checksum_seen"][applied]).sum())
-        summed = int(record.versions["updates"].sum())
-        costs = {row.stage: row.seconds for row in record.costs}
-        incidents = record.incidents
+def _figures(record: Record) -> IngestFigures:
+    trips, incidents = record.trips, record.incidents
+    arrived = np.sort(trips["arrived_s"][~np.isnan(trips["arrived_s"])])
+    applied = trips["fate"] == "applied"
+    altered = int((trips["checksum_sent"][applied] != trips["checksum_seen"][applied]).sum())
+    summed = int(record.versions["updates"].sum())
+    costs = {row.stage: row.seconds for row in record.costs}
     if incidents or altered or int(applied.sum()) != summed:
         first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
@@ -256,60 +198,42 @@ def _read(folder: Path) -> Turn:
             f"{int(applied.sum())} applied of {summed} summed, {len(arrived)} trips; every update must count"
         )
     if len(arrived) < 2:
-        return Turn(len(arrived), 0.0, 0.0, dict.fromkeys(STAGES, 0.0))
+        return IngestFigures(len(arrived), 0.0, 0.0, dict.fromkeys(STAGES, 0.0))
     count, span_s = len(arrived), float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
     # The server also waited for the fleet to come and go: what is left of the span is its wait for updates.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
-    return Turn(count, rate, float(meta.server_trip_us or 0.0), stages)
-
-
-# ---- the table -------------------------------------------------------------------------------------
+    return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)
 
 
 def _print(result: dict[str, Any]) -> None:
-    table = Table(
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title="Client trips that the server takes in, and its µs a trip by stage",
-    )
-    table.add_column("", no_wrap=True)
-    heads = ("trips/s", "GB/s", "sock", "mem", "pass", "trip", *SHOWN.values())
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for transport in TRANSPORTS:
-        for case in result["cases"]:
-            if case["transport"] == transport:
-                table.add_row(*_cells(case))
-        table.add_section()
-    console = Console()
-    console.print(table)
+    heads = ["", ">trips/s", ">GB/s", ">sock", ">mem", ">pass", ">trip"]
+    heads += [f">{head}" for head in SHOWN.values()]
+    rows: list[list[str]] = []
+    for transport in LIMITS:
+        rows += [_cells(case) for case in result["cases"] if case["transport"] == transport] + [[]]
     facts = result["host"]
-    console.print(
+    tables.show(
+        tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage", gap=1),
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
         f"{result['repetitions']} turns of {result['seconds']:g} s or more. sock, mem, pass: share of what "
-        "bare sockets (ZeroMQ for wire) do with the same frames, of what copying and summing the same bytes "
-        "allows, and of a trip's passes over memory. trip: median µs of one trip, without the sum"
+        "bare ZeroMQ does with the same frames, of what copying and summing the same bytes allows, and of a "
+        "trip's passes over memory. trip: median µs of one trip, without the sum",
     )
 
 
 def _cells(case: dict[str, Any]) -> list[str]:
     limits = [case["limits"].get(what) for what in LIMITS["shm"]]
-    shares = ["" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits]
-    stages = [_us(case["stages_us"][stage]) for stage in SHOWN]
-    rate = f"{case['trips_per_s']:,.0f}" if case["trips_per_s"] >= 100 else f"{case['trips_per_s']:.1f}"
-    trip = _us(case["server_trip_us"])
     return [
         f"{case['transport']} {_short(case['parameters'])}",
-        rate,
+        f"{case['trips_per_s']:,.0f}" if case["trips_per_s"] >= 100 else f"{case['trips_per_s']:.1f}",
         f"{case['gbytes_per_s']:.2f}",
-        *shares,
-        trip,
-        *stages,
+        *("" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits),
+        _us(case["server_trip_us"]),
+        *(_us(case["stages_us"][stage]) for stage in SHOWN),
     ]
 
 

@@ -29,8 +29,8 @@ DELTA = 2.0**-20
 """Client i changes its first parameter by (i + 1) times this, so that each client's checksum is its own."""
 
 
-class Idled(NamedTuple):
-    """What training and evaluating report, with nothing done."""
+class IdleResult(NamedTuple):
+    """The report of a training or an evaluation in which nothing was done."""
 
     steps: int = 1
     examples: int = 1
@@ -69,16 +69,16 @@ class IdleWorkload:
         """Nobody shares a link."""
 
     def gone(self, client: int) -> None:
-        """Nobody waits for it."""
+        """Nobody waits for the client."""
 
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
-    ) -> Idled:
+    ) -> IdleResult:
         self.flat.array[0] += DELTA * (client + 1)
-        return Idled()
+        return IdleResult()
 
-    def evaluate(self) -> Idled:
-        return Idled()
+    def evaluate(self) -> IdleResult:
+        return IdleResult()
 
     def settle(self) -> None:
         """Nothing is computed anywhere."""
@@ -95,7 +95,7 @@ class IdleWorkload:
             flops=[0.0] * count,
             steps=[1] * count,
             host_step_s=0.0,
-            emulated_trip_s=[0.0] * count,
+            emulated_trip_s=[1.0] * count,  # nominal: what takes no time at all could not be paced
             emulated_down_s=[0.0] * count,
             emulated_compute_s=[0.0] * count,
             test_examples=1,
@@ -109,13 +109,13 @@ PRODUCT_FLOP = 2.0 * N**3
 MEASURED = 50
 
 
-class Exercise(NamedTuple):
-    """What ``model.args`` of such an experiment say."""
+class ExerciseArgs(NamedTuple):
+    """The ``model.args`` of an exercise."""
 
     parameters: int
-    """Of the model, float32: what a trip moves each way."""
+    """Size of the model, float32, that a trip moves each way."""
     compute_s: float
-    """Emulated seconds of computing on a trip, about."""
+    """Emulated seconds that each device computes on a trip, about."""
     real: float = 1.0
     """Share of the declared operations that is really computed: below 1 for what would take too long."""
 
@@ -125,7 +125,7 @@ class ExerciseWorkload(IdleWorkload):
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
-        asked = Exercise(**experiment.model.args)
+        asked = ExerciseArgs(**experiment.model.args)
         self.flops_per_product = PRODUCT_FLOP / asked.real
         rates = [self.device(info.client).train_flop_per_s for info in clients]
         self._products = [max(1, round(rate * asked.compute_s / self.flops_per_product)) for rate in rates]
@@ -145,13 +145,13 @@ class ExerciseWorkload(IdleWorkload):
 
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
-    ) -> Idled:
+    ) -> IdleResult:
         products = self._products[client] if steps is None else steps
         for _ in range(products):
             np.matmul(self._a, self._b, out=self._out)
             if done is not None:
                 done(self.flops_per_product)
-        return Idled(steps=products, examples=products)
+        return IdleResult(steps=products, examples=products)
 
     def prepared(self) -> Prepared:
         plans = [self.plan(info.client, 0) for info in self._clients]
