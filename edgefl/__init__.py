@@ -20,7 +20,7 @@ The map, from what the user says to what comes out:
     parameters/                  how a model and an update lie in memory and on disk
     strategies/                  one paper's algorithm a file; testing: a strategy tried in memory
     kernels/                     the hot path: weighted sums, checksums, moving averages
-    errors seeds failpoints plain_pickle    what all of them use, and what few do
+    errors validation seeds failpoints plain_pickle    what all of them use, and what few do
 """
 
 from __future__ import annotations

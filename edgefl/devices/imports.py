@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgefl import toml
-from edgefl.devices.profiles import TYPES, Kind, problems
+from edgefl.devices.profiles import Kind, profile_faults
 from edgefl.devices.schema import SCHEMA
 from edgefl.errors import ProfileError, unknown
 
@@ -110,7 +110,6 @@ def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> tuple[str,
         if last in tables:
             tables[last] = tables.pop(last)
     name = f"{tables['id']}.toml"
-    for problem in problems(Path(name), tables, TYPES[kind]):
-        said = problem.removeprefix(f"{name}: ")
-        raise ProfileError(f"{source}: {tables.get('name', tables['id'])}: {said}")
+    for fault in profile_faults(str(tables["id"]), tables, kind):
+        raise ProfileError(f"{source}: {tables.get('name', tables['id'])}: {fault}")
     return name, toml.write(tables)

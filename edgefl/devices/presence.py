@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from edgefl.devices.profiles import unfit_availability
+from edgefl.devices.profiles import availability_faults
 from edgefl.devices.schema import Availability
 from edgefl.errors import ProfileError
 
@@ -178,9 +178,8 @@ def read_availability(path: str) -> tuple[Availability, ...]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProfileError(f"availability file {path!r}: {error}") from None
     if not entries:
-        raise ProfileError(f"availability file {path!r}: got no entries; allowed: at least one")
+        raise ProfileError(f"availability file {path!r}: must hold at least one entry, got none")
     for at, entry in enumerate(entries):
-        for key, got, allowed in unfit_availability(entry):
-            where = f"availability file {path!r}: entry {at}: {key.removeprefix('availability.')}"
-            raise ProfileError(f"{where}: got {got}; allowed: {allowed}")
+        for fault in availability_faults(entry):
+            raise ProfileError(f"availability file {path!r}: entry {at}: {fault}")
     return entries

@@ -1,22 +1,16 @@
-"""Loading device, network and fleet profiles.
+"""Finds, reads and checks the profiles of devices, networks and fleets.
 
 A name is looked up in the profiles that come with edgefl; anything with a slash or ending in ``.toml`` is
 the path of the user's own file. A wrong file is a `ProfileError` whose one line names the file, the key,
-what was got and what is allowed.
-
-Where profile files lie, and reading one as plain tables.
-
-What is wrong with a profile file: every fault of it, one line each.
+what is allowed and what was got.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +20,7 @@ from edgefl.devices.schema import (
     SCHEMA,
     Availability,
     Cpu,
+    Delay,
     Device,
     Direction,
     FleetFile,
@@ -34,8 +29,11 @@ from edgefl.devices.schema import (
     Thermal,
 )
 from edgefl.errors import ConfigError, ProfileError, unknown
+from edgefl.validation import Fault, faults, wrong
 
 P = TypeVar("P", Device, Network, FleetFile)
+Kind = Literal["devices", "networks", "fleets"]
+TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fleets": FleetFile}
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -100,55 +98,13 @@ def check_file(path: str | Path) -> list[str]:
     path = Path(path)
     try:
         table = read_tables(path)
-    except ProfileError as wrong:
-        return [str(wrong)]
-    found = list(problems(path, table, TYPES[kind_of(table)]))
-    return found or [f"{path}: {problem}" for problem in _trace_problems(path, table)]
+    except ProfileError as error:
+        return [str(error)]
+    found = list(profile_faults(path.stem, table, kind_of(table))) or _trace_faults(path, table)
+    return [f"{path}: {fault}" for fault in found]
 
 
-def _trace_problems(path: Path, table: dict[str, Any]) -> Iterator[str]:
-    for way in ("down", "up"):
-        trace = table.get(way, {}).get("trace")
-        if trace is not None:
-            try:
-                read_trace(str((path.parent / trace).resolve()))
-            except ProfileError as wrong:
-                yield f"{way}.trace: {wrong}"
-
-
-def _load(kind: Kind, of: type[P], name_or_path: str | Path) -> P:
-    return msgspec.convert(_checked(kind, name_or_path), of)
-
-
-def _checked(kind: Kind, name_or_path: str | Path) -> dict[str, Any]:
-    path = _path(kind, name_or_path)
-    table = read_tables(path)
-    for problem in problems(path, table, TYPES[kind]):
-        raise ProfileError(problem)
-    return table
-
-
-def _path(kind: Kind, name_or_path: str | Path) -> Path:
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or is_path(text):
-        return Path(name_or_path)
-    names = bundled_names(kind)
-    if text not in names:
-        raise ProfileError(unknown(f"{kind.removesuffix('s')} profile", text, names))
-    return bundled_folder() / kind / f"{text}.toml"
-
-
-def _traced(way: Direction, folder: Path) -> Direction:
-    return msgspec.structs.replace(way, trace=str((folder / way.trace).resolve())) if way.trace else way
-
-
-def _beside(name: str, folder: Path) -> str:
-    there = folder / name
-    return str(there.resolve()) if is_path(name) and there.exists() else name
-
-
-Kind = Literal["devices", "networks", "fleets"]
-TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fleets": FleetFile}
+# ---- files -------------------------------------------------------------------------------------
 
 
 def device_names() -> tuple[str, ...]:
@@ -167,19 +123,19 @@ def fleet_names() -> tuple[str, ...]:
 
 
 @cache
+def bundled_names(kind: Kind) -> tuple[str, ...]:
+    """Names of edgefl's own profiles of that kind, sorted."""
+    return tuple(sorted(path.stem for path in (bundled_folder() / kind).glob("*.toml")))
+
+
+@cache
 def bundled_folder() -> Path:
-    """Where edgefl's own profiles lie: package data when installed, beside the package in a checkout."""
+    """The folder of edgefl's own profiles: package data when installed, beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
     for found in (package / "_profiles", package.parent / "profiles"):
         if (found / "devices").is_dir():
             return found
     raise ProfileError(f"edgefl's own profiles are not at {package / '_profiles'}; install edgefl again")
-
-
-@cache
-def bundled_names(kind: Kind) -> tuple[str, ...]:
-    """Names of edgefl's own profiles of that kind, sorted."""
-    return tuple(sorted(path.stem for path in (bundled_folder() / kind).glob("*.toml")))
 
 
 def is_path(name: str) -> bool:
@@ -199,110 +155,72 @@ def kind_of(table: dict[str, Any]) -> Kind:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a profile file, unchecked; ProfileError if it cannot be read or is not TOML."""
+    """The tables of a TOML file, unchecked; `ProfileError` if it cannot be read or is not TOML."""
     if "\0" in str(path):
         raise ProfileError("a path holds a NUL")
     try:
         return toml.read(path)
-    except ConfigError as wrong:
-        raise ProfileError(str(wrong)) from None
+    except ConfigError as error:
+        raise ProfileError(str(error)) from None
 
+
+def _load(kind: Kind, of: type[P], name_or_path: str | Path) -> P:
+    return msgspec.convert(_checked(kind, name_or_path), of)
+
+
+def _checked(kind: Kind, name_or_path: str | Path) -> dict[str, Any]:
+    path = _path(kind, name_or_path)
+    table = read_tables(path)
+    for fault in profile_faults(path.stem, table, kind):
+        raise ProfileError(f"{path}: {fault}")
+    return table
+
+
+def _path(kind: Kind, name_or_path: str | Path) -> Path:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or is_path(text):
+        return Path(name_or_path)
+    if text not in bundled_names(kind):
+        raise ProfileError(_no_profile(kind, text))
+    return bundled_folder() / kind / f"{text}.toml"
+
+
+def _no_profile(kind: Kind, name: str) -> str:
+    return unknown(f"{kind.removesuffix('s')} profile", name, bundled_names(kind))
+
+
+def _traced(way: Direction, folder: Path) -> Direction:
+    return msgspec.structs.replace(way, trace=str((folder / way.trace).resolve())) if way.trace else way
+
+
+def _beside(name: str, folder: Path) -> str:
+    there = folder / name
+    return str(there.resolve()) if is_path(name) and there.exists() else name
+
+
+# ---- what no type can say ----------------------------------------------------------------------
 
 _NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer"}
 
 
-def problems(path: Path, table: dict[str, Any], of: type[Profile]) -> Iterator[str]:
-    """Every problem of a file, one line each, nothing raised."""
-
-    def line(key: str, got: object, allowed: str) -> str:
-        return f"{path}: {key}: got {_shown(got)}; allowed: {allowed}"
-
+def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
+    """All that is wrong with the tables of a profile whose file's name, without its ending, is ``stem``."""
     schema = table.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:  # what else is in it nobody here can judge
-        yield line("schema", schema, f"at most {SCHEMA}, the newest that this edgefl reads; upgrade edgefl")
+        yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
         return
-    wrong_values = [line(*found) for found in _unfit(table, of, "")]
-    if wrong_values:
-        yield from wrong_values
+    unfit = list(faults(table, TYPES[kind]))
+    if unfit:
+        yield from unfit
         return
-    try:
-        profile = msgspec.convert(table, of)
-    except msgspec.ValidationError as wrong:
-        yield line("file", "a table that does not fit", str(wrong))
-        return
-    if path.stem != profile.id:
-        yield line("id", profile.id, f"the file's name, {path.stem!r}")
+    profile: Profile = msgspec.convert(table, TYPES[kind])
+    if stem != profile.id:
+        yield wrong("id", f"the file's name, {stem!r}", profile.id)
     if isinstance(profile, FleetFile):
-        yield from (line(*found) for found in _unfit_fleet(profile))
+        yield from _fleet_faults(profile)
         return
-    yield from (line(*found) for found in _unfit_sources(table))
-    unfit = _unfit_device(profile) if isinstance(profile, Device) else _unfit_network(profile)
-    yield from (line(*found) for found in unfit)
-
-
-Unfit = tuple[str, object, str]
-"""Dotted key, what was got, what is allowed."""
-
-
-def _shown(got: object) -> str:
-    text = repr(got)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_of(got: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(got, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"one of {', '.join(sorted(names))}{hint}"
-
-
-def _unfit(value: Any, of: Any, key: str) -> Iterator[Unfit]:
-    """Keys that no table has, keys that are missing, and values of the wrong type or size, at any depth."""
-    struct = _struct(of)
-    if isinstance(value, float) and not math.isfinite(value):
-        yield key, value, "a finite number"
-    elif isinstance(value, dict) and struct is not None:
-        fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
-        for name, inner in value.items():
-            inner_key = f"{key}.{name}" if key else name
-            if name in fields:
-                yield from _unfit(inner, fields[name].type, inner_key)
-            else:
-                yield inner_key, inner, _one_of(name, fields)
-        for name, field in fields.items():
-            if field.required and name not in value:
-                yield f"{key}.{name}" if key else name, "nothing", "a value, it must be given"
-    elif isinstance(value, dict) and (held := _inner(of, dict)):
-        for name, inner in value.items():
-            yield from _unfit(inner, held[1], f"{key}.{name}")
-    elif isinstance(value, list) and (inner_type := _listed(of)) is not None:
-        for at, inner in enumerate(value):
-            yield from _unfit(inner, inner_type, f"{key}[{at}]")
-    else:
-        try:
-            msgspec.convert(value, of)
-        except msgspec.ValidationError as wrong:
-            allowed = str(wrong).removeprefix("Expected ").split(", got")[0].split(" - at ")[0]
-            yield key, value, allowed.replace(" | null", "").replace("object", "table")
-
-
-def _inner(of: Any, container: type) -> tuple[Any, ...]:
-    """The types that ``of`` holds, where it is, or may be, such a container."""
-    if get_origin(of) is container:
-        return get_args(of)
-    return next((inner for arg in get_args(of) if (inner := _inner(arg, container))), ())
-
-
-def _listed(of: Any) -> Any:
-    """What a list of any length holds; None where ``of`` is no such list."""
-    held = _inner(of, tuple)
-    return held[0] if held[1:] == (...,) else None
-
-
-def _struct(of: Any) -> type[msgspec.Struct] | None:
-    """The table type inside ``of`` (``X``, ``X | None``, ``tuple[X, ...]``), if there is one."""
-    if isinstance(of, type) and issubclass(of, msgspec.Struct):
-        return of
-    return next((found for arg in get_args(of) if (found := _struct(arg)) is not None), None)
+    yield from _source_faults(table)
+    yield from _device_faults(profile) if isinstance(profile, Device) else _network_faults(profile)
 
 
 def _figures(value: Any, key: str = "") -> Iterator[str]:
@@ -315,130 +233,145 @@ def _figures(value: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
-def _unfit_sources(table: dict[str, Any]) -> Iterator[Unfit]:
+def _source_faults(table: dict[str, Any]) -> Iterator[Fault]:
     figures = set(_figures(table))
     sources = table["sources"]
     for figure in sorted(figures):
         steps = figure.split(".")
         if not any(".".join(steps[:n]) in sources for n in range(1, len(steps) + 1)):
-            yield figure, "no source", "a line in [sources] for it or for the table above it"
+            text = f"{figure}: no source; give a line in [sources] for it or for the table above it"
+            yield Fault(figure, text)
     for where in ("sources", "uncertainty"):
         for key in table.get(where, {}):
             if not any(figure == key or figure.startswith(f"{key}.") for figure in figures):
-                yield f"{where}.{key}", "no such figure in the file", f"one of {', '.join(sorted(figures))}"
+                text = f"{where}.{key}: no such figure in the file; have: {', '.join(sorted(figures))}"
+                yield Fault(f"{where}.{key}", text)
 
 
-def _unfit_device(device: Device) -> Iterator[Unfit]:
-    model = device.delay_model
-    if model is not None and (wrong := model.problem()) is not None:
-        name, got, allowed = wrong
-        yield f"delay_model.{name}", got, allowed
-    if device.cpu is None and (model is None or model.mode != "replace"):
-        yield "cpu", "nothing", 'a value, or a delay_model with mode = "replace"'
+def _device_faults(device: Device) -> Iterator[Fault]:
+    delay, cpu, memory = device.delay_model, device.cpu, device.memory
+    if delay is not None:
+        yield from _delay_faults(delay)
+    if cpu is None and (delay is None or delay.mode != "replace"):
+        yield Fault("cpu", 'cpu: missing; give it, or a delay_model with mode = "replace"')
     if device.slowdown is not None:
         if device.slowdown.high < device.slowdown.low:
-            yield "slowdown.high", device.slowdown.high, f"at least low = {device.slowdown.low}"
-        if device.cpu is None:
-            yield "slowdown", "a value", "nothing, where there is no cpu to slow down"
-    if device.cpu is not None:
-        yield from _unfit_cpu(device.cpu)
-    if device.memory is not None and device.memory.app_limit_mib > device.memory.ram_mib:
-        yield (
-            "memory.app_limit_mib",
-            device.memory.app_limit_mib,
-            f"at most ram_mib = {device.memory.ram_mib}",
-        )
+            yield wrong("slowdown.high", f"at least low = {device.slowdown.low}", device.slowdown.high)
+        if cpu is None:
+            yield Fault("slowdown", "slowdown: has no effect without a cpu to slow down")
+    if cpu is not None:
+        yield from _cpu_faults(cpu)
+    if memory is not None and memory.app_limit_mib > memory.ram_mib:
+        yield wrong("memory.app_limit_mib", f"at most ram_mib = {memory.ram_mib}", memory.app_limit_mib)
     if device.thermal is not None:
-        yield from _unfit_thermal(device.thermal)
-    if device.battery is not None and (device.battery.min_soc or 0.0) > 0.99:
-        yield "battery.min_soc", device.battery.min_soc, "at most 0.99, or the device never works"
+        yield from _thermal_faults(device.thermal)
     if device.availability is not None:
-        yield from unfit_availability(device.availability)
+        yield from availability_faults(device.availability, "availability.")
     if device.network is not None and device.network not in network_names():
-        yield "network", device.network, _one_of(device.network, network_names())
+        yield Fault("network", f"network: {_no_profile('networks', device.network)}")
 
 
-def _unfit_cpu(cpu: Cpu) -> Iterator[Unfit]:
+def _delay_faults(delay: Delay) -> Iterator[Fault]:
+    wanted = Delay.FIELDS[delay.dist]
+    takes = f"dist = {delay.dist!r}, which takes {' and '.join(wanted)}"
+    for name in (name for names in Delay.FIELDS.values() for name in names):
+        got, key = getattr(delay, name), f"delay_model.{name}"
+        if name in wanted and got is None:
+            yield Fault(key, f"{key}: missing; needed for {takes}")
+        elif name not in wanted and got is not None:
+            yield wrong(key, f"left out with {takes}", got)
+    if delay.low_s is not None and delay.high_s is not None and delay.low_s >= delay.high_s:
+        yield wrong("delay_model.high_s", f"above low_s = {delay.low_s}", delay.high_s)
+    if delay.values_s is not None and not any(delay.values_s):
+        allowed = "figures of which one at least is above 0, or time would stand still"
+        yield wrong("delay_model.values_s", allowed, delay.values_s)
+
+
+def _cpu_faults(cpu: Cpu) -> Iterator[Fault]:
     for op_class in ("gemm", "conv", "depthwise", "elementwise"):
         rate = getattr(cpu.rate_gflops, op_class)
         key = f"cpu.rate_gflops.{op_class}"
         if rate is not None and rate.one is None and rate.all is None:
-            yield key, {}, "1t, nt, or both"
+            yield wrong(key, "a table with 1t, nt, or both", {})
         elif rate is not None and rate.one and rate.all and rate.all < rate.one:
-            yield f"{key}.nt", rate.all, f"at least 1t = {rate.one}"
+            yield wrong(f"{key}.nt", f"at least 1t = {rate.one}", rate.all)
     for at, cluster in enumerate(cpu.clusters):
         key = f"cpu.clusters[{at}]"
         steps, currents = cluster.freq_mhz, cluster.power_ma
         if steps and (list(steps) != sorted(set(steps)) or steps[-1] != cluster.max_mhz):
-            yield f"{key}.freq_mhz", list(steps), f"ascending figures that end in max_mhz = {cluster.max_mhz}"
+            yield wrong(f"{key}.freq_mhz", f"ascending and end in max_mhz = {cluster.max_mhz}", steps)
         if currents and len(currents) != len(steps):
-            yield f"{key}.power_ma", list(currents), f"a figure for each of freq_mhz, {len(steps)}"
+            yield wrong(f"{key}.power_ma", f"a figure for each of freq_mhz, {len(steps)}", currents)
         elif currents and cluster.max_ma is not None and currents[-1] != cluster.max_ma:
-            yield f"{key}.power_ma", list(currents), f"figures that end in max_ma = {cluster.max_ma}"
+            yield wrong(f"{key}.power_ma", f"figures that end in max_ma = {cluster.max_ma}", currents)
 
 
-def _unfit_thermal(thermal: Thermal) -> Iterator[Unfit]:
-    temps = [trip.temp_c for trip in thermal.trips]
-    scales = [trip.freq_scale for trip in thermal.trips]
-    if not temps or temps != sorted(set(temps)):
-        yield "thermal.trips", temps, "at least one, temp_c ascending"
+def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
+    temps = [step.temp_c for step in thermal.trips]
+    scales = [step.freq_scale for step in thermal.trips]
+    if temps != sorted(set(temps)):
+        yield wrong("thermal.trips", "of ascending temp_c", temps)
     elif scales != sorted(scales, reverse=True):
-        yield "thermal.trips", scales, "freq_scale that does not rise with the temperature"
+        yield wrong("thermal.trips", "of a freq_scale that does not rise with the temperature", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
-        yield "thermal.off_c", thermal.off_c, f"at least the last trip's temp_c = {temps[-1]}"
-    if temps and thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
-        yield "thermal.ambient_c", thermal.ambient_c, f"below the first trip's temp_c = {temps[0]}"
+        yield wrong("thermal.off_c", f"at least the last trip's temp_c = {temps[-1]}", thermal.off_c)
+    if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
+        yield wrong("thermal.ambient_c", f"below the first trip's temp_c = {temps[0]}", thermal.ambient_c)
     given = {name: getattr(thermal, name) for name in ("ambient_c", "r_c_per_w", "tau_s")}
     missing = [name for name, value in given.items() if value is None]
     if missing and len(missing) < len(given):
-        yield f"thermal.{missing[0]}", "nothing", f"a value, as {' and '.join(given)} only work together"
+        key = f"thermal.{missing[0]}"
+        yield Fault(key, f"{key}: missing; {' and '.join(given)} only work together")
 
 
-def unfit_availability(availability: Availability) -> Iterator[Unfit]:
+def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
+    """All that is wrong with intervals of the right types; their keys begin with ``prefix``."""
     end = 0.0
-    if not availability.intervals_s:
-        yield "availability.intervals_s", [], "at least one interval"
     for at, (start, stop) in enumerate(availability.intervals_s):
-        key = f"availability.intervals_s[{at}]"
         if stop <= start or start < end:
-            yield key, [start, stop], f"a start of at least {end:g}, and an end after it"
+            allowed = f"[start, end] with a start of at least {end:g} and an end after it"
+            yield wrong(f"{prefix}intervals_s[{at}]", allowed, [start, stop])
         end = max(end, stop)
     if end > availability.period_s:
-        yield "availability.period_s", availability.period_s, f"at least the last interval's end, {end:g}"
+        yield wrong(f"{prefix}period_s", f"at least the last interval's end, {end:g}", availability.period_s)
 
 
-def _unfit_network(network: Network) -> Iterator[Unfit]:
+def _network_faults(network: Network) -> Iterator[Fault]:
     if network.header_bytes >= network.mtu_bytes:
-        yield "header_bytes", network.header_bytes, f"below mtu_bytes = {network.mtu_bytes}"
+        yield wrong("header_bytes", f"below mtu_bytes = {network.mtu_bytes}", network.header_bytes)
     for name, way in (("down", network.down), ("up", network.up)):
         if (way.jitter_ms > 0) != (way.jitter_dist != "none"):
-            yield (
-                f"{name}.jitter_dist",
-                way.jitter_dist,
-                "a distribution where jitter_ms is above 0, else none",
-            )
+            allowed = "a distribution where jitter_ms is above 0, else 'none'"
+            yield wrong(f"{name}.jitter_dist", allowed, way.jitter_dist)
         if way.jitter_dist == "uniform" and way.jitter_ms > way.delay_ms:
-            yield f"{name}.jitter_ms", way.jitter_ms, f"at most delay_ms = {way.delay_ms} where uniform"
+            allowed = f"at most delay_ms = {way.delay_ms} where uniform"
+            yield wrong(f"{name}.jitter_ms", allowed, way.jitter_ms)
         if way.trace is not None and way.rate_mbps is not None:
-            yield f"{name}.trace", way.trace, "nothing beside rate_mbps: one of the two sets the rate"
+            yield wrong(f"{name}.trace", "left out beside rate_mbps: one of the two sets the rate", way.trace)
 
 
-def _unfit_fleet(fleet: FleetFile) -> Iterator[Unfit]:
-    if not fleet.devices:
-        yield "devices", fleet.devices, "at least one profile = count"
-    for name in fleet.devices:
-        if not _is_known("devices", name):
-            yield f"devices.{name}", name, f"a path, or {_one_of(name, device_names())}"
+def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
     of_device = fleet.network if isinstance(fleet.network, dict) else {}
-    for name, network in of_device.items() if of_device else [("", str(fleet.network))]:
-        if name and name not in fleet.devices:
-            yield f"network.{name}", name, f"one of this fleet's devices: {', '.join(fleet.devices)}"
-        if not _is_known("networks", network):
-            yield "network", network, f"a path, or {_one_of(network, network_names())}"
+    networks = list(of_device.values()) or [str(fleet.network)]
+    named: list[tuple[str, Kind, str]] = [(f"devices.{name}", "devices", name) for name in fleet.devices]
+    named += [("network", "networks", name) for name in networks]
+    for key, kind, name in named:
+        if not is_path(name) and name not in bundled_names(kind):
+            yield Fault(key, f"{key}: {_no_profile(kind, name)}")
+    for name in of_device:
+        if name not in fleet.devices:
+            key = f"network.{name}"
+            yield Fault(key, f"{key}: {unknown('device in the fleet', name, fleet.devices)}")
     missing = [name for name in fleet.devices if of_device and name not in of_device]
     if missing:
-        yield "network", f"nothing for {', '.join(missing)}", "a network for each of the fleet's devices"
+        yield Fault("network", f"network: no network for {', '.join(missing)}; give one for each device")
 
 
-def _is_known(kind: Kind, name: str) -> bool:
-    return is_path(name) or name in bundled_names(kind)
+def _trace_faults(path: Path, table: dict[str, Any]) -> Iterator[Fault]:
+    for way in ("down", "up"):
+        trace = table.get(way, {}).get("trace")
+        if trace is not None:
+            try:
+                read_trace(str((path.parent / trace).resolve()))
+            except ProfileError as error:
+                yield Fault(f"{way}.trace", f"{way}.trace: {error}")

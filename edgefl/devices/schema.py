@@ -22,9 +22,13 @@ SCHEMA = 1
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[a-z0-9][a-z0-9.-]*$", description="a name of lower-case letters, digits, dots and dashes"
+    ),
+]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
@@ -127,8 +131,8 @@ class Battery(_Table, frozen=True, kw_only=True):
     """More while Wi-Fi transfers."""
     radio_ma: NotNegative | None = None
     """More while the mobile radio transfers."""
-    min_soc: Share | None = None
-    """State of charge, 0 to 1, below which the device takes no work."""
+    min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
+    """State of charge below which the device takes no work; of 1 it would never work."""
     charge_w: Positive | None = None
     """What its charger puts into it, once it is that low, until it is full; None: it is never charged."""
 
@@ -147,7 +151,7 @@ class Thermal(_Table, frozen=True, kw_only=True):
     63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
     """
 
-    trips: tuple[ThrottlingStep, ...]
+    trips: Annotated[tuple[ThrottlingStep, ...], msgspec.Meta(min_length=1)]
     """Throttling steps in ascending order of temperature."""
     off_c: Positive | None = None
     """The device switches itself off here."""
@@ -166,7 +170,7 @@ Interval = tuple[NotNegative, NotNegative]
 class Availability(_Table, frozen=True, kw_only=True):
     """When the device can be asked to work: from start to end of each interval, again every ``period_s``."""
 
-    intervals_s: tuple[Interval, ...]
+    intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
     """Emulated seconds from the start of a period, ascending, apart from each other."""
     period_s: Positive
 
@@ -177,6 +181,103 @@ class Slowdown(_Table, frozen=True, kw_only=True):
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
     dist: Literal["uniform"] = "uniform"
+
+
+Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
+MOST_S = 1e9
+"""30 years. With it and the bounds of ``sigma`` and ``alpha`` every draw is a finite number."""
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+
+
+class Delay(_Table, frozen=True, kw_only=True):
+    """A delay in emulated seconds, drawn once a trip from the client's seeded stream.
+
+    ====================== ============================== ==================================
+    ``dist``               fields                         draw
+    ====================== ============================== ==================================
+    ``uniform``            ``low_s``, ``high_s``          U(low, high)
+    ``half-normal``        ``scale_s``                    abs(N(0, scale²)), mean scale·√(2/π)
+    ``exponential``        ``mean_s``                     Exp(1/mean)
+    ``log-normal``         ``median_s``, ``sigma``        median·exp(sigma·N(0, 1))
+    ``pareto``             ``min_s``, ``alpha``           min·(1−U)^(−1/alpha)
+    ``list``               ``values_s``                   one of the values, each equally likely
+    ====================== ============================== ==================================
+
+    ``mode`` says what it does to a trip: ``replace`` (the whole trip takes the draw; FedStaleWeight
+    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time). With ``per = "example"`` the draw
+    is for one example, and a client takes it times the examples that it holds: ``exponential`` is then
+    FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
+
+    >>> d = Delay(dist="uniform", low_s=1.0, high_s=2.0)
+    >>> 1.0 <= d.draw(np.random.default_rng(0)) < 2.0, d.mean
+    (True, 1.5)
+    """
+
+    dist: Dist
+    mode: Literal["replace", "add"] = "replace"
+    per: Literal["trip", "example"] = "trip"
+    low_s: SecondsOrZero | None = None
+    high_s: Seconds | None = None
+    scale_s: Seconds | None = None
+    mean_s: Seconds | None = None
+    median_s: Seconds | None = None
+    sigma: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
+    min_s: Seconds | None = None
+    alpha: Annotated[float, msgspec.Meta(ge=0.1)] | None = None
+    values_s: Annotated[tuple[SecondsOrZero, ...], msgspec.Meta(min_length=1)] | None = None
+
+    FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "uniform": ("low_s", "high_s"),
+        "half-normal": ("scale_s",),
+        "exponential": ("mean_s",),
+        "log-normal": ("median_s", "sigma"),
+        "pareto": ("min_s", "alpha"),
+        "list": ("values_s",),
+    }
+
+    def _f(self, name: str) -> float:
+        return float(getattr(self, name))
+
+    def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
+        """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
+        return self._draw(rng) * (examples if self.per == "example" else 1)
+
+    def _draw(self, rng: np.random.Generator) -> float:
+        match self.dist:
+            case "uniform":
+                return float(rng.uniform(self._f("low_s"), self._f("high_s")))
+            case "half-normal":
+                return abs(float(rng.normal(0.0, self._f("scale_s"))))
+            case "exponential":
+                return float(rng.exponential(self._f("mean_s")))
+            case "log-normal":
+                return self._f("median_s") * math.exp(self._f("sigma") * float(rng.standard_normal()))
+            case "pareto":
+                return self._f("min_s") * float((1.0 - rng.random()) ** (-1.0 / self._f("alpha")))
+            case "list":
+                assert self.values_s is not None
+                return float(self.values_s[int(rng.integers(len(self.values_s)))])
+
+    @property
+    def mean(self) -> float:
+        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1), of one example
+        with ``per = "example"``."""
+        match self.dist:
+            case "uniform":
+                return (self._f("low_s") + self._f("high_s")) / 2
+            case "half-normal":
+                return self._f("scale_s") * math.sqrt(2 / math.pi)
+            case "exponential":
+                return self._f("mean_s")
+            case "log-normal":
+                return self._f("median_s") * math.exp(self._f("sigma") ** 2 / 2)
+            case "pareto":
+                alpha = self._f("alpha")
+                return self._f("min_s") * alpha / (alpha - 1) if alpha > 1 else math.inf
+            case "list":
+                assert self.values_s is not None
+                return sum(self.values_s) / len(self.values_s)
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
@@ -316,10 +417,10 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     schema: Schema = SCHEMA
     id: Name
     name: Text
-    devices: dict[str, Count]
+    devices: Annotated[dict[str, Count], msgspec.Meta(min_length=1, description="a table of PROFILE = COUNT")]
     source: Text
     """Where this mix came from, or what it was put together for."""
-    network: str | dict[str, str] = "wifi"
+    network: str | Annotated[dict[str, str], msgspec.Meta(min_length=1)] = "wifi"
 
     @property
     def clients(self) -> int:
@@ -347,130 +448,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_none(v) for v in value]
     return value
-
-
-Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
-
-MOST_S = 1e9
-"""30 years. With it and the next two every draw is a finite number."""
-MOST_SIGMA = 10.0
-LEAST_ALPHA = 0.1
-
-
-class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A delay in emulated seconds, drawn once a trip from the client's seeded stream.
-
-    ====================== ============================== ==================================
-    ``dist``               fields                         draw
-    ====================== ============================== ==================================
-    ``uniform``            ``low_s``, ``high_s``          U(low, high)
-    ``half-normal``        ``scale_s``                    abs(N(0, scale²)), mean scale·√(2/π)
-    ``exponential``        ``mean_s``                     Exp(1/mean)
-    ``log-normal``         ``median_s``, ``sigma``        median·exp(sigma·N(0, 1))
-    ``pareto``             ``min_s``, ``alpha``           min·(1−U)^(−1/alpha)
-    ``list``               ``values_s``                   one of the values, each equally likely
-    ====================== ============================== ==================================
-
-    ``mode`` says what it does to a trip: ``replace`` (the whole trip takes the draw; FedStaleWeight
-    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time). With ``per = "example"`` the draw
-    is for one example, and a client takes it times the examples that it holds: ``exponential`` is then
-    FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
-
-    >>> d = Delay(dist="uniform", low_s=1.0, high_s=2.0)
-    >>> 1.0 <= d.draw(np.random.default_rng(0)) < 2.0, d.mean
-    (True, 1.5)
-    """
-
-    dist: Dist
-    mode: Literal["replace", "add"] = "replace"
-    per: Literal["trip", "example"] = "trip"
-    low_s: float | None = None
-    high_s: float | None = None
-    scale_s: float | None = None
-    mean_s: float | None = None
-    median_s: float | None = None
-    sigma: float | None = None
-    min_s: float | None = None
-    alpha: float | None = None
-    values_s: tuple[float, ...] | None = None
-
-    FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
-        "uniform": ("low_s", "high_s"),
-        "half-normal": ("scale_s",),
-        "exponential": ("mean_s",),
-        "log-normal": ("median_s", "sigma"),
-        "pareto": ("min_s", "alpha"),
-        "list": ("values_s",),
-    }
-
-    def problem(self) -> tuple[str, object, str] | None:
-        """The first thing wrong as (field, got, allowed), or None."""
-        wanted = self.FIELDS[self.dist]
-        for names in self.FIELDS.values():
-            for name in names:
-                got = getattr(self, name)
-                if name not in wanted and got is not None:
-                    return name, got, f"{', '.join(wanted)} for dist = {self.dist!r}"
-                if name in wanted and got is None:
-                    return name, "nothing", f"a value, needed for dist = {self.dist!r}"
-        for name in wanted:
-            got = getattr(self, name)
-            figures = got if isinstance(got, tuple) else (got,)
-            if not figures or any(not math.isfinite(x) or x < 0 for x in figures):
-                return name, got, "finite figures of at least 0"
-            if name not in ("low_s", "values_s") and got == 0:
-                return name, got, "above 0"
-            if name.endswith("_s") and max(figures) > MOST_S:
-                return name, got, f"at most {MOST_S:g} s"
-        if self.dist == "log-normal" and self._f("sigma") > MOST_SIGMA:
-            return "sigma", self.sigma, f"at most {MOST_SIGMA:g}"
-        if self.dist == "pareto" and self._f("alpha") < LEAST_ALPHA:
-            return "alpha", self.alpha, f"at least {LEAST_ALPHA:g}"
-        if self.values_s is not None and not any(self.values_s):
-            return "values_s", self.values_s, "one value above 0 at least, or time would stand still"
-        if self.dist == "uniform" and self._f("low_s") >= self._f("high_s"):
-            return "high_s", self.high_s, f"above low_s = {self.low_s}"
-        return None
-
-    def _f(self, name: str) -> float:
-        return float(getattr(self, name))
-
-    def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
-        """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
-        return self._draw(rng) * (examples if self.per == "example" else 1)
-
-    def _draw(self, rng: np.random.Generator) -> float:
-        match self.dist:
-            case "uniform":
-                return float(rng.uniform(self._f("low_s"), self._f("high_s")))
-            case "half-normal":
-                return abs(float(rng.normal(0.0, self._f("scale_s"))))
-            case "exponential":
-                return float(rng.exponential(self._f("mean_s")))
-            case "log-normal":
-                return self._f("median_s") * math.exp(self._f("sigma") * float(rng.standard_normal()))
-            case "pareto":
-                return self._f("min_s") * float((1.0 - rng.random()) ** (-1.0 / self._f("alpha")))
-            case "list":
-                assert self.values_s is not None
-                return float(self.values_s[int(rng.integers(len(self.values_s)))])
-
-    @property
-    def mean(self) -> float:
-        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1), of one example
-        with ``per = "example"``."""
-        match self.dist:
-            case "uniform":
-                return (self._f("low_s") + self._f("high_s")) / 2
-            case "half-normal":
-                return self._f("scale_s") * math.sqrt(2 / math.pi)
-            case "exponential":
-                return self._f("mean_s")
-            case "log-normal":
-                return self._f("median_s") * math.exp(self._f("sigma") ** 2 / 2)
-            case "pareto":
-                alpha = self._f("alpha")
-                return self._f("min_s") * alpha / (alpha - 1) if alpha > 1 else math.inf
-            case "list":
-                assert self.values_s is not None
-                return sum(self.values_s) / len(self.values_s)

@@ -134,7 +134,7 @@ def test_an_availability_file_is_read(tmp_path: object) -> None:
         (b"nonsense", "malformed"),
         ([{"intervals_s": [[0, 5]]}], "period_s"),
         ([{"intervals_s": [[0, 5]], "period_s": 0}], "> 0.0"),
-        ([{"intervals_s": [[0, 5]], "period_s": 4}], "entry 0: period_s: got 4.0"),
+        ([{"intervals_s": [[0, 5]], "period_s": 4}], "entry 0: period_s: must be at least"),
         ([{"intervals_s": [[0, 5]], "period_s": 9}, {"intervals_s": [[5, 5]], "period_s": 9}], "entry 1"),
         ([{"intervals_s": [[0, 5], [4, 6]], "period_s": 9}], "a start of at least 5"),
         ([{"intervals_s": [[0, 5]], "period_s": 9, "zone": 3}], "zone"),

@@ -102,149 +102,129 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         devices.load_device(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("base", "old", "new", "said"),
-    [
-        (DEVICE, "train = 1.5", "train = 0", "cpu.rate_gflops.train: got 0; allowed: `float` > 0"),
-        (DEVICE, "train = 1.5", "train = -1.5", "cpu.rate_gflops.train: got -1.5"),
-        (DEVICE, "train = 1.5", "train = nan", "cpu.rate_gflops.train: got nan; allowed: a finite number"),
-        (DEVICE, "train = 1.5", "train = inf", "cpu.rate_gflops.train: got inf"),
-        (DEVICE, "train = 1.5", 'train = "fast"', "cpu.rate_gflops.train: got 'fast'; allowed: `float`"),
-        (DEVICE, "train = 1.5", "trian = 1.5", "cpu.rate_gflops.trian: got 1.5; allowed: one of conv"),
-        (DEVICE, "train = 1.5", "", "cpu.rate_gflops.train: got 'nothing'"),
-        (DEVICE, "train = 1.5", "train = 1.5\ngemm = { 1t = 3, nt = 2 }", "cpu.rate_gflops.gemm.nt: got 2.0"),
-        (DEVICE, '"budget"', '"cheap"', "class: got 'cheap'"),
-        (DEVICE, 'id = "mine"', 'id = "Mine!"', "id: got 'Mine!'"),
-        (DEVICE, 'id = "mine"', 'id = "other"', "id: got 'other'; allowed: the file's name, 'mine'"),
-        (
-            DEVICE,
-            "app_limit_mib = 512",
-            "app_limit_mib = 4096",
-            "memory.app_limit_mib: got 4096.0; allowed: at most",
-        ),
-        (DEVICE, 'cpu = "measured"', "", "cpu.rate_gflops.train: got 'no source'"),
-        (DEVICE, 'cpu = "measured"', 'cpu = ""', "sources.cpu: got ''; allowed: `str` of length >= 1"),
-        (DEVICE, "[sources]", '[sources]\ngpu = "x"', "sources.gpu: got 'no such figure in the file'"),
-        (DEVICE, "[sources]", "[uncertainty]\nmemory = 0.5\n[sources]", "uncertainty.memory: got 0.5"),
-        (
-            DEVICE,
-            "[memory]",
-            "[gpu]\nx = 1\n[memory]",
-            "gpu: got {'x': 1}; allowed: one of availability, battery",
-        ),
-        (DEVICE, 'name = "Mine"', 'name = "Mine"\nnetwork = "6g"', "network: got '6g'; allowed: one of 3g"),
-        (
-            DEVICE,
-            "[cpu.rate_gflops]\ntrain = 1.5",
-            "",
-            "cpu: got 'nothing'; allowed: a value, or a delay_model",
-        ),
-        (DEVICE, "train = 1.5", "train = 1.5\ngemm = {}", "cpu.rate_gflops.gemm: got {}; allowed: 1t, nt"),
-        (DEVICE, "train = 1.5", "train = 1.5\nconv = 3", "cpu.rate_gflops.conv: got 3; allowed: `table`"),
-        (DEVICE, 'id = "mine"', 'id = "mine"\nschema = 0', "schema: got 0; allowed: `int` >= 1"),
-        (DEVICE, 'id = "mine"', 'id = "mine"\nschema = "1"', "schema: got '1'; allowed: `int`"),
-        (DEVICE, 'id = "mine"', 'id = "mine"\nschema = 2', "schema: got 2; allowed: at most 1"),
-        (FLEET, 'id = "mine"', 'id = "mine"\nschema = 2', "schema: got 2; allowed: at most 1"),
-        (
-            DEVICE,
-            "[memory]",
-            '[delay_model]\ndist = "uniform"\nlow_s = 3\nhigh_s = 1\n[memory]',
-            "delay_model.high_s",
-        ),
-        (DEVICE, "[memory]", "[slowdown]\nlow = 3\nhigh = 1\n[memory]", "slowdown.high: got 1.0"),
-        (DEVICE, "[memory]", "[thermal]\ntrips = []\n[memory]", "thermal.trips: got []"),
-        (
-            DEVICE,
-            "[memory]",
-            '[[cpu.clusters]]\nuarch = "A"\ncores = 1.5\nmax_mhz = 3\n[memory]',
-            "cpu.clusters[0].cores: got 1.5; allowed: `int`",
-        ),
-        (NETWORK, "rate_mbps = 2.0", "rate_mbps = 0", "down.rate_mbps: got 0"),
-        (NETWORK, "delay_ms = 10.0", "delay_ms = -1", "down.delay_ms: got -1"),
-        (NETWORK, "delay_ms = 10.0", "jitter_ms = 1", "down.jitter_dist: got 'none'"),
-        (
-            NETWORK,
-            "delay_ms = 10.0",
-            'jitter_ms = 1\njitter_dist = "uniform"',
-            "down.jitter_ms: got 1.0; allowed: at most delay_ms",
-        ),
-        (NETWORK, "delay_ms = 10.0", "loss_pct = 100", "down.loss_pct: got 100"),
-        (
-            NETWORK,
-            'name = "Mine"',
-            'name = "Mine"\nheader_bytes = 1500',
-            "header_bytes: got 1500; allowed: below",
-        ),
-        (NETWORK, "rate_mbps = 2.0", 'rate_mbps = 2.0\ntrace = "x"', "down.trace: got 'x'; allowed: nothing"),
-        (NETWORK, "rate_mbps = 2.0", "queue_kib = 64", "down.queue_kib: got 64; allowed: one of delay_ms"),
-        (NETWORK, "rate_mbps = 2.0", 'on_loss = "stop"', "down.on_loss: got 'stop'"),
-        (NETWORK, "[up]", "[upp]", "upp: got"),
-        (FLEET, "pixel-4 = 2", "pixel-4 = 0", "devices.pixel-4: got 0; allowed: `int` >= 1"),
-        (FLEET, '"lte"', "5", "network: got 5"),
-        (DEVICE, "[cpu.rate_gflops]\ntrain = 1.5", "cpu = 3", "cpu: got 3; allowed: `table`"),
-        (FLEET, "pixel-4 = 2", "", "devices: got {}"),
-        (FLEET, "pixel-4", "pixel-99", "devices.pixel-99: got 'pixel-99'"),
-        (FLEET, '"lte"', '"6g"', "network: got '6g'"),
-        (FLEET, 'network = "lte"', 'network = { pi-4 = "lte" }', "network.pi-4: got 'pi-4'"),
-        (FLEET, 'source = "a test"', "", "source: got 'nothing'"),
-    ],
-)
-def test_a_wrong_file_says_file_key_got_and_allowed(
+WRONG_DEVICES = r"""
+train = 1.5 -> train = 0 -> cpu.rate_gflops.train: must be a finite number above 0, got 0
+train = 1.5 -> train = -1.5 -> cpu.rate_gflops.train: must be a finite number above 0, got -1.5
+train = 1.5 -> train = nan -> cpu.rate_gflops.train: must be a finite number above 0, got nan
+train = 1.5 -> train = inf -> cpu.rate_gflops.train: must be a finite number above 0, got inf
+train = 1.5 -> train = "fast" -> cpu.rate_gflops.train: must be a finite number above 0, got 'fast'
+train = 1.5 -> trian = 1.5 -> unknown key 'cpu.rate_gflops.trian'; did you mean 'cpu.rate_gflops.train'?
+train = 1.5 -> -> cpu.rate_gflops.train: missing
+train = 1.5 -> train = 1.5\ngemm = { 1t = 3, nt = 2 } -> cpu.rate_gflops.gemm.nt: must be at least 1t = 3.0
+train = 1.5 -> train = 1.5\ngemm = {} -> cpu.rate_gflops.gemm: must be a table with 1t, nt, or both
+train = 1.5 -> train = 1.5\nconv = 3 -> cpu.rate_gflops.conv: must be a table, got 3
+"budget" -> "cheap" -> class: must be one of 'board', 'budget',
+id = "mine" -> id = "Mine!" -> id: must be a name of lower-case letters, digits, dots and dashes, got 'Mine!'
+id = "mine" -> id = "other" -> id: must be the file's name, 'mine', got 'other'
+id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 1, got 0
+id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 1 to 1, got '1'
+id = "mine" -> id = "mine"\nschema = 2 -> schema: must be at most 1, the newest that this edgefl reads
+name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; have: 3g, 3g-fast
+app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
+cpu = "measured" -> -> cpu.rate_gflops.train: no source; give a line in [sources] for it or for the table
+cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty, got ''
+[sources] -> [sources]\ngpu = "x" -> sources.gpu: no such figure in the file; have: cpu.rate_gflops.train
+[sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
+[memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top: availability,
+[cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
+[cpu.rate_gflops]\ntrain = 1.5 -> cpu = 3 -> cpu: must be a table, got 3
+[memory] -> [slowdown]\nlow = 3\nhigh = 1\n[memory] -> slowdown.high: must be at least low = 3.0, got 1.0
+"""
+WRONG_NETWORKS = r"""
+rate_mbps = 2.0 -> rate_mbps = 0 -> down.rate_mbps: must be a finite number above 0, got 0
+delay_ms = 10.0 -> delay_ms = -1 -> down.delay_ms: must be a finite number of at least 0, got -1
+delay_ms = 10.0 -> jitter_ms = 1 -> down.jitter_dist: must be a distribution where jitter_ms is above 0
+delay_ms = 10.0 -> jitter_ms = 1\njitter_dist = "uniform" -> down.jitter_ms: must be at most delay_ms = 0.0
+delay_ms = 10.0 -> loss_pct = 100 -> down.loss_pct: must be a number of at least 0 and below 100, got 100
+name = "Mine" -> name = "Mine"\nheader_bytes = 1500 -> header_bytes: must be below mtu_bytes = 1500, got 1500
+rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out beside rate_mbps: one of the
+rate_mbps = 2.0 -> queue_kib = 64 -> unknown key 'down.queue_kib'; allowed in [down]: delay_ms, jitter_dist,
+rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 'retransmit', got 'stop'
+[up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
+"""
+WRONG_FLEETS = r"""
+id = "mine" -> id = "mine"\nschema = 2 -> schema: must be at most 1, the newest that this edgefl reads
+pixel-4 = 2 -> pixel-4 = 0 -> devices.pixel-4: must be a whole number of at least 1, got 0
+pixel-4 = 2 -> -> devices: must be a table of PROFILE = COUNT, got {}
+pixel-4 -> pixel-99 -> devices.pixel-99: device profile 'pixel-99' not found; did you mean 'pixel-5'?
+"lte" -> 5 -> network: must be a string or a table that is not empty, got 5
+"lte" -> "6g" -> network: network profile '6g' not found; have: 3g,
+network = "lte" -> network = { pi-4 = "lte" } -> network.pi-4: device in the fleet 'pi-4' not found
+network = "lte" -> network = { pi-4 = "lte" } -> network: no network for pixel-4; give one for each device
+source = "a test" -> -> source: missing; must be a string that is not empty
+"""
+WRONG_TABLES = r"""
+storage = { read_mbytes_per_s = 0 } -> storage.read_mbytes_per_s: must be a finite number above 0, got 0
+battery = { capacity_mah = 1, min_soc = 1 } -> battery.min_soc: must be a number from 0 to 0.99, got 1
+battery = { capacity_mah = 1, idle_ma = -1 } -> battery.idle_ma: must be a finite number of at least 0
+cpu.clusters = [{ CORE, cores = 1.5 }] -> cpu.clusters[0].cores: must be a whole number of at least 1, got 1.5
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [5, 8] }] -> cpu.clusters[0].freq_mhz: must be ascending and
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be ascending and end in max_mhz =
+cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be a figure for each of freq_mhz, 0,
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be figures that end
+thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
+thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be of a freq_scale that
+thermal = { trips = [STEP, STEP] } -> thermal.trips: must be of ascending temp_c, got [40.0, 40.0]
+thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least the last trip's temp_c = 40.0
+thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c and r_c_per_w and tau_s only
+thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below the first
+availability = { intervals_s = [], period_s = 9 } -> availability.intervals_s: must be an array that is not
+availability = { intervals_s = [[1, 2, 3]], period_s = 9 } -> intervals_s[0]: must be an array of 2, got [1,
+availability = { intervals_s = [[1, nan]], period_s = 9 } -> intervals_s[0][1]: must be a finite number
+availability = { intervals_s = [[2, 1]], period_s = 9 } -> intervals_s[0]: must be [start, end] with a start
+availability = { intervals_s = [[1, 4], [3, 5]], period_s = 9 } -> with a start of at least 4 and an end after
+availability = { intervals_s = [[1, 4]], period_s = 3 } -> period_s: must be at least the last interval's end,
+delay_model = { dist = "uniform", low_s = 2, high_s = 1 } -> delay_model.high_s: must be above low_s = 2.0,
+delay_model = { dist = "uniform", low_s = 1 } -> delay_model.high_s: missing; needed for dist = 'uniform',
+delay_model = { dist = "exponential", mean_s = 0 } -> delay_model.mean_s: must be a number above 0 and at most
+delay_model = { dist = "exponential", mean_s = nan } -> delay_model.mean_s: must be a number above 0 and at
+delay_model = { dist = "exponential", mean_s = 1e308, per = "example" } -> mean_s: must be a number above 0
+delay_model = { dist = "exponential", mean_s = 1, sigma = 2 } -> delay_model.sigma: must be left out with dist
+delay_model = { dist = "list", values_s = [] } -> delay_model.values_s: must be an array that is not empty
+delay_model = { dist = "list", values_s = [1, 2e9] } -> values_s[1]: must be a number from 0 to 1e+09, got
+delay_model = { dist = "list", values_s = [0, 0] } -> delay_model.values_s: must be figures of which one at
+delay_model = { dist = "log-normal", median_s = 1, sigma = 10.1 } -> sigma: must be a number above 0 and at
+delay_model = { dist = "pareto", min_s = 1, alpha = 0.09 } -> delay_model.alpha: must be a finite number of at
+"""
+
+
+def lines(text: str) -> list[list[str]]:
+    """The arrows' parts of each line, ``\\n`` in them as a new line."""
+    return [
+        [part.strip().replace("\\n", "\n") for part in line.split("->")] for line in text.strip().splitlines()
+    ]
+
+
+CHANGES = [
+    (base, *line)
+    for base, text in ((DEVICE, WRONG_DEVICES), (NETWORK, WRONG_NETWORKS), (FLEET, WRONG_FLEETS))
+    for line in lines(text)
+]
+
+
+@pytest.mark.parametrize(("base", "old", "new", "said"), CHANGES, ids=lambda part: part[:40])
+def test_a_wrong_file_says_file_key_allowed_and_got(
     tmp_path: Path, base: str, old: str, new: str, said: str
 ) -> None:
     assert old in base
     path = write(tmp_path, base.replace(old, new, 1))
     problems = check_file(path)
-    assert any(said in problem for problem in problems), problems
-    assert all(problem.startswith(f"{path}: ") for problem in problems)
-    assert all("; allowed: " in problem and "\n" not in problem for problem in problems)
+    assert any(problem.startswith(f"{path}: {said}") for problem in problems), problems
+    assert all(problem.startswith(f"{path}: ") and "\n" not in problem for problem in problems)
     load = {DEVICE: devices.load_device, NETWORK: devices.load_network, FLEET: devices.load_fleet}[base]
     with pytest.raises(ProfileError) as caught:
         load(path)
     assert str(caught.value) in problems
 
 
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("storage = { read_mbytes_per_s = 0 }", "storage.read_mbytes_per_s: got 0; allowed: `float` > 0"),
-        ("battery = { capacity_mah = 1, min_soc = 1.5 }", "battery.min_soc: got 1.5; allowed: `float` <= 1"),
-        ("battery = { capacity_mah = 1, idle_ma = -1 }", "battery.idle_ma: got -1"),
-        ("cpu.clusters = [{ uarch = 'A', cores = 1, max_mhz = 9, freq_mhz = [5, 8] }]", "freq_mhz: got"),
-        ("cpu.clusters = [{ uarch = 'A', cores = 1, max_mhz = 9, freq_mhz = [9, 9] }]", "freq_mhz: got"),
-        ("cpu.clusters = [{ uarch = 'A', cores = 1, max_mhz = 9, power_ma = [9] }]", "power_ma: got [9.0]"),
-        (
-            "cpu.clusters = [{ uarch = 'A', cores = 1, max_mhz = 9, freq_mhz = [9], max_ma = 5,"
-            " power_ma = [4] }]",
-            "cpu.clusters[0].power_ma: got [4.0]; allowed: figures that end in max_ma = 5.0",
-        ),
-        (
-            "thermal = { trips = [{ temp_c = 40, freq_scale = 0.5 }, { temp_c = 45, freq_scale = 0.6 }] }",
-            "thermal.trips: got [0.5, 0.6]; allowed: freq_scale that does not rise",
-        ),
-        ("thermal = { trips = [{ temp_c = 40, freq_scale = 0.5 }], off_c = 39 }", "thermal.off_c: got 39.0"),
-        ("thermal = { trips = [{ temp_c = 40, freq_scale = 0.5 }], tau_s = 9 }", "thermal.ambient_c: got"),
-        (
-            "thermal = { trips = [{ temp_c = 40, freq_scale = 0.5 }], ambient_c = 40, tau_s = 9,"
-            " r_c_per_w = 5 }",
-            "thermal.ambient_c: got 40.0; allowed: below the first trip's temp_c",
-        ),
-        ("availability = { intervals_s = [], period_s = 9 }", "availability.intervals_s: got []"),
-        ("availability = { intervals_s = [[1, 2, 3]], period_s = 9 }", "intervals_s[0]: got [1, 2, 3]"),
-        ("availability = { intervals_s = [[1, nan]], period_s = 9 }", "intervals_s[0]: got [1, nan]"),
-        ("availability = { intervals_s = [[2, 1]], period_s = 9 }", "intervals_s[0]: got [2.0, 1.0]"),
-        (
-            "availability = { intervals_s = [[1, 4], [3, 5]], period_s = 9 }",
-            "availability.intervals_s[1]: got [3.0, 5.0]; allowed: a start of at least 4, and an end",
-        ),
-        ("availability = { intervals_s = [[1, 4]], period_s = 3 }", "availability.period_s: got 3.0"),
-    ],
-)
+@pytest.mark.parametrize(("table", "said"), lines(WRONG_TABLES))
 def test_what_a_device_does_over_time_is_checked(tmp_path: Path, table: str, said: str) -> None:
+    table = table.replace("CORE", 'uarch = "A", max_mhz = 9')
+    table = table.replace("STEP", "{ temp_c = 40, freq_scale = 0.5 }")
     key = table.split(" ")[0].split(".")[0]
     known = "" if key == "cpu" else f'{key} = "a test"\n'
-    problems = check_file(write(tmp_path, f"{table}\n{DEVICE}{known}"))
-    assert any(said in problem for problem in problems), problems
+    (problem,) = check_file(write(tmp_path, f"{table}\n{DEVICE}{known}"))
+    assert said in problem
 
 
 def test_all_that_a_device_may_say_at_once(tmp_path: Path) -> None:
@@ -299,9 +279,8 @@ def test_a_newer_file_is_refused_in_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, DEVICE.replace("[memory]", "[quantum]\nqubits = 3\n[memory]") + "\n[tpu]\nx = 1")
     assert len(check_file(path)) == 2
     path.write_text(f"schema = 2\n{path.read_text()}")
-    assert check_file(path) == [
-        f"{path}: schema: got 2; allowed: at most 1, the newest that this edgefl reads; upgrade edgefl"
-    ]
+    (problem,) = check_file(path)
+    assert problem.startswith(f"{path}: schema: must be at most 1, the newest that this edgefl reads")
 
 
 def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:

@@ -1,0 +1,284 @@
+"""Checks plain data, as TOML and JSON give it, against types, and words every fault in one line.
+
+Types say what is allowed: structs and dataclasses for tables, literals, unions, and numbers, strings and
+arrays with bounds, ``Annotated[float, msgspec.Meta(gt=0)]``. A ``description`` in the ``Meta`` is said in
+place of the type and its bounds. Numbers must be finite everywhere.
+
+faults(value, of)    all that is wrong with a value, one `Fault` each
+convert(value, of)   the value as that type; raises the first `Fault`
+wrong(key, …)        the `Fault` of a rule that no type can say, in the same words
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from edgefl.errors import ConfigError
+from edgefl.toml import literal
+
+T = TypeVar("T")
+_LONGEST = 60
+
+
+class Fault(ConfigError):
+    """What is wrong at one dotted ``key``, which the text names."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def convert(value: Any, of: type[T], key: str = "") -> T:
+    """``value`` as the type ``of``; raises the first `Fault` of a value that does not fit.
+
+    >>> from edgefl.experiment import Stop
+    >>> convert({"versions": 3}, Stop).versions
+    3
+    >>> convert({"version": 3}, Stop, "stop")
+    Traceback (most recent call last):
+    edgefl.validation.Fault: unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]: \
+accuracy, emulated_s, trips, versions, wall_s
+    """
+    for fault in faults(value, of, key):
+        raise fault
+    try:
+        return msgspec.convert(value, of)
+    except msgspec.ValidationError as error:  # a type or bound that `faults` knows nothing of
+        raise Fault(key, f"{key}{': ' if key else ''}{error}") from None
+
+
+def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
+    """Every key that is unknown or missing, and every value of the wrong type or out of bounds, at any depth.
+
+    ``of`` is a class or an annotation; ``key`` is the key of ``value`` itself, none for a whole file.
+
+    >>> from typing import Annotated
+    >>> positive = Annotated[float, msgspec.Meta(gt=0)]
+    >>> [str(fault) for fault in faults({"lr": 0, "momentum": "x"}, dict[str, positive], "training")]
+    ['training.lr: must be a finite number above 0, got 0', \
+"training.momentum: must be a finite number above 0, got 'x'"]
+    """
+    kind = inspect.type_info(of)
+    return _faults(value, kind, key, [f"{key}.{inner}" if key else inner for inner in _keys(kind)])
+
+
+def wrong(key: str, allowed: str, got: Any) -> Fault:
+    """The fault of a value that is not what is allowed.
+
+    >>> print(wrong("stop.trips", "a whole number of at least 1", 0.5))
+    stop.trips: must be a whole number of at least 1, got 0.5
+    """
+    return Fault(key, f"{key}{': ' if key else ''}must be {allowed}, got {shown(got)}")
+
+
+def shown(value: Any) -> str:
+    """``value`` as the user would write it in TOML, at most 60 characters.
+
+    >>> shown("fast"), shown([1, True]), shown({"a": None})
+    ("'fast'", '[1, true]', '{}')
+    """
+    try:
+        text = repr(value) if isinstance(value, str) else literal(value)
+    except TypeError:
+        text = f"a {type(value).__name__}"
+    except ValueError:  # an integer of thousands of digits
+        text = "a very long integer"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def near(got: str, allowed: Iterable[str]) -> str:
+    """A question for the allowed name that is nearest to ``got``; empty if none is near.
+
+    >>> near("versoins", ["trips", "versions"])
+    " did you mean 'versions'?"
+    """
+    found = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
+    return f" did you mean {found[0]!r}?" if found else ""
+
+
+def join(key: str, name: str) -> str:
+    """The dotted key of ``name`` in the table ``key``, which is empty for the top."""
+    return f"{key}.{name}" if key else name
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Iterator[Fault]:
+    part = next((part for part in _parts(kind) if _is_a(value, part)), None)
+    if part is None or not _within(value, part):
+        yield _unfit(value, kind, key)
+    elif isinstance(part, inspect.StructType | inspect.DataclassType):
+        yield from _table_faults(value, part, key, known)
+    elif isinstance(part, inspect.DictType):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _faults(item, part.value_type, join(key, name), known)
+            else:
+                yield Fault(key, f"{key}: keys must be strings, got {shown(name)}")
+    elif isinstance(part, inspect.ListType | inspect.VarTupleType):
+        for place, item in enumerate(value):
+            yield from _faults(item, part.item_type, f"{key}[{place}]", known)
+    elif isinstance(part, inspect.TupleType):
+        for place, (item, of) in enumerate(zip(value, part.item_types, strict=True)):
+            yield from _faults(item, of, f"{key}[{place}]", known)
+
+
+def _table_faults(
+    table: Mapping[str, Any],
+    kind: inspect.StructType | inspect.DataclassType,
+    key: str,
+    known: list[str],
+) -> Iterator[Fault]:
+    fields = {field.encode_name: field for field in kind.fields}
+    for name, value in table.items():
+        if name in fields:
+            yield from _faults(value, fields[name].type, join(key, name), known)
+        else:
+            yield _unknown(key, str(name), fields, known)
+    for name, field in fields.items():
+        if field.required and name not in table:
+            missing = join(key, name)
+            yield Fault(missing, f"{missing}: missing; must be {_allowed(field.type)}")
+
+
+def _unfit(value: Any, kind: inspect.Type, key: str) -> Fault:
+    words = [word for part in _parts(kind) if isinstance(part, inspect.LiteralType) for word in part.values]
+    hint = near(value, map(str, words)) if isinstance(value, str) else ""
+    found = wrong(key, _allowed(kind), value)
+    return Fault(key, f"{found};{hint}") if hint else found
+
+
+def _parts(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """The types of a union, and of any other type itself."""
+    if isinstance(kind, inspect.Metadata):
+        yield from _parts(kind.type)
+    elif isinstance(kind, inspect.UnionType):
+        for part in kind.types:
+            yield from _parts(part)
+    else:
+        yield kind
+
+
+_PYTHON: dict[type[inspect.Type], type | tuple[type, ...]] = {
+    inspect.BoolType: bool,
+    inspect.IntType: int,
+    inspect.FloatType: (int, float),
+    inspect.StrType: str,
+    inspect.NoneType: type(None),
+    inspect.DictType: Mapping,
+    inspect.StructType: Mapping,
+    inspect.DataclassType: Mapping,
+    inspect.ListType: (list, tuple),
+    inspect.VarTupleType: (list, tuple),
+    inspect.TupleType: (list, tuple),
+}
+
+
+def _is_a(value: Any, kind: inspect.Type) -> bool:
+    """Whether ``value`` is of that type at its top, whatever the bounds."""
+    if isinstance(kind, inspect.LiteralType):
+        return value in kind.values
+    if isinstance(value, bool):
+        return isinstance(kind, inspect.BoolType | inspect.AnyType)
+    python = _PYTHON.get(type(kind))
+    if isinstance(kind, inspect.TupleType) and isinstance(value, list | tuple):
+        return len(value) == len(kind.item_types)
+    return python is None or isinstance(value, python)
+
+
+def _within(value: Any, kind: inspect.Type) -> bool:
+    """Whether a value of that type is within its bounds."""
+    if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
+        return False
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return (
+            (kind.ge is None or value >= kind.ge)
+            and (kind.gt is None or value > kind.gt)
+            and (kind.le is None or value <= kind.le)
+            and (kind.lt is None or value < kind.lt)
+        )
+    if isinstance(kind, inspect.StrType) and kind.pattern and not re.search(kind.pattern, value):
+        return False
+    least = getattr(kind, "min_length", None)
+    return least is None or len(value) >= least
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.StrType: "a string",
+    inspect.DictType: "a table",
+    inspect.StructType: "a table",
+    inspect.DataclassType: "a table",
+    inspect.ListType: "an array",
+    inspect.VarTupleType: "an array",
+}
+
+
+def _allowed(kind: inspect.Type) -> str:
+    """A noun phrase for all values that are allowed."""
+    if isinstance(kind, inspect.Metadata):
+        return str((kind.extra_json_schema or {}).get("description") or _allowed(kind.type))
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_allowed(part) for part in kind.types if not isinstance(part, inspect.NoneType))
+    if isinstance(kind, inspect.LiteralType):
+        words = [repr(word) for word in kind.values]
+        return " or ".join(words) if len(words) < 5 else f"one of {', '.join(words)}"
+    if isinstance(kind, inspect.TupleType):
+        return f"an array of {len(kind.item_types)}"
+    if isinstance(kind, inspect.IntType):
+        return f"a whole number{_bounds(kind)}"
+    if isinstance(kind, inspect.FloatType):
+        bounded = kind.le is not None or kind.lt is not None
+        return f"{'a' if bounded else 'a finite'} number{_bounds(kind)}"
+    if isinstance(kind, inspect.StrType) and kind.pattern:
+        return f"a string that matches {kind.pattern}"
+    least = getattr(kind, "min_length", None) or 0
+    length = (
+        "" if least == 0 else " that is not empty" if least == 1 else f" with a length of at least {least}"
+    )
+    return f"{_WORDS.get(type(kind), 'a value')}{length}"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {_figure(kind.ge)} to {_figure(kind.le)}"
+    pairs = (("above", kind.gt), ("of at least", kind.ge), ("below", kind.lt), ("at most", kind.le))
+    given = [f"{word} {_figure(bound)}" for word, bound in pairs if bound is not None]
+    return f" {' and '.join(given)}" if given else ""
+
+
+def _figure(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
+    """The nearest known key: of the same name in any table, else of its initials or like it in this one."""
+    key = join(table, name)
+    here = [join(table, field) for field in fields]
+    initials = join(table, "".join(word[:1] for word in name.split("_")))
+    same = [other for other in known if "." in other and other.rpartition(".")[2] == name]
+    if not same and len(name) > 2 and initials in here:
+        same = [initials]
+    hint = f" did you mean {same[0]!r}?" if same else near(key, here)
+    where = f"in [{table}]" if table else "at the top"
+    return Fault(key, f"unknown key {key!r};{hint} allowed {where}: {', '.join(sorted(fields))}")
+
+
+def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
+    """Every dotted key that the type knows, of inner tables too; not those of tables in arrays."""
+    tables = [part for part in _parts(kind) if isinstance(part, inspect.StructType | inspect.DataclassType)]
+    if key and not tables:
+        yield key
+    for table in tables:
+        for field in table.fields:
+            yield from _keys(field.type, join(key, field.encode_name))

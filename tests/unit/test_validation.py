@@ -1,0 +1,121 @@
+"""One validator for experiments, profiles and strategies: every fault of a value, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from edgefl.validation import Fault, convert, faults, shown, wrong
+
+
+class Inner(msgspec.Struct, frozen=True):
+    alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.1
+    beta_weight: Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
+
+
+class Table(msgspec.Struct):
+    count: Annotated[int, msgspec.Meta(ge=1, le=9)]
+    inner: Inner = Inner()
+    kind: Literal["wall", "virtual"] = "wall"
+    scale: Annotated[float, msgspec.Meta(gt=0)] | Literal["auto"] = "auto"
+    devices: Annotated[dict[str, int] | str, msgspec.Meta(description="counts or a name")] = {}
+    pairs: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=1)] = ((1, 2),)
+    label: Annotated[str, msgspec.Meta(min_length=1)] = "a"
+    on: bool = False
+    of_key: int | None = msgspec.field(default=None, name="key")
+    anything: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    size: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+def texts(value: Any, of: Any = Table, key: str = "") -> list[str]:
+    found = list(faults(value, of, key))
+    assert all(fault.key in str(fault) for fault in found)
+    return [str(fault) for fault in found]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"count": 0}, "count: must be a whole number from 1 to 9, got 0"),
+        ({"count": 1.0}, "count: must be a whole number from 1 to 9, got 1.0"),
+        ({"count": True}, "count: must be a whole number from 1 to 9, got true"),
+        ({"count": 10**5000}, "count: must be a whole number from 1 to 9, got a very long integer"),
+        ({"inner": {"alpha": 0}}, "inner.alpha: must be a finite number above 0, got 0"),
+        ({"inner": {"alpha": float("inf")}}, "inner.alpha: must be a finite number above 0, got inf"),
+        ({"inner": {"alpha": float("nan")}}, "inner.alpha: must be a finite number above 0, got nan"),
+        ({"inner": {"alpha": 10**400}}, "inner.alpha: must be a finite number above 0, got 100000"),
+        (
+            {"inner": {"beta_weight": 1}},
+            "inner.beta_weight: must be a number of at least 0 and below 1, got 1",
+        ),
+        ({"inner": 3}, "inner: must be a table, got 3"),
+        (
+            {"inner": {"alhpa": 1}},
+            "unknown key 'inner.alhpa'; did you mean 'inner.alpha'? allowed in [inner]:",
+        ),
+        ({"inner": {"kind": 1}}, "unknown key 'inner.kind'; allowed in [inner]: alpha, beta_weight"),
+        (
+            {"alpha": 1},
+            "unknown key 'alpha'; did you mean 'inner.alpha'? allowed at the top: anything, count,",
+        ),
+        ({"kind": "wal"}, "kind: must be 'virtual' or 'wall', got 'wal'; did you mean 'wall'?"),
+        ({"scale": -0.5}, "scale: must be a finite number above 0 or 'auto', got -0.5"),
+        ({"scale": "fast"}, "scale: must be a finite number above 0 or 'auto', got 'fast'"),
+        ({"devices": 3}, "devices: must be counts or a name, got 3"),
+        ({"devices": {"pi-4": "x"}}, "devices.pi-4: must be a whole number, got 'x'"),
+        ({"devices": {3: 3}}, "devices: keys must be strings, got 3"),
+        ({"pairs": []}, "pairs: must be an array that is not empty, got []"),
+        ({"pairs": [[1, 2], [1, 2, 3]]}, "pairs[1]: must be an array of 2, got [1, 2, 3]"),
+        ({"pairs": [[1, 2], [1, "x"]]}, "pairs[1][1]: must be a whole number, got 'x'"),
+        ({"label": ""}, "label: must be a string that is not empty, got ''"),
+        ({"on": 1}, "on: must be true or false, got 1"),
+        ({"key": "x"}, "key: must be a whole number, got 'x'"),
+        ({"of_key": 3}, "unknown key 'of_key';"),
+    ],
+)
+def test_a_fault_names_key_allowed_and_got(given: dict[str, Any], said: str) -> None:
+    (text,) = texts({"count": 1, **given})
+    assert text.startswith(said)
+    with pytest.raises(Fault) as caught:
+        convert({"count": 1, **given}, Table)
+    assert str(caught.value) == text
+
+
+def test_every_fault_is_found() -> None:
+    assert texts({"inner": {"alpha": 0, "x": 1}, "on": "yes"}) == [
+        "inner.alpha: must be a finite number above 0, got 0",
+        "unknown key 'inner.x'; did you mean 'inner.alpha'? allowed in [inner]: alpha, beta_weight",
+        "on: must be true or false, got 'yes'",
+        "count: missing; must be a whole number from 1 to 9",
+    ]
+    assert texts(3) == ["must be a table, got 3"]
+    assert texts({"size": 0}, Strategy, "strategy") == [
+        "strategy.size: must be a whole number of at least 1, got 0"
+    ]
+    assert texts(0, Annotated[int, msgspec.Meta(ge=1)], "buffer_size") == [
+        "buffer_size: must be a whole number of at least 1, got 0"
+    ]
+
+
+def test_what_fits_is_converted() -> None:
+    table = {"count": 3, "inner": {"alpha": 1}, "scale": 2, "key": 5, "anything": {"x": [None]}}
+    found = convert(table, Table)
+    assert (found.count, found.inner.alpha, found.scale, found.of_key) == (3, 1.0, 2.0, 5)
+    assert convert({"size": 2}, Strategy) == Strategy(2)
+
+
+def test_a_bound_that_faults_knows_nothing_of_is_a_fault_too() -> None:
+    with pytest.raises(Fault, match=r"^size: Expected `int` that's a multiple of 2$"):
+        convert(3, Annotated[int, msgspec.Meta(multiple_of=2)], "size")
+
+
+def test_long_values_are_cut() -> None:
+    assert len(shown("x" * 100)) == len(shown(list(range(100)))) == 60
+    assert str(wrong("a", "short", 1j)) == "a: must be short, got a complex"
