@@ -106,8 +106,8 @@ def report(record: Record) -> str:
                            draw_speed(record), "No trip was timed."),
                     card("Fidelity", "Error of achieved against declared time. Parts below "
                          f"{RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged.",
-                         _fidelity(summary), wide=False),
-                    card("Integrity and incidents", "", _incidents(record, summary), wide=False),
+                         _fidelity(summary)),
+                    card("Integrity and incidents", "", _incidents(record, summary)),
                 ]
             ),
             "<h2>Server and host</h2>",
@@ -115,7 +115,7 @@ def report(record: Record) -> str:
                 [
                     figure("Server time", summary["server_time"]["says"] or "Wall time by stage.",
                            draw_costs(record)),
-                    figure("MemoryUse", "Proportional set size: a shared page counts once.",
+                    figure("Memory", "Proportional set size: a shared page counts once.",
                            draw_memory(record)),
                 ]
             ),
@@ -582,7 +582,7 @@ def draw_costs(record: Record) -> Picture | None:
 
 @house_style
 def draw_memory(record: Record) -> Picture | None:
-    """MemoryUse of each kind of process, proportional set size."""
+    """Memory of each kind of process, proportional set size."""
     size = record.meta.memory
     clients = np.array(list(size.clients_mib.values()))
     kind = "workers" if record.meta.clock == "virtual" else "clients"
@@ -599,7 +599,7 @@ def draw_memory(record: Record) -> Picture | None:
         return None
     each = f"; {clients.mean():.1f} a {kind[:-1]}" if clients.size else ""
     bars = [(name, value, short(round(value, 1)), f"{name}: {value:.1f} MiB") for name, value in rows]
-    return _bars(bars, f"MiB{each}", "MemoryUse", "c3")
+    return _bars(bars, f"MiB{each}", "Memory", "c3")
 
 
 def _bars(rows: list[tuple[str, float, str, str]], unit: str, label: str, role: str) -> Picture:
