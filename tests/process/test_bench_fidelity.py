@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from edgefl.lab import fidelity
-from edgefl.lab.fidelity import Length, quota
+from edgefl.lab.fidelity import RunLengths, quota
 from edgefl.lab.fidelity_runs import DEVICES, bundled_devices
 from edgefl.limits.capacity import capacity_cores
 from edgefl.limits.groups import find
@@ -16,7 +16,7 @@ from tests.process.runs import needs_groups
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it tries Linux's mechanisms")
 
-TINY = Length(fleet=2.0, alone=2.0, shares=0.5, links=5.0, fast_links=1.5, heat=60.0, ranks=1.2)
+TINY = RunLengths(fleet=2.0, alone=2.0, shares=0.5, links=5.0, fast_links=1.5, heat=60.0, ranks=1.2)
 KINDS = {
     "compute rate",
     "whole trip",

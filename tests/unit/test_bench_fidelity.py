@@ -1,8 +1,7 @@
-"""What ``bench fidelity`` judges by: statistical tests against values by hand, bars at their edges."""
+"""What ``bench fidelity`` judges by: bars at their edges, figures that may not be believed, its picture."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,19 +9,18 @@ import pytest
 
 from edgefl.devices.thermal import ThermalModel
 from edgefl.lab import fidelity_bars as bars
-from edgefl.lab.fidelity import JITTER, Body, cdf, draw, same
-from edgefl.lab.fidelity_bars import binomial_interval, kolmogorov_smirnov, spearman
-from edgefl.lab.fidelity_runs import TIMES, Played
+from edgefl.lab.fidelity import JITTER, distribution, draw
+from edgefl.lab.fidelity_runs import TIMES, SteppedBody, TripTimes
 from edgefl.limits.fidelity import Conditions
 
 
-def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions: float) -> Played:
+def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions: float) -> TripTimes:
     """One client's trips of a second each, which took so many times as long."""
     achieved = np.array(factors)
     columns = {}
     for declared, found in TIMES.values():
         columns[declared], columns[found] = np.ones(len(factors)), achieved
-    return Played(
+    return TripTimes(
         columns,
         np.zeros(len(factors), dtype=np.int64),
         ["pi-4"],
@@ -31,45 +29,6 @@ def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions:
         Conditions(**conditions),
         reasons,
     )
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-def test_the_distance_of_few_samples_is_what_it_is_by_hand() -> None:
-    # of U(0, 1): the step at 0.3 goes from 0 to 1/2, the one at 0.9 to 1
-    assert kolmogorov_smirnov([0.3, 0.9], lambda x: x)[0] == pytest.approx(0.4)
-
-
-def test_a_distribution_is_told_from_its_like_and_not_from_itself() -> None:
-    rng = np.random.default_rng(7)
-    same_p = [kolmogorov_smirnov(rng.uniform(size=200), lambda x: x)[1] for _ in range(300)]
-    assert np.mean(np.array(same_p) < 0.05) == pytest.approx(0.05, abs=0.035)
-    shifted = [
-        kolmogorov_smirnov(rng.uniform(0.2, 1.2, size=200), lambda x: np.clip(x, 0, 1))[1] for _ in range(20)
-    ]
-    assert max(shifted) < 0.01
-    with pytest.raises(ValueError, match="samples must not be empty"):
-        kolmogorov_smirnov([], lambda x: x)
-
-
-def test_an_interval_holds_what_it_says() -> None:
-    rng = np.random.default_rng(3)
-    low, high = binomial_interval(2000, 0.02)
-    draws = rng.binomial(2000, 0.02, size=4000)
-    assert np.mean((draws >= low) & (draws <= high)) >= 0.985
-    assert binomial_interval(0, 0.5) == (0, 0)
-    for trials, chance in ((-1, 0.5), (10, 0.0), (10, 1.0), (10, math.nan)):
-        with pytest.raises(ValueError, match="trials must be at least 0"):
-            binomial_interval(trials, chance)
-
-
-def test_ranks_of_ties_are_shared() -> None:
-    assert spearman([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1.0)
-    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
-
-
-# ---- bars ----------------------------------------------------------------------------------------
 
 
 def test_a_bar_is_held_or_missed() -> None:
@@ -96,11 +55,18 @@ def test_what_was_measured_under_doubt_is_invalid_even_where_it_is_good() -> Non
 
 
 def test_loss_is_inside_its_interval() -> None:
-    low, high = binomial_interval(10_000, 0.01)
-    verdicts = [
-        bars.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (low - 1, low, high, high + 1)
-    ]
+    # The narrowest central interval of counts that holds 99% of Binomial(10,000, 0.01).
+    verdicts = [bars.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (74, 75, 127, 128)]
     assert verdicts == ["FAIL", "PASS", "PASS", "FAIL"]
+    assert bars.loss(1.0, 0, 0, played([])).verdict == "INVALID"
+
+
+def test_ranks_are_those_of_the_declared_rates() -> None:
+    def found(*factors: float) -> str:
+        run = played(list(factors))._replace(client=np.arange(len(factors)), profiles=list("abcd"))
+        return bars.ranks(run, np.array([1.0, 2.0, 3.0, 4.0]))[0].verdict
+
+    assert (found(1.0, 1.0, 1.0, 1.0), found(1.0, 3.0, 1.0, 1.0)) == ("PASS", "FAIL")
 
 
 def test_neighbours_that_slow_a_client_are_found() -> None:
@@ -111,36 +77,38 @@ def test_neighbours_that_slow_a_client_are_found() -> None:
 
 def test_a_slowed_host_may_be_right_or_say_so_and_nothing_else() -> None:
     plain = played([1.0] * 9)
-    assert same("load", plain, played([1.02] * 9)).verdict == "PASS"
-    told = same("load", plain, played([1.5] * 9, reasons=("median error 50.0%",)))
+    assert bars.same("load", plain, played([1.02] * 9)).verdict == "PASS"
+    told = bars.same("load", plain, played([1.5] * 9, reasons=("median error 50.0%",)))
     assert (told.verdict, told.why) == ("PASS", "says INVALID: median error 50.0%")
-    silent = same("load", plain, played([1.5] * 9))
+    silent = bars.same("load", plain, played([1.5] * 9))
     assert (silent.verdict, silent.why) == ("FAIL", "wrong times, and not a word")
-    assert same("load", played([1.0], reasons=("so",)), plain).verdict == "INVALID"
+    assert bars.same("load", played([1.0], reasons=("so",)), plain).verdict == "INVALID"
 
 
 @pytest.mark.parametrize("kind", JITTER)
-def test_declared_distributions_are_those_of_their_draws(kind: str) -> None:
+def test_jitter_is_told_from_its_like_and_not_from_itself(kind: str) -> None:
     rng = np.random.default_rng(11)
     delay, spread = JITTER[kind]
-    draws = {
+    draws_ms = {
         "normal": lambda: rng.normal(delay, spread, 2000),
         "uniform": lambda: rng.uniform(delay - spread, delay + spread, 2000),
         "exponential": lambda: delay + rng.exponential(spread, 2000),
     }[kind]()
-    assert kolmogorov_smirnov(draws, lambda ms: cdf(kind, ms))[1] > 0.01
+    verdicts = [
+        bars.jitter(kind, distribution(kind), "home", played((found_ms / 1e3).tolist())).verdict
+        for found_ms in (draws_ms, draws_ms + spread / 5)
+    ]
+    assert verdicts == ["PASS", "FAIL"]
+    assert bars.jitter(kind, distribution(kind), "home", played([])).verdict == "INVALID"
 
 
 def test_the_simulation_of_heat_is_the_closed_form() -> None:
     model = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=(43.0, 45.0, 47.0), speeds=(1.0, 0.75, 0.635, 0.493))
-    body = Body(model)
+    body = SteppedBody(model)
     assert body.compute(150.0) == pytest.approx(model.compute(25.0, 150.0).total_s, rel=5e-3)
     hot_c = body.temp_c
     body.rest(60.0)
     assert body.temp_c == pytest.approx(model.after(hot_c, 0.0, 60.0), abs=0.05)
-
-
-# ---- the picture ---------------------------------------------------------------------------------
 
 
 def test_it_is_drawn_also_where_something_was_not_measured(tmp_path: Path) -> None:
