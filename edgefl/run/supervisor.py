@@ -47,8 +47,8 @@ from edgefl.results.run_folder import Result
 from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.live import View, make_view
 from edgefl.run.process import single_threaded_environment
+from edgefl.run.view import RunView, make_view
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -154,7 +154,7 @@ class _Supervisor:
         self._clients, self._enforcement, self._resuming = clients, enforcement, resuming
         self._workload = [workload] if workload else []
         self._strategy = resolve(experiment.strategy, [base])
-        self._view: View = make_view(experiment, quiet)
+        self._view: RunView = make_view(experiment, quiet)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._zygote: Channel[control.FromZygote]
         self._server: Channel[control.FromServer]

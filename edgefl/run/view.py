@@ -1,0 +1,336 @@
+"""What the user sees of a run: a panel redrawn in place on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from edgefl.devices.fleet import ClientInfo
+from edgefl.experiment import Experiment, Stop
+from edgefl.limits.capacity import TimeScale
+from edgefl.results.tables import many, number, percent, seconds, table
+from edgefl.run import control
+
+LINE_S = 5.0
+"""Wall seconds between two lines of progress at least."""
+MOST_COLUMNS = 120
+"""Of a line of progress."""
+REDRAW_S = 0.5
+"""Wall seconds between two pictures at least: the host should be left to the clients."""
+PACE_S = 600.0
+"""Wall seconds of the past from which the remaining time is estimated."""
+MOST_PROFILES = 12
+LINES_BESIDES_PROFILES = 15
+MOST_NAME = 20
+
+
+class Goal(NamedTuple):
+    """A stop condition and how far towards it the run is."""
+
+    share: float
+    text: str
+    steady: bool = True
+    """The pace so far tells how far off it is."""
+
+
+def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
+    """Returns the stop condition that will be met first; accuracy only where there is no other."""
+    counted: list[tuple[str, float, float | None, Callable[[float], str]]] = [
+        ("versions", progress.version, stop.versions, "{:,.0f}".format),
+        ("trips", progress.trips, stop.trips, "{:,.0f}".format),
+        ("emulated", progress.emulated_s, stop.emulated_s, seconds),
+        ("wall", progress.wall_s, stop.wall_s, seconds),
+    ]
+    goals = [
+        Goal(min(1.0, reached / target), f"{name} {said(reached)} of {said(target)}")
+        for name, reached, target, said in counted
+        if target is not None
+    ]
+    if goals:
+        return max(goals)
+    accuracy, target = progress.accuracy or 0.0, stop.accuracy or 1.0
+    return Goal(min(1.0, accuracy / target), f"accuracy {accuracy:.4g} of {target:g}", steady=False)
+
+
+class RunView:
+    """Keeps a run's figures and shows nothing.
+
+    The supervisor enters a view when the run starts, tells it what goes on, and leaves it when the run ends.
+    """
+
+    def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.experiment = experiment
+        self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
+        self.monotonic = monotonic
+        self.note = ""
+        """What goes on besides training, such as loading."""
+        self.total = 0
+        """Clients."""
+        self.workload = ""
+        self.scale: TimeScale | None = None
+        self.progress: control.Progress | None = None
+        self.running = False
+        """Emulated time has begun."""
+
+    def say(self, text: str) -> None:
+        """Take in what goes on, such as ``"loading data and model"``."""
+        self.note = text
+
+    def describe(self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale) -> None:
+        """Take in the workload and the time scale."""
+        self.total, self.scale, self.note = len(clients), scale, "starting the clients"
+        data, model = printable(prepared.dataset), printable(self.experiment.model.name)
+        self.workload = f"{data}, {model} with {prepared.size:,} parameters"
+
+    def update(self, progress: control.Progress) -> None:
+        """Take in new figures, a few times a second."""
+        self.progress = progress
+        if progress.phase == "running" and not self.running:
+            self.running, self.note = True, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        pass
+
+    def goal(self, progress: control.Progress) -> Goal:
+        """Returns what the run heads for: that all clients are there, then the nearest stop condition."""
+        if self.running:
+            return nearest_goal(self.experiment.stop, progress)
+        there = self.total - progress.absent
+        return Goal(there / self.total, f"{there:,} of {self.total:,} clients connected", steady=False)
+
+    def fidelity(self, progress: control.Progress) -> str:
+        """Returns VALID or INVALID, ``times computed`` on the virtual clock, nothing while it is unknown."""
+        if self.scale is not None and self.scale.verdict == "overloaded":
+            return "INVALID"
+        if progress.fidelity_median is None:
+            return ""
+        if progress.invalid:
+            return "INVALID"
+        return "VALID" if self.experiment.clock.kind == "wall" else "times computed"
+
+    def figures(self, progress: control.Progress) -> dict[str, str]:
+        """Returns every figure that is known, the most important first."""
+        fidelity = self.fidelity(progress)
+        rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
+        known = {
+            "version": f"{progress.version:,}",
+            "trips": f"{progress.trips:,} ({rate}/s)",
+            "wall": seconds(progress.wall_s),
+            "accuracy": "" if progress.accuracy is None else f"{progress.accuracy:.4f}",
+            "fidelity": fidelity,
+            "dropped": f"{progress.dropped:,}",
+            "failed": many(progress.incidents, "client") if progress.incidents else "",
+            "error": _error(progress) if fidelity.endswith("VALID") else "",
+            "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
+            "staleness": f"mean {progress.staleness_mean:.3g}, max {progress.staleness_max:,}",
+            "emulated": seconds(progress.emulated_s),
+        }
+        return {name: text for name, text in known.items() if text}
+
+    def outcome(self, error: BaseException | None) -> str:
+        """Returns how the run ended, in a word or two."""
+        if error is not None:
+            return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
+        if not self.running:
+            return "ended before the start"
+        # After the start, what goes on besides training is that somebody wants it to end.
+        return self.note.partition(":")[0] or "done"
+
+
+class LineView(RunView):
+    """Prints plain lines on stderr: three at the start, one every five seconds, one at the end."""
+
+    _printed_s = 0.0
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        self._print(text)
+
+    def describe(self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale) -> None:
+        super().describe(clients, prepared, scale)
+        counts = Counter(printable(info.profile) for info in clients)
+        fleet = ", ".join(f"{count} {profile}" for profile, count in counts.items())
+        self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
+        self._print(scale.why)
+        self._printed_s = self.monotonic()
+
+    def update(self, progress: control.Progress) -> None:
+        super().update(progress)
+        if self.monotonic() - self._printed_s >= LINE_S:
+            self._printed_s = self.monotonic()
+            self._print(self._line(progress) if self.running else self.goal(progress).text)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        known = self.progress if self.running else None
+        self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
+
+    def _line(self, progress: control.Progress) -> str:
+        """Returns the figures in one line; the last are left out where there is no room."""
+        parts = [f"{int(100 * self.goal(progress).share)}%"]
+        parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
+        while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):
+            parts.pop()
+        return line
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError):  # a pipe that is gone ends the lines, not the run
+            print(f"edgefl: {text}", file=sys.stderr, flush=True)
+
+
+class TerminalView(RunView):
+    """Draws a panel in place, which stays when the run ends; it has no thread."""
+
+    def __init__(
+        self, experiment: Experiment, console: Console, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(experiment, monotonic)
+        # What Python code prints meanwhile goes above the panel, unless it has a place of its own.
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[left]}", markup=False),
+            console=console,
+            auto_refresh=False,
+            speed_estimate_period=PACE_S,
+            get_time=monotonic,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=1.0, left="")
+        self._end: Text | None = None
+        self._drawn_s = -REDRAW_S
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        self._draw()
+
+    def describe(self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale) -> None:
+        super().describe(clients, prepared, scale)
+        style = {"fits": "dim", "tight": "yellow", "overloaded": "bold red"}[scale.verdict]
+        self._try(lambda: self._live.console.print(scale.why, style=style, markup=False))
+
+    def update(self, progress: control.Progress) -> None:
+        waited = not self.running
+        super().update(progress)
+        if waited and self.running:
+            self._bar.reset(self._task)
+        goal = self.goal(progress)
+        self._bar.update(self._task, completed=goal.share, description=goal.text)
+        left_s = self._bar.tasks[0].time_remaining if goal.steady else None
+        left = f"{int(100 * goal.share)}%" + (f", {seconds(left_s)} left" if left_s else "")
+        self._bar.update(self._task, left=left)
+        if self.monotonic() - self._drawn_s >= REDRAW_S:
+            self._draw()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._end = _one_line(self.outcome(error), "green" if error is None else "bold red")
+        self._bar.update(self._task, left="")
+        self._draw()
+        with suppress(OSError):
+            self._live.stop()
+
+    def _draw(self) -> None:
+        self._drawn_s = self.monotonic()
+        self._try(lambda: self._live.update(self.picture(), refresh=True))
+
+    def _try(self, draw: Callable[[], object]) -> None:
+        """Call ``draw`` while the view is entered; a terminal that is gone ends the drawing, not the run."""
+        try:
+            if self._live.is_started:
+                draw()
+        except OSError:
+            with suppress(OSError):
+                self._live.stop()
+
+    def picture(self) -> Group:
+        """Returns the panel as it is to be drawn now: some 15 lines, and one for each profile."""
+        clock = f"{self.experiment.clock.kind} clock"
+        if self.scale is not None:
+            clock += f", time_scale {self.scale.value:g}, {self.workload}"
+        parts: list[RenderableType] = [_one_line(self.title, "bold"), _one_line(clock, "dim")]
+        if self.progress is not None:
+            parts += [self._bar, *self._figures(self.progress), Text(), self._fleet(self.progress)]
+        note = self.note or "Ctrl-C stops it so that it can be resumed"
+        return Group(*parts, self._end or _one_line(note, "cyan"))
+
+    def _figures(self, progress: control.Progress) -> tuple[Table, Text]:
+        figures = self.figures(progress)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        pairs = [("version", "accuracy"), ("trips", "loss"), ("wall", "staleness"), ("emulated", "dropped")]
+        if progress.incidents:
+            pairs.append(("", "failed"))
+        for left, right in pairs:
+            texts = left, figures.get(left, ""), right, figures.get(right, "–")
+            grid.add_row(*(_one_line(text, "" if place % 2 else "dim") for place, text in enumerate(texts)))
+        verdict = figures.get("fidelity", "–")
+        style = {"VALID": "green", "INVALID": "bold red"}.get(verdict, "")
+        more = progress.invalid or f"error {figures['error']}" if "error" in figures else ""
+        return grid, Text.assemble(("fidelity  ", "dim"), (verdict, style), f", {more}" if more else "")
+
+    def _fleet(self, progress: control.Progress) -> Table:
+        """Returns a line for each profile, as many as there is room for, and one for all clients."""
+        rows = list(progress.by_profile.items())
+        everything = [sum(of) for of in zip(*progress.by_profile.values(), strict=True)]
+        room = max(1, min(MOST_PROFILES, self._live.console.height - LINES_BESIDES_PROFILES))
+        if len(rows) > room:
+            rest = [counts for _, counts in rows[room - 1 :]]
+            rows[room - 1 :] = [(f"{len(rest)} more profiles", [sum(of) for of in zip(*rest, strict=True)])]
+        lines = [
+            (_one_line(printable(name), "", MOST_NAME), *(f"{count:,}" for count in counts))
+            for name, counts in (*rows, (many(self.total, "client"), everything))
+        ]
+        return table(("profile", ">idle", ">training", ">absent", ">trips"), [*lines[:-1], (), lines[-1]])
+
+
+def make_view(experiment: Experiment, quiet: bool) -> RunView:
+    """Returns the view for this terminal: none if ``quiet``, a panel on a terminal, else lines.
+
+    Both are on stderr, so that standard output may go into a file.
+    """
+    if quiet:
+        return RunView(experiment)
+    console = Console(stderr=True, highlight=False)
+    can_draw = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    if can_draw and not console.options.ascii_only:
+        return TerminalView(experiment, console)
+    return LineView(experiment)
+
+
+def printable(text: str) -> str:
+    """Returns ``text`` with nothing in it that a terminal would take for a command.
+
+    >>> printable("a\\x1b[2Jb")
+    'a?[2Jb'
+    """
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _error(progress: control.Progress) -> str:
+    median, p95 = percent(progress.fidelity_median, 2), percent(progress.fidelity_p95, 2)
+    return f"median {median}, p95 {p95}"
+
+
+def _one_line(text: str, style: str, most: int | None = None) -> Text:
+    line = Text(text, style, no_wrap=True, overflow="ellipsis")
+    if most is not None:
+        line.truncate(most)
+    return line

@@ -1,0 +1,466 @@
+"""What the user sees of a run: figures that fit the terminal, lines in a pipe, a terminal left as it was."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from edgefl.devices.fleet import ClientInfo
+from edgefl.experiment import Clock, Experiment, Fleet, Stop
+from edgefl.limits.capacity import Demand, TimeScale, choose_time_scale
+from edgefl.limits.fidelity import Conditions, bounds
+from edgefl.run import control
+from edgefl.run.view import (
+    LINE_S,
+    MOST_COLUMNS,
+    REDRAW_S,
+    LineView,
+    RunView,
+    TerminalView,
+    make_view,
+    nearest_goal,
+)
+
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+MANY = [f"profile-{i}" for i in range(12)]
+
+
+class Ticks:
+    """A clock that is moved by hand."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def experiment(
+    profiles: dict[str, int] | None = None, stop: Stop | None = None, name: str = "trial", clock: str = "wall"
+) -> Experiment:
+    return Experiment(
+        name=name,
+        fleet=Fleet(devices=profiles or {"pixel-4": 4}),
+        clock=Clock(kind=clock),
+        stop=stop or Stop(versions=200),
+    )
+
+
+def describe(view: RunView, load: float = 0.2) -> TimeScale:
+    """Tell the view of a small workload on a host that is to bear ``load``."""
+    devices = view.experiment.fleet.devices
+    assert isinstance(devices, dict)
+    names = [name for name, count in devices.items() for _ in range(count)]
+    prepared = control.Prepared(
+        size=1234,
+        layout=[],
+        classes=10,
+        examples=[],
+        labels=[],
+        flops_per_example=1.0,
+        flops=[],
+        steps=[],
+        host_step_s=0.001,
+        emulated_trip_s=[],
+        emulated_down_s=[],
+        emulated_compute_s=[],
+        test_examples=360,
+        dataset="digits",
+    )
+    scale = choose_time_scale([Demand(load / 2, 1.0)] * 4, cores=2, scale=1.0)
+    view.describe([ClientInfo(client, name, "wifi") for client, name in enumerate(names)], prepared, scale)
+    return scale
+
+
+def progress(
+    trial: Experiment,
+    *,
+    emulated_s: float = 30.0,
+    version: int = 50,
+    accuracy: float | None = 0.8125,
+    loss: float | None = 0.75,
+    fidelity: tuple[float, float] | None = (0.002, 0.01),
+    phase: str = "running",
+    dropped: int = 0,
+    incidents: int = 0,
+    trips_each: int = 7,
+) -> control.Progress:
+    assert isinstance(trial.fleet.devices, dict)
+    by_profile = {
+        name: [count // 4, count - 2 * (count // 4), count // 4, trips_each]
+        for name, count in trial.fleet.devices.items()
+    }
+    idle, training, absent, trips = (sum(row[i] for row in by_profile.values()) for i in range(4))
+    return control.Progress(
+        emulated_s=emulated_s,
+        wall_s=2 * emulated_s,
+        version=version,
+        trips=trips,
+        idle=idle,
+        training=training,
+        absent=absent,
+        staleness_mean=2.5,
+        staleness_max=11,
+        accuracy=accuracy,
+        loss=loss,
+        fidelity_median=fidelity[0] if fidelity else None,
+        fidelity_p95=fidelity[1] if fidelity else None,
+        invalid=next(iter(bounds(*(fidelity or (None, None)), Conditions())), ""),
+        dropped=dropped,
+        incidents=incidents,
+        by_profile=by_profile,
+        phase=phase,
+    )
+
+
+def drawn(
+    trial: Experiment, *figures: control.Progress, width: int = 80, height: int = 24, **console: bool
+) -> str:
+    """The panel as it is on a terminal after these figures, ten seconds apart."""
+    out, ticks = io.StringIO(), Ticks()
+    view = TerminalView(
+        trial, Console(file=out, width=width, height=height, force_terminal=True, **console), ticks
+    )
+    describe(view)
+    for one in figures:
+        ticks.now_s += 10.0
+        view.update(one)
+    out.seek(out.truncate(0))
+    Console(file=out, width=width, height=height, force_terminal=True, **console).print(view.picture())
+    return out.getvalue()
+
+
+def plain(*arguments: Experiment | control.Progress, **size: int) -> list[str]:
+    """The panel's lines without colours."""
+    trial, *figures = arguments
+    assert isinstance(trial, Experiment)
+    text = drawn(trial, *(one for one in figures if isinstance(one, control.Progress)), **size)
+    return [line.rstrip() for line in ESCAPE.sub("", text).splitlines()]
+
+
+# ---- the panel ---------------------------------------------------------------------------------
+
+
+def test_shows_the_figures() -> None:
+    trial = experiment({"pixel-4": 4, "pi-4": 8})
+    text = "\n".join(plain(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))
+    for what in (
+        "trial: fedbuff", "wall clock, time_scale 1, digits, mlp with 1,234 parameters",
+        "versions 50 of 200", "25%", "0.8125", "0.7500", "mean 2.5, max 11",
+        "VALID, error median 0.20%, p95 1.00%", "failed     1 client", "dropped    3",
+    ):  # fmt: skip
+        assert what in text
+    for words in (
+        r"version +50 ", r"trips +14 \(0.233/s\)", r"wall +60 s", r"emulated +30 s",
+        r"pixel-4 +1 +2 +1 +7\n", r"pi-4 +2 +4 +2 +7\n", r"12 clients +3 +6 +3 +14\n",
+    ):  # fmt: skip
+        assert re.search(words, text)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("profiles", [["pi-4"], MANY, [f"a-very-long-profile-name-{i}" for i in range(40)]])
+def test_fits_the_terminal(width: int, profiles: list[str]) -> None:
+    trial = experiment(dict.fromkeys(profiles, 1500), name="a long name for an experiment " * 3)
+    big = progress(trial, trips_each=10**6, version=10**7, emulated_s=400_000.0, dropped=10**6)
+    for figures in (big, progress(trial, accuracy=None, loss=None, fidelity=None)):
+        lines = plain(trial, figures, width=width)
+        assert len(lines) < 24
+        assert max(cell_len(line) for line in lines) <= width
+        assert lines[2].startswith("versions ")
+        assert lines[-1] == "Ctrl-C stops it so that it can be resumed"
+
+
+def test_before_the_first_model_is_measured_there_is_a_dash() -> None:
+    trial = experiment()
+    text = "\n".join(plain(trial, progress(trial, accuracy=None, loss=None, fidelity=None)))
+    for label in ("accuracy", "loss", "fidelity"):
+        assert re.search(rf"{label} +–", text)
+
+
+def test_what_is_too_much_is_summed_up() -> None:
+    trial = experiment({f"phone-{i:02}": 4 for i in range(20)})
+    lines = plain(trial, progress(trial), width=60)
+    shown = sum("phone-" in line for line in lines)
+    assert 0 < shown < 20
+    rest = 20 - shown
+    (summed,) = (line for line in lines if f"{rest} more profiles" in line)
+    assert summed.split()[-4:] == [f"{each * rest}" for each in (1, 2, 1, 7)]
+
+
+def test_before_the_start_the_bar_counts_clients() -> None:
+    trial = experiment({"pi-4": 4})
+    text = "\n".join(plain(trial, progress(trial, phase="starting")))
+    assert "3 of 4 clients connected" in text
+    assert "starting the clients" in text
+
+
+def test_names_can_neither_command_the_terminal_nor_be_markup() -> None:
+    trial = experiment({"pi\x1b]0;x\x07[red]": 2}, name="evil\x1b[2J\n[bold]name[/]")
+    text = drawn(trial, progress(trial), no_color=True)
+    assert "\x1b]" not in text
+    assert "\x1b[2J" not in text
+    assert "\x07" not in text
+    assert "evil?[2J?[bold]name[/]" in text
+    assert "pi?]0;x?[red]" in text
+
+
+def test_colours_and_none_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = experiment()
+    bad = progress(trial, fidelity=(0.3, 0.6))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[1;31mINVALID" in drawn(trial, bad)
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = drawn(trial, bad)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", text)
+    assert "INVALID" in text
+
+
+# ---- what is worked out ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "load", "clock", "says"),
+    [
+        ((0.049, 0.19), 0.2, "wall", "VALID"),
+        ((0.051, 0.10), 0.2, "wall", "INVALID"),
+        ((0.010, 0.21), 0.2, "wall", "INVALID"),
+        (None, 0.2, "wall", ""),
+        (None, 4.0, "wall", "INVALID"),
+        ((0.010, 0.01), 4.0, "wall", "INVALID"),
+        ((0.002, 0.01), 0.2, "virtual", "times computed"),
+        ((0.3, 0.6), 0.2, "virtual", "INVALID"),
+    ],
+)
+def test_verdict(fidelity: tuple[float, float] | None, load: float, clock: str, says: str) -> None:
+    trial = experiment(clock=clock)
+    view = RunView(trial)
+    describe(view, load)
+    figures = progress(trial, fidelity=fidelity)
+    assert view.fidelity(figures) == says
+    assert ("error" in view.figures(figures)) == says.endswith("VALID")
+
+
+def test_the_reason_of_invalid_is_said() -> None:
+    trial = experiment()
+    assert "INVALID, median error 30.0%, at most 5% is allowed" in "\n".join(
+        plain(trial, progress(trial, fidelity=(0.3, 0.6)), width=60)
+    )
+
+
+def test_nearest_stop_condition_is_the_goal() -> None:
+    stop, figures = Stop(versions=100, trips=14, emulated_s=600.0, wall_s=80.0), progress(experiment())
+    assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
+    assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
+    assert nearest_goal(Stop(versions=10), figures).share == 1.0
+
+
+def test_accuracy_is_the_goal_where_there_is_no_other_and_nobody_knows_how_far_off_it_is() -> None:
+    trial = experiment(stop=Stop(accuracy=0.9))
+    lines = plain(trial, progress(trial, accuracy=0.3), progress(trial, accuracy=0.6))
+    assert lines[2].startswith("accuracy 0.6 of 0.9 ")
+    assert lines[2].endswith(" 66%")
+
+
+def test_time_left_counts_from_where_a_resumed_run_began() -> None:
+    trial = experiment()
+    first, second = progress(trial, version=100), progress(trial, version=150)
+    assert "left" not in plain(trial, first)[2]
+    assert plain(trial, progress(trial, phase="starting"), first, second)[2].endswith("75%, 10 s left")
+
+
+# ---- lines -------------------------------------------------------------------------------------
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    trial, ticks = experiment(dict.fromkeys(MANY, 3)), Ticks()
+    with LineView(trial, ticks) as view:
+        why = describe(view).why
+        for _ in range(1 + 4 * 12):  # 12 s, four updates a second
+            view.update(progress(trial, dropped=1))
+            ticks.now_s += 0.25
+    out, err = capsys.readouterr()
+    start, scale, *lines, end = err.splitlines()
+    assert out == ""
+    assert start.startswith("edgefl: trial: fedbuff, 36 clients (3 profile-0, ")
+    assert start.endswith("digits, mlp with 1,234 parameters")
+    assert scale == f"edgefl: {why}"
+    assert len(lines) == 12 // LINE_S
+    for line in (*lines, end):
+        assert "version 50, trips 84 (1.4/s), wall 60 s, accuracy 0.8125, fidelity VALID, dropped 1" in line
+    assert end.startswith("edgefl: done: 25%, version 50")
+    assert "\x1b" not in err
+
+
+def test_long_figures_are_left_out_and_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    trial, ticks = experiment(name="n" * 60), Ticks()
+    with LineView(trial, ticks) as view:
+        describe(view)
+        ticks.now_s += LINE_S
+        view.update(progress(trial, version=10**9, trips_each=10**9, dropped=10**12, emulated_s=9e6))
+    *_, line, end = capsys.readouterr().err.splitlines()
+    assert max(len(line), len(end)) <= MOST_COLUMNS
+    assert line.endswith("accuracy 0.8125")
+
+
+@pytest.mark.parametrize(
+    ("error", "word"), [(RuntimeError("x"), "ended early"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(type(error)), LineView(experiment()):
+        raise error
+    assert capsys.readouterr().err == f"edgefl: {word}: no client was trained\n"
+
+
+def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    trial = experiment()
+    with LineView(trial, Ticks()) as view:
+        describe(view)
+        view.update(progress(trial))
+        view.say("interrupted: writing a checkpoint (again to stop at once)")
+        view.update(progress(trial))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("edgefl: interrupted: 25%, version 50, ")
+
+
+def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with LineView(experiment()) as view:
+            view.say("one")
+            view.say("two")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the stream has somewhere to flush
+
+
+# ---- the terminal ------------------------------------------------------------------------------
+
+
+class Tape(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tape]:
+    """Makes standard error a terminal; called in the test, since pytest sets its own after fixtures."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def make() -> Tape:
+        tape = Tape()
+        monkeypatch.setattr(sys, "stderr", tape)
+        return tape
+
+    return make
+
+
+def test_a_terminal_gets_a_panel_unless_it_cannot_show_one(
+    terminal: Callable[[], Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape = terminal()
+    assert isinstance(make_view(experiment(), quiet=False), TerminalView)
+    for term in ("dumb", ""):
+        monkeypatch.setenv("TERM", term)
+        assert isinstance(make_view(experiment(), quiet=False), LineView)
+    monkeypatch.setenv("TERM", "xterm")
+    tape.encoding = "iso-8859-1"
+    assert isinstance(make_view(experiment(), quiet=False), LineView)
+
+
+def test_what_is_no_terminal_gets_lines_even_where_colour_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(make_view(experiment(), quiet=False), LineView)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt, SystemExit])
+def test_cursor_and_streams_come_back_and_the_last_state_stays(
+    terminal: Callable[[], Tape], error: type[BaseException] | None
+) -> None:
+    tape = terminal()
+    trial, threads, stdout = experiment(), threading.active_count(), sys.stdout
+
+    def run() -> None:
+        view = make_view(trial, quiet=False)
+        view.say("loading data and model")
+        with view:
+            describe(view)
+            for version in range(10):
+                view.update(progress(trial, version=version))
+                assert threading.active_count() == threads
+            assert HIDE_CURSOR in tape.getvalue()
+            if error is not None:
+                raise error
+
+    if error is None:
+        run()
+    else:
+        with pytest.raises(error):
+            run()
+    text = tape.getvalue()
+    assert text.rindex(SHOW_CURSOR) > text.rindex(HIDE_CURSOR)
+    assert sys.stderr is tape
+    assert sys.stdout is stdout
+    assert "time_scale 1 was given" in text
+    last = ESCAPE.sub("", text[text.rindex("trial: fedbuff") :])
+    assert "left" not in last
+    assert "versions 9 of 200" in last  # the latest figures, though drawn only now and then
+    assert {None: "done", KeyboardInterrupt: "interrupted"}.get(error, "ended early") in last
+
+
+def test_draws_only_now_and_then(terminal: Callable[[], Tape]) -> None:
+    trial, ticks, tape = experiment(), Ticks(), terminal()
+    with TerminalView(trial, Console(file=tape, width=80), ticks) as view:
+        describe(view)
+        view.update(progress(trial))
+        before = len(tape.getvalue())
+        for _ in range(100):
+            view.update(progress(trial))
+        assert len(tape.getvalue()) == before
+        ticks.now_s += REDRAW_S
+        view.update(progress(trial))
+        assert len(tape.getvalue()) > before
+
+
+def test_a_terminal_that_is_gone_ends_the_drawing_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    trial = experiment()
+    with open(slave, "w", encoding="utf-8", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with make_view(trial, quiet=False) as view:
+            describe(view)
+            os.close(master)  # from now on writing is EIO
+            for version in range(3):
+                view.update(progress(trial, version=version))
+                view.say("still there")
+        assert sys.stderr is stream
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), slave)
+
+
+def test_quiet_prints_nothing(terminal: Callable[[], Tape], capsys: pytest.CaptureFixture[str]) -> None:
+    trial, tape = experiment(), terminal()
+    view = make_view(trial, quiet=True)
+    view.say("loading")
+    with view:
+        describe(view)
+        view.update(progress(trial))
+    assert tape.getvalue() == ""
+    assert capsys.readouterr().out == ""
