@@ -111,11 +111,9 @@ def reproduce(
     module = import_module(f"edgefl.lab.{paper}")
     kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
     if hasattr(module, "study"):
-        from edgefl.lab.study import run_study
-
         study = module.study.changed(changes or ())
         try:
-            curves = run_study(study, folder, quick=quick, say=say)
+            curves = study.run(folder, quick=quick, say=say)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)

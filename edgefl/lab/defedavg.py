@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgefl.lab.study import TOO_SHORT, Arm, Curves, Finding, Study, first
+from edgefl.lab.study import Arm, Curves, Finding, Study, raced
 
 NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
 PAPER = {
@@ -23,19 +23,11 @@ def judge(curves: Curves) -> list[Finding]:
     findings = []
     for label, (mine, paper) in PAPER.items():
         target = curves.target(mine)
-        ours, other = curves.seconds_to(mine, target), curves.seconds_to(label, target)
-        ended_s = curves.ended_s(label)
-        found = first(ours, other, curves.ended_s(mine), ended_s)
-        findings.append(
-            Finding(
-                f"{mine} reaches {target:.0%} sooner than {label}",
-                "table I, n = 10",
-                paper,
-                _against(other, ours, ended_s),
-                found,
-                TOO_SHORT if found == "out of reach" else "",
-            )
-        )
+        ours, other = (curves.reached(name, target, "at_s") for name in (mine, label))
+        claim = f"{mine} reaches {target:.0%} sooner than {label}"
+        here = _against(other, ours, curves.ended(label, "at_s"))
+        found = curves.race(mine, label, target, "at_s")
+        findings.append(raced(claim, "table I, n = 10", paper, here, found))
     return findings
 
 
@@ -67,7 +59,6 @@ study = Study(
     name="defedavg",
     title="DeFedAvg against its baselines, 100 clients, n = 10",
     citation="Wang et al. 2024, DeFedAvg, table I",
-    settings="defedavg.toml",
     # In full table II (FashionMNIST, n = 10); in small the best of the same grid, found on another seed.
     arms=(
         Arm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.lab.study import TOO_SHORT, Arm, Curves, Finding, Study, first, times, verdict
+from edgefl.lab.study import Arm, Curves, Finding, Study, raced, times, verdict
 
 FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
 SYNCHRONOUS = {"FedAvgM": "3.3×, 1.7×, 1.8×", "FedAvg": "8.5×, >4.8×, 5.7×", "FedProx": "8.4×, >4.8×, 4.3×"}
@@ -13,21 +13,12 @@ BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 def judge(curves: Curves) -> list[Finding]:
     """Trips to target against each baseline, and staleness over K."""
     target = curves.target(FEDBUFF)
-    mine = curves.trips_to(FEDBUFF, target)
+    mine = curves.reached(FEDBUFF, target, "trips")
     findings = []
     for label, paper in {ASYNC: "1.2×, 2.5×, 1.1×", **SYNCHRONOUS}.items():
-        theirs = curves.trips_to(label, target)
-        found = first(mine, theirs, curves.ended_trips(FEDBUFF), curves.ended_trips(label))
-        findings.append(
-            Finding(
-                f"fewer client trips than {label} to {target:.0%}",
-                "table 1",
-                paper,
-                times(theirs, mine),
-                found,
-                TOO_SHORT if found == "out of reach" else "",
-            )
-        )
+        claim = f"fewer client trips than {label} to {target:.0%}"
+        ours = times(curves.reached(label, target, "trips"), mine)
+        findings.append(raced(claim, "table 1", paper, ours, curves.race(FEDBUFF, label, target, "trips")))
     staleness = {size: curves.staleness(label) for size, label in BUFFERS.items()}
     means = {size: sum(values) / len(values) for size, values in staleness.items()}
     halves = [means[5] / means[10], means[10] / means[20]]
@@ -51,7 +42,6 @@ study = Study(
     name="fedbuff",
     title="FedBuff against synchronous and purely asynchronous algorithms, 100 clients at once",
     citation="Nguyen et al. 2022, AISTATS, arXiv:2106.06639, table 1 and appendix A",
-    settings="fedbuff.toml",
     arms=(
         *(
             Arm(label, ("strategy.name=fedbuff", f"strategy.buffer_size={size}", *_ASYNC))

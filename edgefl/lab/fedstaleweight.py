@@ -15,7 +15,7 @@ def judge(curves: Curves) -> list[Finding]:
     target = min(min(curves.best(label)) for label in (PAPER, AVERAGE))
     final = {label: curves.accuracy(label) for label in curves.records}
     mean = {label: curves.mean_accuracy(label) for label in (RUNNING, PAPER)}
-    trips = {label: curves.trips_to(label, target) for label in (PAPER, AVERAGE)}
+    trips = {label: curves.reached(label, target, "trips") for label in (PAPER, AVERAGE)}
     weight = {
         (label, profile): curves.weights(label, profile)
         for label in curves.records
@@ -78,7 +78,6 @@ study = Study(
     name="fedstaleweight",
     title="FedStaleWeight against averaging, ten fast and five slow agents",
     citation="Ma et al. 2024, arXiv:2406.02877, section 6.2",
-    settings="fedstaleweight.toml",
     arms=(
         Arm(PAPER, ()),
         Arm(RUNNING, ("strategy.normalize=running",)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,16 +16,13 @@ import numpy as np
 from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.results.comparison import estimate, reached
+from edgefl.results import comparison
 from edgefl.results.measures import applied_weight
-from edgefl.results.record import Record
+from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, Result
 from edgefl.run import supervisor
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
-
-TOO_SHORT = "runs ended before this was settled: more stop.trips"
-"""Beside the verdict of `first` that it is out of reach."""
 
 
 class Finding(NamedTuple):
@@ -40,12 +39,18 @@ class Finding(NamedTuple):
 
 
 def verdict(holds: bool) -> Verdict:
-    """In words."""
+    """The verdict on a claim that holds or does not."""
     return "reproduced" if holds else "not reproduced"
 
 
-def above(mine: Sequence[float], other: Sequence[float], margin: float = 0.0) -> bool:
-    """Whether ``mine`` exceeds ``other`` by more than ``margin`` in the mean over seeds, and in each seed.
+def raced(claim: str, source: str, paper: str, ours: str, found: Verdict) -> Finding:
+    """The finding of a race; with a note where it was not settled."""
+    note = "runs ended before this was settled: more stop.trips" if found == "out of reach" else ""
+    return Finding(claim, source, paper, ours, found, note)
+
+
+def above(mine: Sequence[float], other: Sequence[float]) -> bool:
+    """Tells whether ``mine`` exceeds ``other`` in each seed.
 
     Seeds are paired: with three of them an interval of the mean is wide, but three of three is 1 in 8 by
     chance, and the mean says how much.
@@ -54,15 +59,15 @@ def above(mine: Sequence[float], other: Sequence[float], margin: float = 0.0) ->
     (True, False)
     """
     pairs = list(zip(mine, other, strict=True))
-    return bool(pairs) and all(a - b > margin for a, b in pairs)
+    return bool(pairs) and all(a > b for a, b in pairs)
 
 
 def first(
     mine: Sequence[float], other: Sequence[float], mine_end: Sequence[float], other_end: Sequence[float]
 ) -> Verdict:
-    """Whether ``mine`` was there first in every seed; "out of reach" where a run ended too soon to tell.
+    """The verdict on ``mine`` being there first in every seed; "out of reach" where a run ended too soon.
 
-    What it took each of them, NaN where it did not get there, and where its run ended.
+    Given is what it took each of them, NaN where it did not get there, and where its run ended.
 
     >>> nan = math.nan
     >>> first([1.0, 2.0], [3.0, nan], [9.0, 9.0], [9.0, 9.0]), first([nan], [3.0], [9.0], [9.0])
@@ -81,17 +86,12 @@ def first(
 
 
 def share(values: Sequence[float]) -> str:
-    """Accuracies over seeds, in per cent: mean ± half the 95% interval.
-
-    >>> share([0.90, 0.91, 0.92])
-    '91.0 ±2.5%'
-    """
-    found = estimate(values)
-    return f"{found.mean:.1%}" if found.half is None else f"{found.mean * 100:.1f} ±{found.half * 100:.1f}%"
+    """Accuracies over seeds, in per cent: mean ± half the 95% interval."""
+    return comparison.share(comparison.estimate(values))
 
 
 def times(values: Sequence[float], base: Sequence[float]) -> str:
-    """How many times more than ``base``: the ratio of means, or in how many runs there is none.
+    """The ratio of means to that of ``base``, or the number of runs in which there is none.
 
     >>> times([300.0, 500.0], [100.0, 100.0]), times([math.nan, 2.0], [1.0, 1.0])
     ('4.0×', 'not there in 1 of 2 seeds, against 0 of 2')
@@ -104,59 +104,49 @@ def times(values: Sequence[float], base: Sequence[float]) -> str:
 
 LAST = 5
 """Evaluations at the end whose mean is the final accuracy: a single one swings by percents."""
+Over = Literal["trips", "at_s"]
+"""What a run has spent at an evaluation: client trips or emulated seconds."""
 
 
 class Curves:
     """The records of a study, by arm and seed.
 
-    Accuracies and counts come as one value a seed, in the order of the seeds, so that they can be paired.
+    Each figure of an arm comes as one value a seed, in the order of the seeds, so that they can be paired;
+    NaN where a run has none.
     """
 
     def __init__(self, records: Mapping[str, Sequence[Record]]) -> None:
         self.records = {label: tuple(found) for label, found in records.items()}
 
+    def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
+        runs = [record.evaluations for record in self.records[label]]
+        return [float(figure(rows)) if rows else math.nan for rows in runs]
+
     def accuracy(self, label: str) -> list[float]:
         """Final accuracy: the mean over the last evaluations."""
-        out = []
-        for record in self.records[label]:
-            values = [row.accuracy for row in record.evaluations[-LAST:]]
-            out.append(float(np.mean(values)) if values else math.nan)
-        return out
+        return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-LAST:]))
 
     def mean_accuracy(self, label: str) -> list[float]:
         """Mean accuracy over all evaluations: who learns sooner has more."""
-        return [
-            float(np.mean([row.accuracy for row in record.evaluations])) if record.evaluations else math.nan
-            for record in self.records[label]
-        ]
+        return self._each(label, lambda rows: fmean(row.accuracy for row in rows))
 
     def best(self, label: str) -> list[float]:
         """The best accuracy at any evaluation."""
-        return [
-            max((row.accuracy for row in record.evaluations), default=math.nan)
-            for record in self.records[label]
-        ]
+        return self._each(label, lambda rows: max(row.accuracy for row in rows))
 
-    def trips_to(self, label: str, target: float) -> list[float]:
-        """Client trips until the first evaluation that reached ``target``; NaN where none did."""
-        return [reached(record, target)[0] for record in self.records[label]]
+    def reached(self, label: str, target: float, over: Over) -> list[float]:
+        """Client trips or emulated seconds until the first evaluation that reached ``target``."""
+        found = [comparison.reached(record, target) for record in self.records[label]]
+        return [trips if over == "trips" else at_s for trips, at_s in found]
 
-    def seconds_to(self, label: str, target: float) -> list[float]:
-        """Emulated seconds until the first evaluation that reached ``target``; NaN where none did."""
-        return [reached(record, target)[1] for record in self.records[label]]
+    def ended(self, label: str, over: Over) -> list[float]:
+        """Client trips or emulated seconds until the last evaluation."""
+        return self._each(label, lambda rows: getattr(rows[-1], over))
 
-    def ended_s(self, label: str) -> list[float]:
-        """Emulated seconds until the last evaluation; NaN where there is none."""
-        return [
-            record.evaluations[-1].at_s if record.evaluations else math.nan for record in self.records[label]
-        ]
-
-    def ended_trips(self, label: str) -> list[float]:
-        """Client trips until the last evaluation; NaN where there is none."""
-        return [
-            float(record.evaluations[-1].trips) if record.evaluations else math.nan
-            for record in self.records[label]
-        ]
+    def race(self, mine: str, other: str, target: float, over: Over) -> Verdict:
+        """The verdict on ``mine`` reaching the target first: see `first`."""
+        reached = [self.reached(label, target, over) for label in (mine, other)]
+        return first(*reached, *(self.ended(label, over) for label in (mine, other)))
 
     def staleness(self, label: str) -> list[float]:
         """Mean staleness of the updates that arrived."""
@@ -173,7 +163,7 @@ class Curves:
         for record in self.records[label]:
             share = applied_weight(record)
             mine = [share.get(row.client, 0.0) for row in record.clients if row.profile == profile]
-            out.append(float(np.mean(mine)) if mine else math.nan)
+            out.append(fmean(mine) if mine else math.nan)
         return out
 
     def target(self, label: str) -> float:
@@ -187,20 +177,18 @@ class Curves:
 SEEDS = (1, 2, 3)
 IN_SMALL = "In small (--quick): scikit-learn's digits and an MLP, whatever is said of data and models."
 
-Judge = Callable[[Curves], Sequence[Finding]]
-
 
 @dataclass(frozen=True)
 class Arm:
-    """One algorithm of a comparison: what it changes in the settings."""
+    """One algorithm of a comparison, as what it changes in the settings."""
 
     label: str
     changes: tuple[str, ...]
     """As ``edgefl run --set`` takes them."""
     full: tuple[str, ...] = ()
-    """What else it changes at the paper's own size, such as the steps that the paper tuned there."""
+    """Further changes at the paper's own size, such as the steps that the paper tuned there."""
     quick: tuple[str, ...] = ()
-    """What else it changes with ``--quick``."""
+    """Further changes with ``--quick``."""
 
 
 @dataclass(frozen=True)
@@ -208,17 +196,16 @@ class Study:
     """One paper's comparison."""
 
     name: str
+    """Of its settings in ``experiments/papers``, too; those of ``--quick`` end in ``-quick``."""
     title: str
     citation: str
-    settings: str
-    """File name in ``experiments/papers``; with ``-quick`` before its ending, the one of ``--quick``."""
     arms: tuple[Arm, ...]
-    judge: Judge
+    judge: Callable[[Curves], Sequence[Finding]]
     notes: tuple[str, ...] = ()
-    """What differs from the paper, and why."""
-    seeds: tuple[int, ...] = field(default=SEEDS)
+    """Differences from the paper, and their reasons."""
+    seeds: tuple[int, ...] = SEEDS
     changes: tuple[str, ...] = ()
-    """What a user changes in the settings of every arm, as ``edgefl run --set`` takes it."""
+    """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
 
     def remarks(self, quick: bool) -> tuple[str, ...]:
         """The notes of a comparison at the paper's size, or in small."""
@@ -251,45 +238,36 @@ class Study:
 
     def file(self, quick: bool) -> Path:
         """The settings, as they lie in the package or beside it in a source tree."""
-        name = self.settings.replace(".toml", "-quick.toml") if quick else self.settings
-        return folder() / name
+        return _folder() / f"{self.name}{'-quick' if quick else ''}.toml"
 
+    def run(self, out: Path, *, quick: bool, say: Callable[[str], None]) -> Curves:
+        """Make every run that is not in ``out`` yet; returns what they recorded.
 
-def folder() -> Path:
-    """Where the papers' settings are."""
-    try:
-        found = Path(str(resources.files("edgefl._experiments"))) / "papers"
-    except ModuleNotFoundError:
-        found = Path(__file__).parents[2] / "experiments" / "papers"
-    return found if found.is_dir() else Path(__file__).parents[2] / "experiments" / "papers"
-
-
-Say = Callable[[str], None]
-
-
-def run_study(study: Study, out: Path, *, quick: bool, say: Say) -> Curves:
-    """Make every run that is not in ``out`` yet; returns what they recorded.
-
-    Raises `ConfigError` where the data is not there, `RunError` where a run could not go on, and
-    KeyboardInterrupt after Ctrl-C: the same command then goes on from there.
-    """
-    records: dict[str, list[Record]] = {}
-    total, number = len(study.arms) * len(study.seeds), 0
-    for seed in study.seeds:
-        for arm in study.arms:
-            number += 1
-            wanted = study.experiment(arm, seed, quick=quick)
+        Raises `ConfigError` where the data is not there, `RunError` where a run could not go on, and
+        KeyboardInterrupt after Ctrl-C: the same command then goes on from there.
+        """
+        records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms}
+        runs = [(arm, seed) for seed in self.seeds for arm in self.arms]
+        for number, (arm, seed) in enumerate(runs, 1):
             folder = out / "runs" / f"{slug(arm)}-{seed}"
-            result = _one(wanted, folder, study.file(quick).parent)
-            figures = result.summary()
+            wanted = self.experiment(arm, seed, quick=quick)
+            figures = _finished(wanted, folder, self.file(quick).parent).summary()
             accuracy = figures["accuracy"]
             found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
             say(
-                f"{number:>3} of {total}  {arm.label}, seed {seed}: {found}, "
+                f"{number:>3} of {len(runs)}  {arm.label}, seed {seed}: {found}, "
                 f"{figures['client_trips']:,} trips, {figures['wall_s']:.0f} s"
             )
-            records.setdefault(arm.label, []).append(Record(folder))
-    return Curves(records)
+            records[arm.label].append(Record(folder))
+        return Curves(records)
+
+
+def _folder() -> Path:
+    with contextlib.suppress(ModuleNotFoundError):
+        found = Path(str(resources.files("edgefl._experiments"))) / "papers"
+        if found.is_dir():
+            return found
+    return Path(__file__).parents[2] / "experiments" / "papers"
 
 
 def slug(arm: Arm) -> str:
@@ -301,7 +279,7 @@ def slug(arm: Arm) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in arm.label.lower()).split())
 
 
-def _one(wanted: Experiment, folder: Path, base: Path) -> Result:
+def _finished(wanted: Experiment, folder: Path, base: Path) -> Result:
     """The finished run of an experiment in ``folder``: as it is there, resumed, or made."""
     file = folder / EXPERIMENT_FILE
     checked = config.validate(wanted, base)

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl import ConfigError, config
 from edgefl.lab import PAPERS, page
-from edgefl.lab.study import Arm, Curves, Finding, Study, run_study, slug, verdict
+from edgefl.lab.study import Arm, Curves, Finding, Study, slug, verdict
 from edgefl.results import run_folder
 
 from .runs import Command, experiment
@@ -81,13 +81,13 @@ def small(tmp_path: Path) -> Small:
         text.replace('kind = "wall"', 'kind = "virtual"').replace("versions = 12", "versions = 4")
     )
     arms = (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",)))
-    return Small("small", "A small study", "none", "", arms, judge, seeds=(1, 2), path=path)
+    return Small("small", "A small study", "none", arms, judge, seeds=(1, 2), path=path)
 
 
 def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
-    curves = run_study(small, out, quick=True, say=said.append)
+    curves = small.run(out, quick=True, say=said.append)
     assert len(said) == 4
     findings = small.judge(curves)
     page.write(out, small.title, small.citation, findings, rows=page.rows_of(curves), notes=("a note",))
@@ -102,10 +102,10 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Small, tmp_path
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
     (out / "runs" / "b-2" / "record.sqlite").unlink()
     with pytest.raises(ConfigError, match="b-2"):
-        run_study(small, out, quick=True, say=said.append)
+        small.run(out, quick=True, say=said.append)
     for path in sorted((out / "runs" / "b-2").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    again = run_study(small, out, quick=True, say=said.append)
+    again = small.run(out, quick=True, say=said.append)
     assert again.accuracy("b") == curves.accuracy("b")  # the same bits
     changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
     assert {path.parent.name for path in changed} == {"b-2"}
@@ -119,19 +119,19 @@ def test_a_run_killed_before_its_record_was_whole_is_made_again(small: Small, tm
     settings = config.dump(config.validate(one.experiment(one.arms[0], 1, quick=True), one.path.parent))
     (folder / "experiment.toml").write_text(settings)
     with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
-        run_study(one, out, quick=True, say=lambda _: None)
+        one.run(out, quick=True, say=lambda _: None)
     assert (folder / "experiment.toml").read_text() == settings
     (folder / "record.sqlite").write_bytes(b"")
-    assert len(run_study(one, out, quick=True, say=lambda _: None).records["a"]) == 1
+    assert len(one.run(out, quick=True, say=lambda _: None).records["a"]) == 1
 
 
 def test_a_folder_with_other_settings_is_refused(small: Small, tmp_path: Path) -> None:
     out = tmp_path / "out"
     one = replace(small, seeds=(1,), arms=small.arms[:1])
-    run_study(one, out, quick=True, say=lambda _: None)
+    one.run(out, quick=True, say=lambda _: None)
     other = replace(one, arms=(Arm("a", ("training.lr=0.1",)),))
     with pytest.raises(ConfigError, match="holds a run with other settings"):
-        run_study(other, out, quick=True, say=lambda _: None)
+        other.run(out, quick=True, say=lambda _: None)
 
 
 def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart(small: Small) -> None:
