@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.lab.study import Curves, Finding
-from edgefl.results import compare, comparison, tables
-from edgefl.results import page as pages
+from edgefl.results import compare, comparison, page, tables
 from edgefl.results.measures import rounded, slow_group
 from edgefl.results.page import Picture
 from edgefl.results.run_folder import SUMMARY_FILE, write_text
@@ -48,18 +47,7 @@ def rows_of(curves: Curves) -> list[comparison.RunGroup]:
         for label, records in curves.records.items()
     }
     target = comparison.common_target([run for runs in arms.values() for run in runs])
-    rows = []
-    for label, runs in arms.items():
-        figures = [comparison.figures_of(run, target) for run in runs]
-        rows.append(
-            comparison.RunGroup(
-                label,
-                runs,
-                {name: comparison.estimate([each[name] for each in figures]) for name in comparison.FIGURES},
-                all(run.summary["fidelity"]["valid"] for run in runs),
-            )
-        )
-    return rows
+    return [comparison.run_group(label, runs, target) for label, runs in arms.items()]
 
 
 def write(
@@ -84,13 +72,7 @@ def write(
             row.label: {
                 "seeds": [run.record.meta.seed for run in row.runs],
                 "model_sha256": [run.summary["model_sha256"] for run in row.runs],
-                "figures": {
-                    name: {
-                        "mean": rounded(found.mean),
-                        "half_95": None if found.half is None else rounded(found.half),
-                    }
-                    for name, found in row.figures.items()
-                },
+                "figures": row.estimates(),
             }
             for row in rows
         },
@@ -117,43 +99,30 @@ def _page(
 ) -> str:
     counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]
     tones = {"reproduced": "good", "not reproduced": "bad"}
-    figures = [pages.figure(name, about, picture) for name, about, picture in pictures]
+    figures = [page.figure(name, about, picture) for name, about, picture in pictures]
     if rows:
+        lines = "Thin: each seed; thick: their mean."
         figures += [
-            pages.figure(
-                f"Accuracy over {what}",
-                "Thin: each seed; thick: their mean.",
-                compare.draw_accuracy(rows, over, lambda e, _: e.accuracy),
-            )
-            for over, what in (("trips", "client trips"), ("at_s", "emulated time"))
-        ]
-        figures += [
-            pages.figure(
-                "Applied weight by profile",
-                "Mean share of applied weight, times n: 1 is fair.",
-                compare.draw_by_profile(rows, compare.weights, "of the fair share", fair=True),
-            ),
-            pages.figure(
-                "Staleness by profile",
-                "Mean over applied updates.",
-                compare.draw_by_profile(rows, compare.staleness, "versions"),
-            ),
+            page.figure("Accuracy over client trips", lines, compare.draw_accuracy(rows, "trips")),
+            page.figure("Accuracy over emulated time", lines, compare.draw_accuracy(rows, "at_s")),
+            *compare.profile_figures(rows),
         ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    body = [
-        pages.heading("edgefl reproduction", title, citation),
-        pages.stats(
-            [pages.stat(name.capitalize(), str(count), "of the claims", tones.get(name, "") if count else "")
-             for name, count in counts]
-        ),
-        "<h2>Claims</h2>",
-        pages.card("", "", _claims(findings)),
-        "<h2>Pictures</h2>" if figures else "",
-        pages.grid(figures),
-        f"<h2>What differs from the paper</h2><ul>{items}</ul>" if notes else "",
-        "<footer>Times are emulated seconds; ± is half the 95% interval of the mean over seeds.</footer>",
-    ]  # fmt: skip
-    return pages.page(f"{title} · edgefl", body)
+    return page.page(
+        "edgefl reproduction",
+        title,
+        citation,
+        [
+            page.stat(name.capitalize(), str(count), "of the claims", tones.get(name, "") if count else "")
+            for name, count in counts
+        ],
+        {
+            "Claims": [page.card("", "", _claims(findings))],
+            "Pictures": figures,
+            "What differs from the paper": [page.card("", "", f"<ul>{items}</ul>")] if notes else [],
+        },
+        "Times are emulated seconds; ± is half the 95% interval of the mean over seeds.",
+    )
 
 
 def _claims(findings: Sequence[Finding]) -> str:

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from edgefl.errors import ConfigError
-from edgefl.results.measures import label_accuracy, slow_group
+from edgefl.results.measures import label_accuracy, rounded, slow_group
 from edgefl.results.record import Record
 from edgefl.results.summary import summarize
-
-# two-sided 95% points of Student's t, by degrees of freedom from 1; beyond the table the normal's is used
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
-        2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048,
-        2.045, 2.042)  # fmt: skip
 
 FIGURES = ("accuracy", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
@@ -52,6 +48,13 @@ class RunGroup(NamedTuple):
     runs: tuple[Run, ...]
     figures: dict[str, Estimate]
     valid: bool
+
+    def estimates(self) -> dict[str, Any]:
+        """The figures for JSON: mean and half the width of its 95% interval."""
+        return {
+            name: {"mean": rounded(mean), "half_95": None if half is None else rounded(half)}
+            for name, (mean, half) in self.figures.items()
+        }
 
     @property
     def verdict(self) -> str:
@@ -135,7 +138,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = float(x.mean())
     if len(x) < 2 or not np.isfinite(mean):
         return Estimate(mean, None)
-    t95 = _T95[len(x) - 2] if len(x) - 2 < len(_T95) else 1.96
+    t95 = float(stdtrit(len(x) - 1, 0.975))
     return Estimate(mean, t95 * float(x.std(ddof=1)) / math.sqrt(len(x)))
 
 
@@ -153,16 +156,19 @@ def group(runs: Sequence[Run]) -> list[RunGroup]:
     rows = []
     for part, name in zip(parts, names, strict=True):
         label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
-        each = [figures_of(run, target) for run in part]
-        rows.append(
-            RunGroup(
-                label if len(part) == 1 else f"{label} ×{len(part)}",
-                tuple(part),
-                {name: estimate([figures[name] for figures in each]) for name in FIGURES},
-                all(run.summary["fidelity"]["valid"] for run in part),
-            )
-        )
+        rows.append(run_group(label if len(part) == 1 else f"{label} ×{len(part)}", part, target))
     return rows
+
+
+def run_group(label: str, runs: Sequence[Run], target: float | None) -> RunGroup:
+    """The runs together, with each figure's mean over them."""
+    each = [figures_of(run, target) for run in runs]
+    return RunGroup(
+        label,
+        tuple(runs),
+        {name: estimate([figures[name] for figures in each]) for name in FIGURES},
+        all(run.summary["fidelity"]["valid"] for run in runs),
+    )
 
 
 def _kind(run: Run) -> str:

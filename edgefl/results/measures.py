@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ def profiles_by_speed(record: Record) -> list[str]:
     By declared rate of training; profiles without one, or with the same, by the median declared time of
     their trips (longest first), then by name.
     """
-    trip_s = median_by_profile(record, record.trips["trip_declared_s"])
+    trip_s = by_profile(record, record.trips["trip_declared_s"])
     rate: dict[str, float] = {}
     for row in record.clients:
         rate[row.profile] = row.train_gflops or 0.0
@@ -91,13 +91,14 @@ def profile_of_trips(record: Record) -> NDArray[Any]:
     return np.array([names.get(client, "") for client in record.trips["client"].tolist()], dtype=object)
 
 
-def median_by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Median over each profile's trips, missing values left out."""
+def by_profile(
+    record: Record, values: NDArray[np.float64], reduce: Callable[..., Any] = np.median
+) -> dict[str, float]:
+    """Median (or what ``reduce`` makes) of each profile's trips, missing values left out."""
     profile, known = profile_of_trips(record), np.isfinite(values)
-    names = sorted(set(profile.tolist()))
     return {
-        name: float(np.median(values[chosen]))
-        for name in names
+        name: float(reduce(values[chosen]))
+        for name in sorted(set(profile.tolist()))
         if (chosen := known & (profile == name)).any()
     }
 
