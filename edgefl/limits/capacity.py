@@ -1,8 +1,6 @@
 """Does the fleet fit the host: how far emulated time must be stretched, and what the host is.
 
-Limits that others have set on this process: the quota and memory of the control groups it lies in.
-
-Who used the host during a run: the run itself, others, the hypervisor; and what a quota took from it.
+Who used the host, and what others have set: the quota and memory of the control groups around this process.
 """
 
 from __future__ import annotations
@@ -13,26 +11,37 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.limits.groups import NoGroup, figures, find, words
+from edgefl.limits.fidelity import MEAN_MAX, MINOR_PART
+from edgefl.limits.groups import NoGroup, Place, figures, find, words
 
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
+SERVER_TRIP_S = 0.0002
+"""Seconds of a trip's overhead that the server spends, for one client after another."""
 TARGET_LOAD = 0.5
 """Share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%."""
+LEAST_STRETCH = 1.15
+"""Real time is kept where less than this would bring the load to its target."""
 INVALID_LOAD = 0.9
 """Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
 CLIENT_SHARE = 0.7
 """Share of one core that a single client may ask for while it is on a trip."""
 BURST_SHARE = 0.25
-"""Share of one core that a client may ask for while it computes: the slack in which it can still be on time
-when other clients compute at that moment."""
+"""Share of one core that a client may ask for until its training is due: the slack in which it can still be
+on time when other clients train at that moment."""
+
+
+Together = Literal["never", "at first", "always"]
+"""When the trips of all clients start at one instant: at the run's start only, or in each round."""
 
 
 class Burst(NamedTuple):
-    """The host's work for a trip is all due in the window in which the device computes."""
+    """Work that the host has to do within a window of a client's trip."""
 
     host_cpu_s: float
     start_s: float
@@ -49,7 +58,7 @@ class Demand(NamedTuple):
     emulated_s: float
     """Emulated seconds that the device takes for it."""
     compute: Burst | None = None
-    """The part of the trip in which it computes."""
+    """The part of the trip in which the device trains."""
 
     @property
     def cores(self) -> float:
@@ -57,6 +66,20 @@ class Demand(NamedTuple):
         if self.host_cpu_s <= 0:
             return 0.0
         return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
+
+    def due(self) -> Burst | None:
+        """The training's work in the window in which it must be done for the trip to be right.
+
+        Training that is a considerable part of its trip is due when the device has done it. Training that is
+        a minor one is judged by its trip (`fidelity.MINOR_PART`): it is due when the trip ends, because the
+        upload is paced against its own schedule and makes up for a training that ended late.
+
+        >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
+        Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
+        """
+        if self.compute is None or self.compute.emulated_s >= MINOR_PART * self.emulated_s:
+            return self.compute
+        return self.compute._replace(emulated_s=self.emulated_s - self.compute.start_s)
 
 
 class TimeScale(NamedTuple):
@@ -78,18 +101,24 @@ def choose_time_scale(
     cores: float | None = None,
     scale: float | Literal["auto"] = "auto",
     active: int | None = None,
-    lockstep: bool = False,
-    target_load: float = TARGET_LOAD,
+    together: Together = "never",
 ) -> TimeScale:
     """The time scale at which all clients' trips fit the host.
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
     by default: each is on a trip all the time). ``cores`` are by default those that affinity and CPU quotas
-    leave. ``auto`` is the smallest scale of at least 1 with a load of at most ``target_load`` and no client
-    above 0.7 of a core (0.25 while it computes), rounded up to two digits. Clients in ``lockstep`` start
-    trips at the same instant, so their windows of computing coincide: then the work due in any stretch of
-    time must fit into that stretch too. An explicit scale is taken as it is and judged. ConfigError if a
-    demand or the scale is not finite.
+    leave. ``auto`` is the smallest scale of at least 1 that keeps these rules, rounded up to two digits:
+
+    - the load is at most `TARGET_LOAD`;
+    - no client asks for more than `CLIENT_SHARE` of a core, or `BURST_SHARE` until its training is due;
+    - clients whose trips start ``together`` train at the same time: the work due in any stretch of time
+      takes at most `TARGET_LOAD` of the cores in that stretch too;
+    - if they do so in each round, the mean wait for the server, which takes them one after another, is at
+      most half of the error that fidelity allows for the shortest trip.
+
+    Where the load, or work due together, would stretch time by less than `LEAST_STRETCH`, it is not
+    stretched. An explicit scale is taken as it is and judged. ConfigError if a demand or the scale is not
+    finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -101,33 +130,67 @@ def choose_time_scale(
     cores = cores if cores is not None else capacity_cores()
     if not 0 < cores < math.inf:
         raise ConfigError(f"cores must be a finite number above 0 (got {cores})")
-    one = min(1.0, cores)
     shares = sorted((demand.cores for demand in demands), reverse=True)
     if any(not math.isfinite(share) for share in shares):
         raise ConfigError(
             "clock.time_scale: a client's trip takes no emulated time but needs the host's CPU; it cannot be "
             "paced, use clock.kind = 'virtual'"
         )
-    asked = sum(shares[:active])
-    largest = shares[0] if shares else 0.0
-    bursts = [demand.compute for demand in demands if demand.compute and demand.compute.emulated_s > 0]
-    densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
-    burst = densest / (BURST_SHARE * one)
-    if lockstep:
-        burst = max(burst, _coincident(bursts) / (cores * target_load))
+    active = len(shares) if active is None else min(active, len(shares))
+    asked, largest, one = sum(shares[:active]), max(shares, default=0.0), min(1.0, cores)
     if scale == "auto":
-        value = _two_digits_up(max(1.0, asked / (cores * target_load), largest / (CLIENT_SHARE * one), burst))
+        value, chosen = _smallest(asked, largest, demands, cores, together, active)
     else:
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
-        value = float(scale)
+        value, chosen = float(scale), "given"
     load, share = asked / (cores * value), largest / (value * one)
+    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
     verdict: Literal["fits", "tight", "overloaded"] = "fits"
+    end = ""
     if load > INVALID_LOAD or share > INVALID_LOAD:
-        verdict = "overloaded"
-    elif load > target_load + 1e-9 or share > CLIENT_SHARE + 1e-9:
-        verdict = "tight"
-    return TimeScale(value, load, share, _why(scale, asked, cores, value, load, share, verdict), verdict)
+        verdict, end = "overloaded", "; the host is overloaded, figures will be INVALID"
+    elif load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9:
+        verdict, end = "tight", "; that is above what is paced exactly, figures may be off"
+    why = (
+        f"time_scale {value:g} was {chosen}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
+        f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core{end}"
+    )
+    return TimeScale(value, load, share, why, verdict)
+
+
+def _smallest(
+    asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
+) -> tuple[float, str]:
+    """The smallest scale that keeps the rules, and in words the rule that asks for it."""
+    one = min(1.0, cores)
+    bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
+    densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
+    coincident = 0.0 if together == "never" else _coincident(bursts)
+    queue_s = active * SERVER_TRIP_S if together == "always" else 0.0
+    shortest_s = min((demand.emulated_s for demand in demands if demand.emulated_s > 0), default=math.inf)
+    of_all = [
+        (asked / (cores * TARGET_LOAD), f"for a load of at most {TARGET_LOAD:.0%}"),
+        (
+            coincident / (cores * TARGET_LOAD),
+            f"for clients that train at the same moment and then ask for {coincident:.2f} cores at scale 1",
+        ),
+    ]
+    others = [
+        (largest / (CLIENT_SHARE * one), f"for {CLIENT_SHARE:.0%} of a core at most for one client"),
+        (
+            densest / (BURST_SHARE * one),
+            f"for {BURST_SHARE:.0%} of a core at most for one client's training, which asks for "
+            f"{densest:.0%} at scale 1",
+        ),
+        (
+            queue_s / (MEAN_MAX * shortest_s),
+            f"for rounds of {active} clients, which the server takes {queue_s * 1e3:.1f} ms to answer, and "
+            f"trips of {shortest_s * 1e3:.3g} ms",
+        ),
+    ]
+    stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
+    return (_two_digits_up(stretch), f"chosen {why}") if why else (1.0, "chosen")
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
@@ -152,21 +215,6 @@ def _coincident(bursts: Sequence[Burst]) -> float:
                 work += host_s
                 densest = max(densest, work / (end - start))
     return densest
-
-
-def _why(
-    scale: float | str, asked: float, cores: float, value: float, load: float, share: float, verdict: str
-) -> str:
-    given = "chosen" if scale == "auto" else "given"
-    text = (
-        f"time_scale {value:g} was {given}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
-        f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core"
-    )
-    if verdict == "tight":
-        return f"{text}; that is above what is paced exactly, figures may be off"
-    if verdict == "overloaded":
-        return f"{text}; the host is overloaded, figures will be INVALID"
-    return text
 
 
 def _two_digits_up(value: float) -> float:
@@ -220,6 +268,45 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
+def cpu_quota() -> float | None:
+    """Cores that the control groups around this process allow together, or None if they allow all."""
+    return min((quota for place in _around("cpu") if (quota := _quota(place)) is not None), default=None)
+
+
+def memory_limit_bytes() -> int | None:
+    """Bytes that the control groups around this process allow, or None if they do not limit them."""
+    found = [
+        words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
+        for folder, version in _around("memory")
+    ]
+    limits = [int(text[0]) for text in found if text and text[0].isdecimal()]
+    return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
+
+
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 says "no limit" with the largest multiple of a page."""
+
+
+def _quota(place: Place) -> float | None:
+    folder, version = place
+    if version == 1:
+        found = words(folder / "cpu.cfs_quota_us") + words(folder / "cpu.cfs_period_us")
+    else:
+        found = words(folder / "cpu.max")
+    return int(found[0]) / int(found[1]) if len(found) == 2 and found[0].isdecimal() else None
+
+
+def _around(controller: str) -> Iterator[Place]:
+    """The group of this process and those around it, as far as they can be seen."""
+    try:
+        folder, version = find(controller)
+    except NoGroup:
+        return
+    while (folder / "cgroup.procs").exists():
+        yield Place(folder, version)
+        folder = folder.parent
+
+
 class StealMeter:
     """CPU time that the hypervisor gave to others since this was made.
 
@@ -228,48 +315,18 @@ class StealMeter:
     True
     """
 
-    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
-        self._stat = stat
-        self._start = self._read()
+    def __init__(self) -> None:
+        self._start = psutil.cpu_times()
 
     def share(self) -> float | None:
         """Stolen share of all CPU time since the start; 0 if none has passed, None where the system does
         not tell."""
-        now = self._read()
-        if now is None or self._start is None:
+        now, start = psutil.cpu_times(), self._start
+        if not hasattr(now, "steal"):
             return None
-        total = now[1] - self._start[1]
-        return min(1.0, max(0.0, (now[0] - self._start[0]) / total)) if total > 0 else 0.0
-
-    def _read(self) -> tuple[int, int] | None:
-        """Ticks stolen and ticks in all. Guest time is within user time, so it is not added again."""
-        try:
-            with self._stat.open("rb") as stat:
-                fields = stat.readline().split()
-            ticks = [int(field) for field in fields[1:9]]
-        except (OSError, ValueError):
-            return None
-        return (ticks[7], sum(ticks)) if fields[:1] == [b"cpu"] and len(ticks) == 8 else None
-
-
-_UNLIMITED_BYTES = 1 << 60
-"""Version 1 says "no limit" with the largest multiple of a page."""
-
-
-def cpu_quota() -> float | None:
-    """Cores that the control groups around this process allow together, or None if they allow all."""
-    quotas = [quota for folder, version in _around("cpu") if (quota := _quota(folder, version)) is not None]
-    return min(quotas, default=None)
-
-
-def memory_limit_bytes() -> int | None:
-    """Bytes that the control groups around this process allow, or None if they do not limit them."""
-    limits = []
-    for folder, version in _around("memory"):
-        found = words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
-        if found and found[0].isdecimal() and int(found[0]) < _UNLIMITED_BYTES:
-            limits.append(int(found[0]))
-    return min(limits, default=None)
+        stolen_s = float(now.steal - start.steal)
+        total_s = _busy_s(now) - _busy_s(start) + now.idle - start.idle + now.iowait - start.iowait + stolen_s
+        return min(1.0, max(0.0, stolen_s / total_s)) if total_s > 0 else 0.0
 
 
 class ThrottleMeter:
@@ -282,51 +339,28 @@ class ThrottleMeter:
 
     def __init__(self) -> None:
         # The groups of now: the process may be moved, the time counts where it was spent.
-        self._files = [(folder / "cpu.stat", version) for folder, version in _around("cpu")]
+        self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
-        self._before = self._read()
+        self._before = self._throttled_s()
 
     def share(self) -> float | None:
         """Share of the wall time in which a core stood still because the quota was used up.
 
         None where it cannot be read.
         """
-        now, wall_s = self._read(), time.monotonic() - self._start_s
+        now, wall_s = self._throttled_s(), time.monotonic() - self._start_s
         if not now or wall_s <= 0:
             return None
         worst = max(after - before for before, after in zip(self._before, now, strict=True))
         return min(1.0, max(0.0, worst / wall_s))
 
-    def _read(self) -> list[float]:
+    def _throttled_s(self) -> list[float]:
         """Seconds so far, a group."""
-        return [_throttled_s(figures(file), version) for file, version in self._files]
-
-
-def _around(controller: str) -> Iterator[tuple[Path, int]]:
-    """The group of this process and those around it, as far as they can be seen."""
-    try:
-        folder, version = find(controller)
-    except NoGroup:
-        return
-    while (folder / "cgroup.procs").exists():
-        yield folder, version
-        folder = folder.parent
-
-
-def _throttled_s(stat: dict[str, int], version: int) -> float:
-    return stat.get("throttled_usec", 0) / 1e6 if version == 2 else stat.get("throttled_time", 0) / 1e9
-
-
-def _quota(folder: Path, version: int) -> float | None:
-    if version == 1:
-        quota, period = words(folder / "cpu.cfs_quota_us"), words(folder / "cpu.cfs_period_us")
-        found = [*quota, *period]
-    else:
-        found = words(folder / "cpu.max")
-    return int(found[0]) / int(found[1]) if len(found) == 2 and found[0].isdecimal() else None
-
-
-STAT = Path("/proc/stat")
+        stats = [(figures(folder / "cpu.stat"), version) for folder, version in self._places]
+        return [
+            stat.get("throttled_usec", 0) / 1e6 if version == 2 else stat.get("throttled_time", 0) / 1e9
+            for stat, version in stats
+        ]
 
 
 class Usage(NamedTuple):
@@ -355,29 +389,27 @@ class UsageMeter:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self._own_s, self._busy_s = _own_cpu_s(), _busy_s()
-        self._steal: StealMeter | None = None
-        self._throttle: ThrottleMeter | None = None
+        self._own_s, self._busy_s = _own_cpu_s(), _busy_s(psutil.cpu_times())
+        self._meters: tuple[StealMeter, ThrottleMeter] | None = None
         self._taken: tuple[float | None, float | None] = (None, None)
 
     def begin(self) -> None:
-        """The phones start."""
-        self._steal, self._throttle = StealMeter(), ThrottleMeter()
+        """The clients start."""
+        self._meters = StealMeter(), ThrottleMeter()
 
     def end(self) -> None:
-        """The phones have ended."""
-        if self._steal is not None and self._throttle is not None:
-            self._taken = self._steal.share(), self._throttle.share()
+        """The clients have ended."""
+        if self._meters is not None:
+            self._taken = self._meters[0].share(), self._meters[1].share()
 
     def usage(self) -> Usage:
         """What was measured; all processes of the run have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = _own_cpu_s() - self._own_s
-        now_s, before_s = _busy_s(), self._busy_s
-        others = None
-        if now_s is not None and before_s is not None and core_s > 0:
-            others = max(0.0, now_s - before_s - own_s) / core_s
-        return Usage(own_s / core_s if core_s > 0 else None, others, *self._taken)
+        if core_s <= 0:
+            return Usage(None, None, *self._taken)
+        others_s = _busy_s(psutil.cpu_times()) - self._busy_s - own_s
+        return Usage(own_s / core_s, max(0.0, others_s) / core_s, *self._taken)
 
 
 def _own_cpu_s() -> float:
@@ -386,12 +418,6 @@ def _own_cpu_s() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _busy_s() -> float | None:
-    """CPU seconds that the host's cores have worked since it started: not idle, not stolen."""
-    try:
-        with STAT.open("rb") as stat:
-            fields = stat.readline().split()
-        user, nice, system, _idle, _wait, irq, softirq = (int(field) for field in fields[1:8])
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+def _busy_s(times: Any) -> float:
+    """CPU seconds that the host's cores have worked: not idle, not stolen; guests' time is user time."""
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))

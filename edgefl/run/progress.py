@@ -15,7 +15,7 @@ import numpy as np
 from edgefl import kernels
 from edgefl.core import Core
 from edgefl.limits.capacity import StealMeter, ThrottleMeter
-from edgefl.limits.fidelity import RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
 from edgefl.results.record import Aggregation
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
@@ -54,8 +54,9 @@ class Gauge:
         self._declared_s += done.trip.declared_s
         self._achieved_s += done.trip.achieved_s
         self._trips[self._profile[done.client]] += 1
+        least_s = max(self._resolution_s, MINOR_PART * done.trip.declared_s)
         for spent in (done.compute, done.trip):  # as the summary's headline does
-            if spent.declared_s >= self._resolution_s:
+            if spent.declared_s >= least_s:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
     def cost(self, ns: int) -> None:

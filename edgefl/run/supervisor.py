@@ -283,6 +283,7 @@ class _Supervisor:
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
         step_s = prepared.host_step_s
+        at_once = self._experiment.fleet.join_spread_s == 0.0
         trips = zip(
             prepared.steps,
             prepared.emulated_trip_s,
@@ -297,7 +298,7 @@ class _Supervisor:
             ],
             scale=self._experiment.clock.time_scale,
             active=self._strategy.max_training(len(self._clients)),
-            lockstep=self._strategy.lockstep or self._experiment.fleet.join_spread_s == 0.0,
+            together="always" if self._strategy.lockstep else "at first" if at_once else "never",
         )
 
     def _virtual_scale(self) -> TimeScale:

@@ -122,6 +122,18 @@ def test_training_that_waiting_makes_up_for_is_seen_in_its_sum() -> None:
     assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
 
 
+@pytest.mark.parametrize(("part", "valid"), [(0.04, True), (0.06, False)])
+def test_training_that_is_a_minor_part_of_its_trip_is_judged_by_the_trip(part: float, valid: bool) -> None:
+    one = np.ones(20)
+    declared = dict.fromkeys(QUANTITIES, one) | {"compute": part * one}
+    achieved = declared | {"compute": 2 * part * one}
+    found = assess(["a"] * 20, declared, achieved)
+    assert found.valid == valid
+    assert found.by_quantity["compute"].mean_error == pytest.approx(1.0)
+    late = assess(["a"] * 20, declared, achieved | {"trip": 1.06 * one})
+    assert "trips took 6.0% longer than declared, at most 3% is allowed" in late.reasons
+
+
 def test_others_are_named_where_something_is_wrong_and_only_there() -> None:
     busy = Conditions(others=0.6)
     assert trips([1.0] * 9, conditions=busy).valid
