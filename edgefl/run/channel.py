@@ -30,7 +30,7 @@ class Closed(Exception):
 
 
 class Channel(Generic[R]):
-    """One end of the pipe; receives messages of ``incoming``'s type, sends any msgspec struct.
+    """One end of the pipe, which receives messages of ``incoming``'s type and sends any msgspec struct.
 
     >>> a, b = pair()
     >>> left, right = Channel(a, int), Channel(b, int)
@@ -51,14 +51,14 @@ class Channel(Generic[R]):
 
     @classmethod
     def inherit(cls, fd: int, incoming: Any) -> Channel[R]:
-        """The end that a parent process left open under ``fd``."""
+        """Returns the end that a parent process left open under ``fd``."""
         return cls(socket.socket(fileno=fd), incoming)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Any, *, fd: int | None = None) -> None:
-        """Send a message, and with it a descriptor. `Closed` if nobody is there to read it.
+        """Send a message, and with it a descriptor. Raises `Closed` if nobody is there to read it.
 
         Waits while the other end is behind, and takes in what it says meanwhile: two ends that both have more
         to say than a socket holds (some 280 small messages) would else wait for each other for good.
@@ -76,13 +76,13 @@ class Channel(Generic[R]):
                 raise Closed from error
 
     def receive(self) -> R:
-        """The next message, waiting for it. `Closed` at the end of the stream."""
+        """Wait for the next message and return it. Raises `Closed` at the end of the stream."""
         while (message := self._take()) is None:
             self._read(0)
         return self._decoder.decode(message)
 
     def receive_ready(self) -> Iterator[R]:
-        """Every message that has arrived, without waiting. `Closed` after the last of a closed stream."""
+        """Yield every message that has arrived. Raises `Closed` after the last of a closed stream."""
         closed = False
         try:
             self._read(socket.MSG_DONTWAIT)
@@ -97,11 +97,11 @@ class Channel(Generic[R]):
 
     @property
     def waiting(self) -> bool:
-        """A message has been read from the socket and not been handed out: do not wait for the socket."""
+        """True if a message was read from the socket and not handed out: do not wait for the socket."""
         return len(self._pending) >= _LENGTH.size and len(self._pending) >= self._end()
 
     def descriptor(self) -> int:
-        """The descriptor that came with the message received last."""
+        """Returns the descriptor that came with the message received last."""
         return self._descriptors.pop(0)
 
     def close(self) -> None:
@@ -144,5 +144,5 @@ class Channel(Generic[R]):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, closed on exec unless passed on by descriptor."""
+    """Returns two connected sockets, closed on exec unless passed on by descriptor."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -50,13 +50,13 @@ def keep_freed_memory() -> None:
 
 
 def outlive_parent() -> None:
-    """No more die with the parent: who calls this sees its end by a channel, and has to tidy up first."""
+    """Do not die with the parent any more: the caller watches its channel, and tidies up when that ends."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Whatever children of this process leave behind becomes its own child, where the system can do that."""
+    """Make processes that this process's children leave behind its own children, where the system can."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -71,7 +71,7 @@ def allow_open_files() -> None:
 
 
 def hear_no_stops_of_children() -> None:
-    """SIGCHLD tells of children that end, not of the hundred times a second that a throttle stops one.
+    """Let SIGCHLD tell of children that end, not of a throttle that stops one a hundred times a second.
 
     Call it after a handler is set: Python has no way to say SA_NOCLDSTOP.
     """
@@ -93,7 +93,7 @@ def hear_no_stops_of_children() -> None:
 
 
 def single_threaded_environment(environment: dict[str, str]) -> dict[str, str]:
-    """The environment for a process that will fork or compute as one core: every pool of size one.
+    """Returns the environment for a process that will fork or compute as one core: every pool of size one.
 
     Set before the process starts, because BLAS and OpenMP read it when they are loaded.
     """

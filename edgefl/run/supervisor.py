@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,14 @@ def run(
     out = out.absolute()
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)):
         run_folder.begin(out, base)
-        return _Supervisor(
-            experiment, out, quiet, base, clients, enforcement, resuming=False, workload=workload
-        ).run()
+        view = make_view(experiment, quiet)
+        return _Supervisor(experiment, out, base, view, enforcement, workload=workload).run()
 
 
 def resume(folder: Path, quiet: bool = False) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
-    `ConfigError` if no checkpoint can be read, if the run is over, or if another process is at it.
+    Raises `ConfigError` if no checkpoint can be read, if the run is over, or if another process is at it.
     """
     folder = folder.absolute()
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
@@ -106,12 +105,12 @@ def resume(folder: Path, quiet: bool = False) -> Result:
             base = run_folder.base_of(folder)
             run_folder.clear(folder)
             run_folder.begin(folder, base)
-        clients = fleet_of(experiment)
-        return _Supervisor(experiment, folder, quiet, base, clients, enforcement, resuming=begun).run()
+        view = make_view(experiment, quiet)
+        return _Supervisor(experiment, folder, base, view, enforcement, resuming=begun).run()
 
 
 def fleet_of(experiment: Experiment) -> list[ClientInfo]:
-    """The clients of an experiment, numbered in the order of its profiles."""
+    """Returns the clients of an experiment, numbered in the order of its profiles."""
     fleet = experiment.fleet
     assert isinstance(fleet.devices, dict)
     clients: list[ClientInfo] = []
@@ -122,7 +121,7 @@ def fleet_of(experiment: Experiment) -> list[ClientInfo]:
 
 
 def shape_of(experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int) -> Shape:
-    """The parameter buffer that a run needs for a model of ``size`` parameters."""
+    """Returns the shape of the parameter buffer that a run needs for a model of ``size`` parameters."""
     server = experiment.server
     rounded = server.update_format != "float32" and strategy.upload == "delta"
     return Shape(
@@ -140,97 +139,110 @@ class _Supervisor:
         self,
         experiment: Experiment,
         folder: Path,
-        quiet: bool,
         base: Path,
-        clients: list[ClientInfo],
+        view: RunView,
         enforcement: Enforcement,
         *,
-        resuming: bool,
+        resuming: bool = False,
         workload: str | None = None,
     ) -> None:
-        self._virtual = experiment.clock.kind == "virtual"
-        self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(clients)
-        self._experiment, self._folder, self._base = experiment, folder, base
-        self._clients, self._enforcement, self._resuming = clients, enforcement, resuming
+        self._experiment, self._folder, self._base, self._view = experiment, folder, base, view
+        self._clients = fleet_of(experiment)
+        self._enforcement, self._resuming = enforcement, resuming
         self._workload = [workload] if workload else []
         self._strategy = resolve(experiment.strategy, [base])
-        self._view: RunView = make_view(experiment, quiet)
+        self._virtual = experiment.clock.kind == "virtual"
+        self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(self._clients)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._zygote: Channel[control.FromZygote]
         self._server: Channel[control.FromServer]
-        self._pids: dict[tuple[str, int], int] = {}
+        self._buffer: ParameterBuffer | None = None
+        self._plan: control.Serve
+        self._address = ""
+        """Where the server listens; empty before it does."""
+        self._pids: dict[tuple[control.Role, int], int] = {}
         self._memory = MemoryUse()
         self._usage = UsageMeter()
-        self._measured_at_trips = 2 * len(clients)
+        self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._wakeup = os.pipe()
-        self._buffer: ParameterBuffer | None = None
-        self._prepared: control.Prepared | None = None
-        self._scale: TimeScale | None = None
-        self._address = ""
         self._end: control.Finished | None = None
-        self._do: dict[type, Callable[[Any], None]] = {
-            control.Prepared: self._on_prepared,
-            control.Adopted: self._on_adopted,
-            control.Listening: self._on_listening,
-            control.Spawned: lambda m: self._pids.update({(m.role, m.peer): m.pid}),
-            control.Exited: self._on_exited,
-            control.Progress: self._on_progress,
-            control.Replace: lambda m: self._spawn(m.role, m.peer, m.epoch),
-            control.Expel: lambda m: self._zygote.send(control.Kill(m.role, m.peer, m.epoch)),
-            control.Finished: self._on_finished,
-            control.Refused: self._on_trouble,
-            control.Broken: self._on_trouble,
-        }
 
     def run(self) -> Result:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._close)
+            stack.callback(self._end_children)  # last: the channels are closed by then
             stack.enter_context(self._signals())
             environment = single_threaded_environment(dict(os.environ))
-            self._zygote = self._start("edgefl.run.zygote", control.FromZygote, environment, self._workload)
-            self._server = self._start("edgefl.run.server_process", control.FromServer, environment)
+            self._zygote = self._start("zygote", control.FromZygote, environment, self._workload)
+            stack.callback(self._zygote.close)
+            self._server = self._start("server_process", control.FromServer, environment)
+            stack.callback(self._server.close)
             self._zygote.send(
                 control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
             )
             self._view.say("loading data and model")
             stack.enter_context(self._view)
-            self._loop()
-        assert self._end is not None
+            end = self._loop()
         try:
             _write_results(self._folder, self._memory, self._usage.usage())
         except (EdgeflError, OSError) as error:
-            way_on = run_folder.way_on(self._folder) if self._end.interrupted else ""
+            way_on = run_folder.way_on(self._folder) if end.interrupted else ""
             raise RunError(
                 f"the run's summary, report or trace cannot be written: {error}{way_on}"
             ) from error
-        if self._end.interrupted:
+        if end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
 
     # ---- the loop ------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
+    def _loop(self) -> control.Finished:
+        channels: dict[str, Channel[Any]] = {"zygote": self._zygote, "server": self._server}
         with selectors.DefaultSelector() as selector:
-            for file in (self._zygote, self._server, self._wakeup[0]):
-                selector.register(file, selectors.EVENT_READ)
+            selector.register(self._wakeup[0], selectors.EVENT_READ)
+            for channel in channels.values():
+                selector.register(channel, selectors.EVENT_READ)
             while self._end is None:
-                ready = {key.fd for key, _ in selector.select(0 if self._unheard() else None)}
+                # The sockets do not tell of messages that were taken in while another was being sent.
+                unheard = any(channel.waiting for channel in channels.values())
+                ready = {key.fd for key, _ in selector.select(0 if unheard else None)}
                 if self._wakeup[0] in ready:
                     self._interrupted()
-                for name, channel in (("zygote", self._zygote), ("server", self._server)):
+                for name, channel in channels.items():
                     if channel.fileno() not in ready and not channel.waiting:
                         continue
                     try:
                         for message in channel.receive_ready():
-                            self._do[type(message)](message)
+                            self._take(message)
                     except Closed:
                         if self._end is None:
                             raise RunError(self._death(name)) from None
+        return self._end
 
-    def _unheard(self) -> bool:
-        """Messages were taken in while another was being sent: the sockets will not say so."""
-        return self._zygote.waiting or self._server.waiting
+    def _take(self, message: control.FromZygote | control.FromServer) -> None:
+        match message:
+            case control.Prepared():
+                self._prepared(message)
+            case control.Adopted():
+                assert self._buffer is not None
+                self._server.send(self._plan, fd=self._buffer.fd)
+            case control.Listening(endpoint=endpoint):
+                self._listening(endpoint)
+            case control.Spawned(role=role, peer=peer, pid=pid):
+                self._pids[role, peer] = pid
+            case control.Exited():
+                self._exited(message)
+            case control.Progress():
+                self._progress(message)
+            case control.Replace(role=role, peer=peer, epoch=epoch):
+                self._spawn(role, peer, epoch)
+            case control.Expel(role=role, peer=peer, epoch=epoch):
+                self._zygote.send(control.Kill(role, peer, epoch))
+            case control.Finished():
+                self._usage.end()
+                self._end = message
+            case control.Refused() | control.Broken():
+                raise ConfigError(message.message) if message.config else RunError(message.message)
 
     def _interrupted(self) -> None:
         os.read(self._wakeup[0], 64)
@@ -246,40 +258,24 @@ class _Supervisor:
             how = f"ended early (signal {-code})" if code < 0 else f"ended early (exit code {code})"
         return f"the {name} process {how}{run_folder.way_on(self._folder)}"
 
-    # ---- messages ------------------------------------------------------------------------------
-
-    def _on_prepared(self, prepared: control.Prepared) -> None:
-        self._prepared = prepared
-        self._scale = self._virtual_scale() if self._virtual else self._wall_scale(prepared)
-        self._view.describe(self._clients, prepared, self._scale)
-        ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
-        shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
-        self._buffer = ParameterBuffer.create(shape)
-        self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
-
-    def _on_adopted(self, _: control.Adopted) -> None:
-        assert self._prepared is not None
-        assert self._scale is not None
-        assert self._buffer is not None
-        plan = control.Serve(
+    def _prepared(self, prepared: control.Prepared) -> None:
+        scale = self._virtual_scale() if self._virtual else self._wall_scale(prepared)
+        self._view.describe(self._clients, prepared, scale)
+        self._plan = control.Serve(
             experiment=self._experiment,
             base=str(self._base),
             run_dir=str(self._folder),
             clients=self._clients,
-            prepared=self._prepared,
-            time_scale=self._scale.value,
-            load=self._scale.load,
+            prepared=prepared,
+            time_scale=scale.value,
+            load=scale.load,
             workers=self._workers,
             resume=self._resuming,
         )
-        self._server.send(plan, fd=self._buffer.fd)
-
-    def _on_listening(self, message: control.Listening) -> None:
-        self._address = message.endpoint
-        self._usage.begin()
-        self._spawn(control.EVALUATOR, 0, 0)
-        for number in range(self._workers):
-            self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
+        ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
+        shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
+        self._buffer = ParameterBuffer.create(shape)
+        self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
         step_s = prepared.host_step_s
@@ -305,17 +301,23 @@ class _Supervisor:
         why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
         return TimeScale(1.0, 0.0, 0.0, why, "fits")
 
-    def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
-        assert self._scale is not None
-        self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._scale.value))
+    def _listening(self, endpoint: str) -> None:
+        self._address = endpoint
+        self._usage.begin()
+        self._spawn(control.EVALUATOR, 0, 0)
+        for number in range(self._workers):
+            self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
 
-    def _on_exited(self, message: control.Exited) -> None:
+    def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
+        self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._plan.time_scale))
+
+    def _exited(self, message: control.Exited) -> None:
         if self._pids.get((message.role, message.peer)) == message.pid:
             del self._pids[message.role, message.peer]
         with contextlib.suppress(Closed):
             self._server.send(control.Departed(message.role, message.peer, message.epoch, message.reason))
 
-    def _on_progress(self, progress: control.Progress) -> None:
+    def _progress(self, progress: control.Progress) -> None:
         self._view.update(progress)
         if progress.trips >= self._measured_at_trips and progress.phase == "running":
             self._measured_at_trips *= 8
@@ -337,22 +339,15 @@ class _Supervisor:
             clients_mib=clients,
         )
 
-    def _on_finished(self, message: control.Finished) -> None:
-        self._end = message
-        self._usage.end()
-
-    def _on_trouble(self, message: control.Refused | control.Broken) -> None:
-        raise ConfigError(message.message) if message.config else RunError(message.message)
-
     # ---- processes -----------------------------------------------------------------------------
 
     def _start(
-        self, module: str, incoming: Any, environment: dict[str, str], more: Sequence[str] = ()
+        self, name: str, incoming: Any, environment: dict[str, str], more: Sequence[str] = ()
     ) -> Channel[Any]:
         ours, theirs = pair()
         with theirs:
-            fd = theirs.fileno()
-            self._children[module.rpartition(".")[2].partition("_")[0]] = subprocess.Popen(
+            module, fd = f"edgefl.run.{name}", theirs.fileno()
+            self._children[name.partition("_")[0]] = subprocess.Popen(
                 [sys.executable, "-m", module, str(fd), str(os.getpid()), *more],
                 pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
@@ -384,11 +379,8 @@ class _Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _close(self) -> None:
-        """End what still lives. The end of its channel tells a process to leave."""
-        for name in ("_server", "_zygote"):
-            if hasattr(self, name):
-                getattr(self, name).close()
+    def _end_children(self) -> None:
+        """Wait for the processes to leave, which a closed channel tells them; kill those that do not."""
         for child in self._children.values():
             try:
                 child.wait(GRACE_S)

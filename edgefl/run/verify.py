@@ -1,8 +1,7 @@
 """A finished run, made again from its journal: every update trained anew, every version summed anew.
 
-The journal holds what happened, in order; which version a client trained from, and on which of its examples,
-follows from it through the core. So a run can be checked to the last bit whatever clock it ran under, on
-one process that waits for nothing.
+The journal holds what happened, in order; the core makes of it which version each client trained from, and on
+which of its examples. So one process that waits for nothing checks a run of either clock to the last bit.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from edgefl.core import Core
 from edgefl.core.events import Arrived, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
-from edgefl.parameters.buffer import Floats, ParameterBuffer, Shape
+from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_writer import UpdateWriter, amplify
 from edgefl.results import run_folder
 from edgefl.results.record import Record
@@ -34,11 +33,11 @@ from edgefl.strategies import resolve
 from edgefl.strategies.optimizer import start
 
 Say = Callable[[int, int], None]
-"""Told how many versions have been made again, of how many."""
+"""Called with the versions made again so far, and with all there are."""
 
 
 class Verdict(NamedTuple):
-    """What was made again, and found to be the same."""
+    """A run that was made again and found to be the same."""
 
     versions: int
     updates: int
@@ -54,13 +53,11 @@ def verify(folder: str | Path, say: Say | None = None) -> Verdict:
     """
     folder = Path(folder)
     with Record(folder) as record:
-        meta = record.meta
-        if meta.status not in ("done", "interrupted"):
+        if record.meta.status not in ("done", "interrupted"):
             raise ConfigError(
-                f"{folder}: this run has not ended (its status is {meta.status}): nothing to verify"
+                f"{folder}: this run has not ended (its status is {record.meta.status}): nothing to verify"
             )
-        experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-        replay = _Replay(experiment, Path(meta.base or "."), record)
+        replay = _Replay(config.load(folder / run_folder.EXPERIMENT_FILE), record)
         try:
             return replay.run(folder, say)
         finally:
@@ -68,17 +65,17 @@ def verify(folder: str | Path, say: Say | None = None) -> Verdict:
 
 
 class _Replay:
-    def __init__(self, experiment: Experiment, base: Path, record: Record) -> None:
-        clients = fleet_of(experiment)
+    def __init__(self, experiment: Experiment, record: Record) -> None:
+        clients, base = fleet_of(experiment), Path(record.meta.base or ".")
         strategy = resolve(experiment.strategy, [base])
-        self._workload = workload = Workload(experiment, clients, base)
         self._record = record
-        given = known_devices(clients, workload.prepared())
+        self._workload = workload = Workload(experiment, clients, base)
+        devices = known_devices(clients, workload.prepared())
         workload.settle()
         self._core = Core(
-            strategy, given, experiment.seed, experiment.stop, experiment.evaluation.every_versions
+            strategy, devices, experiment.seed, experiment.stop, experiment.evaluation.every_versions
         )
-        shape: Shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
+        shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self._buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.array
         buffer.publish(version=0, entry=0)
@@ -86,30 +83,29 @@ class _Replay:
         backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(clients))
         self._aggregator = Aggregator(buffer, strategy.optimizer(), backend, privacy, experiment.seed)
         self._writer = UpdateWriter(buffer, strategy.upload)
-        self._trained: dict[int, Train] = {}
-        self._bases: dict[int, Floats] = {}
-        self._bases_of: WeakValueDictionary[int, Floats] = WeakValueDictionary()
+        self._trained: dict[int, tuple[Train, Floats]] = {}
+        """Task → what was asked for, and the model that it starts from."""
+        self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
     def close(self) -> None:
         self._buffer.close()
 
     def run(self, folder: Path, say: Say | None) -> Verdict:
-        record, core = self._record, self._core
-        trips = record.trips
+        record, trips = self._record, self._record.trips
         sent = dict(zip(trips["task"].tolist(), trips["checksum_sent"].tolist(), strict=True))
+        sums = {version: (tasks.tolist(), weights.tolist()) for version, tasks, weights in record.sums()}
         versions = int(record.versions["version"].max(initial=0))
-        sums = {version: (tasks, weights) for version, tasks, weights in record.sums()}
         order: Sum | None = None
         for _, event in record.events():
             match event:
                 case Arrived(task=task, steps=steps) if task in self._trained:
                     self._compare(task, steps, sent.get(task, 0))
                 case Summed(version=version, bad=()) if order is not None:
-                    self._sum(order, *sums.get(version, ((), ())))
+                    self._sum(order, sums.get(version))
                     if say is not None:
                         say(version, versions)
-            for action in core.handle(event):
+            for action in self._core.handle(event):
                 match action:
                     case Train():
                         self._begin(action)
@@ -118,22 +114,19 @@ class _Replay:
                     case Release(task=task):
                         self._aggregator.release(task)
                         self._trained.pop(task, None)
-                        self._bases.pop(task, None)
-                    case _:
-                        pass
         return self._conclude(folder)
 
     def _begin(self, task: Train) -> None:
-        """Keep the version that the task starts from: how far it gets is known when it arrives."""
+        """Keep the version that the task starts from; its steps are known only when it arrives."""
         lease = self._aggregator.lease(task=task.task, client=task.client, version=task.version)
         self._aggregator.fetched(lease.slot)
-        base = self._bases_of.get(task.version)
-        if base is None:
-            base = self._bases_of[task.version] = self._buffer.model(lease.entry).copy()
-        self._bases[task.task], self._trained[task.task] = base, task
+        model = self._models.get(task.version)
+        if model is None:
+            model = self._models[task.version] = self._buffer.model(lease.entry).copy()
+        self._trained[task.task] = task, model
 
     def _compare(self, task: int, steps: int, sent: int) -> None:
-        order, base = self._trained.pop(task), self._bases.pop(task)
+        order, base = self._trained.pop(task)
         checksum = self._train(order, base, steps)
         self._buffer.accepted(order.client)
         self._updates += 1
@@ -156,8 +149,8 @@ class _Replay:
         self._buffer.written(slot, task=task.task, checksum=checksum)
         return checksum
 
-    def _sum(self, order: Sum, tasks: object, weights: object) -> None:
-        if list(order.tasks) != list(tasks) or list(order.weights) != list(weights):  # type: ignore[call-overload]
+    def _sum(self, order: Sum, recorded: tuple[list[int], list[float]] | None) -> None:
+        if (list(order.tasks), list(order.weights)) != (recorded or ([], [])):
             raise RunError(
                 f"version {order.version} is made of other updates or weights than the record says"
             )

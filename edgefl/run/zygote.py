@@ -1,4 +1,4 @@
-"""The zygote: loads torch, data and model once, runs one training step, then forks a process for each phone.
+"""The zygote: loads torch, data and model once, runs one training step, then forks a process for each client.
 
 A fork shares what was loaded, so a client costs megabytes and milliseconds instead of hundreds of each. The
 zygote has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it
@@ -61,7 +61,7 @@ class Zygote:
         self._governor = 0
         """Process id of the governor, 0 without one."""
         self._requests: int | None = None
-        """The end of the governor's pipe that phones write to."""
+        """The end of the governor's pipe that clients write to."""
         self._lifeline = os.pipe()
         self._wakeup = os.pipe()
         for fd in self._wakeup:
@@ -94,8 +94,8 @@ class Zygote:
                 self._adopt(initialise)
             case control.Spawn():
                 self._spawn(message)
-            case control.Kill():
-                self._kill((message.role, message.peer, message.epoch))
+            case control.Kill(role=role, peer=peer, epoch=epoch):
+                self._kill((role, peer, epoch))
 
     def _prepare(self, message: control.Prepare) -> None:
         try:
@@ -104,10 +104,8 @@ class Zygote:
             self._enforcement = message.enforcement
             self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
             self._channel.send(self._workload.prepared())
-        except ConfigError as error:
-            self._channel.send(control.Refused(str(error), config=True))
         except EdgeflError as error:
-            self._channel.send(control.Refused(str(error), config=False))
+            self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
 
     def _adopt(self, initialise: bool) -> None:
         assert self._workload is not None
@@ -130,16 +128,28 @@ class Zygote:
         limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
         enforcement = self._enforcement if client else Enforcement()
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._requests)
-        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._be_peer(spec, limits))
+        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits))
         self._children[pid] = (spec.role, spec.peer, spec.epoch)
         self._limits[pid] = limits
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
-    def _be_peer(self, spec: control.Spawn, limits: ClientLimits) -> None:
+    def _run_peer(self, spec: control.Spawn, limits: ClientLimits) -> None:
+        """In the forked process: be a client, a worker or the evaluator until the server says goodbye."""
+        workload, buffer, lifeline = self._workload, self._buffer, self._lifeline[0]
+        assert workload is not None
+        assert buffer is not None
         limits.enter()
-        assert self._workload is not None
-        assert self._buffer is not None
-        _run_peer(spec, self._workload, self._buffer, self._lifeline[0], limits)
+        set_timer_slack()
+        set_time_slice(SLICE_NS)
+        if spec.role == control.CLIENT:
+            Client(spec, workload, buffer, lifeline, limits).run()
+            return
+        keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
+        workload.settle()
+        if spec.role == control.WORKER:
+            Worker(spec, workload, buffer, lifeline).run()
+        else:
+            Evaluator(spec, workload, buffer, lifeline).run()
 
     def _start_governor(self) -> None:
         ours, self._requests = os.pipe()
@@ -148,7 +158,7 @@ class Zygote:
         os.close(ours)
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
-        """A child that lives ``life``; its process id."""
+        """Fork a process that calls ``life``, and return its process id."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -156,7 +166,7 @@ class Zygote:
         return pid
 
     def _be_child(self, parent: int, name: str, life: Callable[[], None]) -> None:
-        """Never returns."""
+        """Call ``life`` and end the process; this never returns."""
         code = BROKEN_EXIT
         try:
             signal.set_wakeup_fd(-1)
@@ -211,23 +221,6 @@ class Zygote:
                 os.waitpid(pid, 0)
         for limits in self._limits.values():
             limits.remove()
-
-
-def _run_peer(
-    spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int, limits: ClientLimits
-) -> None:
-    """Be a client, a worker or the evaluator until the server says goodbye."""
-    set_timer_slack()
-    set_time_slice(SLICE_NS)
-    if spec.role == control.CLIENT:
-        Client(spec, workload, buffer, lifeline, limits).run()
-        return
-    keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
-    workload.settle()
-    if spec.role == control.WORKER:
-        Worker(spec, workload, buffer, lifeline).run()
-    else:
-        Evaluator(spec, workload, buffer, lifeline).run()
 
 
 def _reason(status: int, limits: ClientLimits | None = None) -> str:
