@@ -141,7 +141,7 @@ def _table_faults(
     for name, value in table.items():
         if name in fields:
             yield from _faults(value, fields[name].type, join(key, name), known)
-        else:
+        elif isinstance(kind, inspect.DataclassType) or kind.forbid_unknown_fields:
             yield _unknown(key, str(name), fields, known)
     for name, field in fields.items():
         if field.required and name not in table:

@@ -11,7 +11,7 @@ presence    when a client is online: windows and churn, a fleet's from a file
 dynamics    what changes by itself during a run; a function of the journal
 cells       links that many clients share, under either clock
 formats     other projects' files by name; imports is what their importers share
-fedscale, mahimahi, webpagetest, devtools, power_profile, bouquetfl    one format each
+network_formats, device_formats, fedscale    what reads and writes each of them
 """
 
 from __future__ import annotations

@@ -6,16 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from edgefl.devices import (
-    bouquetfl,
-    devtools,
-    fedscale,
-    load_fleet,
-    load_network,
-    mahimahi,
-    power_profile,
-    webpagetest,
-)
+from edgefl.devices import device_formats, fedscale, load_fleet, load_network, network_formats
 from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.schema import Network
 from edgefl.errors import ProfileError, unknown
@@ -24,15 +15,10 @@ Way = Literal["down", "up"]
 
 
 class Format(NamedTuple):
-    """One format."""
+    """What reads a format, and the fields of `ImportOptions` that it has a use for."""
 
     read: Callable[[Path, ImportOptions], ImportResult]
     takes: tuple[str, ...]
-    """The fields of `ImportOptions` that it has a use for."""
-    gives: str
-    """What a file of it is made into."""
-    writes: str = ""
-    """What is written in it; nothing if it is only read."""
 
 
 class Export(NamedTuple):
@@ -43,19 +29,15 @@ class Export(NamedTuple):
 
 
 FORMATS: dict[str, Format] = {
-    "bouquetfl": Format(bouquetfl.read, ("only",), "devices or networks, from its TOML files"),
-    "devtools": Format(
-        devtools.read, ("name", "only"), "networks, from DevTools' or Lighthouse's JSON", "a network"
-    ),
-    "fedscale": Format(fedscale.read, ("name", "clients"), "a fleet, or an availability file", "a fleet"),
-    "mahimahi": Format(
-        mahimahi.read, ("name", "up"), "a network that replays the trace", "one way of a network"
-    ),
-    "power-profile": Format(
-        power_profile.read, ("name", "base"), "the device --base with battery and currents"
-    ),
-    "webpagetest": Format(webpagetest.read, ("only",), "networks, from connectivity.ini", "a network"),
+    "bouquetfl": Format(device_formats.read_bouquetfl, ("only",)),
+    "devtools": Format(network_formats.read_devtools, ("name", "only")),
+    "fedscale": Format(fedscale.read, ("name", "clients")),
+    "mahimahi": Format(network_formats.read_mahimahi, ("name", "up")),
+    "power-profile": Format(device_formats.read_power_profile, ("name", "base")),
+    "webpagetest": Format(network_formats.read_webpagetest, ("only",)),
 }
+WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
+"""Formats that are written, of a network but for fedscale's, which is of a fleet."""
 
 
 def named(name: str) -> Format:
@@ -91,20 +73,21 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     latency=300
     plr=0
     """
-    if not named(format_name).writes:
-        able = ", ".join(other for other, found in FORMATS.items() if found.writes)
-        raise ProfileError(f"format {format_name!r} is only read; written are: {able}")
+    named(format_name)
+    if format_name not in WRITTEN:
+        raise ProfileError(f"format {format_name!r} is only read; written are: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
         raise ProfileError(f"--way: {format_name} has no use for it; only mahimahi's files say one way alone")
     if format_name == "fedscale":
         return Export(fedscale.write(load_fleet(name)))
     network = load_network(name)
     if format_name == "mahimahi":
-        content = mahimahi.write(network, network.up if way == "up" else network.down)
+        content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)
         return Export(content.encode(), _unsayable(network, rate_only=True))
     if network.down.trace or network.up.trace:
         raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
-    writes = webpagetest.write if format_name == "webpagetest" else devtools.write
+    webpagetest = format_name == "webpagetest"
+    writes = network_formats.write_webpagetest if webpagetest else network_formats.write_devtools
     text, left_out = writes(network)
     return Export(text.encode(), (*left_out, *_unsayable(network)))
 

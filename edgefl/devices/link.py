@@ -14,7 +14,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from statistics import NormalDist, fmean, pstdev
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +30,13 @@ LOOK_WALL_S = 0.02
 FIRST_LOOK_WALL_S = 0.002
 ALIGN_BYTES = 256
 """A part of a message begins at a multiple of this."""
+OPPORTUNITY_BYTES = 1504
+"""Bytes that one opportunity delivers: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
+MOST_BYTES = 64 << 20
+"""No recorded trace is longer."""
+LONGEST_MS = 60_000
+EXACT = 1e-4
+"""A constant rate is written over the shortest whole period that gives it within this share."""
 
 
 class Disconnected(EdgeflError):
@@ -228,11 +235,6 @@ def _move_shared(
         share.close()
 
 
-OPPORTUNITY_BYTES = 1504
-"""Bytes that one opportunity delivers: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
-MOST_LINES = 10_000_000
-
-
 class Trace(NamedTuple):
     """Opportunities of one period, and how long it is.
 
@@ -266,12 +268,15 @@ class Trace(NamedTuple):
 def read_trace(path: str) -> Trace:
     """The trace in a file. `ProfileError`, one line, where it is not one."""
     try:
-        lines = Path(path).read_text(encoding="ascii").split()
+        with open(path, encoding="ascii") as file:
+            text = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         why = "not text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
         raise ProfileError(f"trace {path!r} cannot be read: {why}") from None
-    if not 0 < len(lines) <= MOST_LINES:
-        raise ProfileError(f"trace {path!r}: got {len(lines)} lines; allowed: 1 to {MOST_LINES}")
+    lines = text.split()
+    if not lines or len(text) > MOST_BYTES:
+        got = f"{len(lines)} lines in {len(text)} bytes"
+        raise ProfileError(f"trace {path!r}: got {got}; allowed: at least one in at most {MOST_BYTES} bytes")
     times_ms = array("q")
     for number, line in enumerate(lines, start=1):
         at_ms = int(line) if line.isdecimal() and len(line) < 16 else -1
@@ -282,3 +287,51 @@ def read_trace(path: str) -> Trace:
     if times_ms[-1] < 1:
         raise ProfileError(f"trace {path!r}: its last time is {times_ms[-1]} ms; allowed: at least 1")
     return Trace(times_ms, times_ms[-1])
+
+
+def constant_trace(rate_mbps: float) -> Trace:
+    """The shortest trace of that rate.
+
+    >>> constant_trace(6.016).at_ms, constant_trace(24.064).at_ms    # a packet in 2 ms, and in half of one
+    ((2,), (1, 1))
+    """
+    per_ms = rate_mbps * 1e3 / (8 * OPPORTUNITY_BYTES)
+    for period_ms in range(max(1, math.ceil(0.5 / per_ms)), LONGEST_MS + 1):
+        packets = round(per_ms * period_ms)
+        if abs(packets / (per_ms * period_ms) - 1) <= EXACT:
+            at_ms = tuple(math.ceil(number * period_ms / packets) for number in range(1, packets + 1))
+            return Trace(at_ms, period_ms)
+    raise ProfileError(f"a rate of {rate_mbps:g} Mbps is too low for a trace of {LONGEST_MS / 1e3:g} s")
+
+
+def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
+    """A trace whose 1 s windows have that mean rate and coefficient of variation, and no more of a real one.
+
+    The windows' rates are the log-normal distribution's quantiles at (i + ½) / ``seconds``, with the σ that
+    gives these very quantiles the ``cv``, in an order shuffled by ``seed``; packets are even within a window.
+
+    >>> trace = synthetic(5.0, 0.5, seconds=20, seed=1)
+    >>> trace.period_ms, round(trace.rate_mbps, 2)
+    (20000, 5.0)
+    """
+    normal = [NormalDist().inv_cdf((at + 0.5) / seconds) for at in range(seconds)]
+    low, high = 0.0, 10.0
+    while high - low > 1e-12:
+        sigma = (low + high) / 2
+        rates = [math.exp(sigma * z) for z in normal]
+        low, high = (sigma, high) if pstdev(rates) / fmean(rates) < cv else (low, sigma)
+    scale = mean_mbps * 1e6 / (8 * OPPORTUNITY_BYTES) / fmean(rates)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(seconds)
+    at_ms: list[int] = []
+    owed = 0.0
+    for second, which in enumerate(order):
+        owed += rates[which] * scale
+        packets, owed = int(owed), owed - int(owed)
+        at_ms += [second * 1000 + math.ceil((number + 1) * 1000 / packets) for number in range(packets)]
+    at_ms[-1] = seconds * 1000
+    return Trace(at_ms, seconds * 1000)
+
+
+def trace_text(trace: Trace) -> str:
+    """The trace as Mahimahi reads it."""
+    return "".join(f"{at_ms}\n" for at_ms in trace.at_ms)

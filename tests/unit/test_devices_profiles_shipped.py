@@ -107,7 +107,7 @@ def test_what_a_device_draws_and_sheds_is_plausible(name: str) -> None:
 
 
 def test_synthetic_traces_are_made_from_their_published_figures() -> None:
-    from edgefl.devices.mahimahi import synthetic, trace_text
+    from edgefl.devices.link import synthetic, trace_text
 
     traced = [
         network for name in emulation.network_names() if (network := emulation.load_network(name)).down.trace

@@ -11,12 +11,12 @@ import pytest
 from edgefl.validation import Fault, convert, faults, shown, wrong
 
 
-class Inner(msgspec.Struct, frozen=True):
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.1
     beta_weight: Annotated[float, msgspec.Meta(ge=0, lt=1)] | None = None
 
 
-class Table(msgspec.Struct):
+class Table(msgspec.Struct, forbid_unknown_fields=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=9)]
     inner: Inner = Inner()
     kind: Literal["wall", "virtual"] = "wall"
@@ -109,6 +109,13 @@ def test_what_fits_is_converted() -> None:
     found = convert(table, Table)
     assert (found.count, found.inner.alpha, found.scale, found.of_key) == (3, 1.0, 2.0, 5)
     assert convert({"size": 2}, Strategy) == Strategy(2)
+
+
+def test_other_keys_are_let_through_where_the_struct_lets_them() -> None:
+    class Loose(msgspec.Struct):
+        a: int = 0
+
+    assert texts({"b": 1}, Loose) == []
 
 
 def test_a_bound_that_faults_knows_nothing_of_is_a_fault_too() -> None:

@@ -1,0 +1,314 @@
+"""Other projects' files of devices: BouquetFL's databases of hardware, and Android's power profiles.
+
+BouquetFL's TOML has processors, graphics cards and places, the last as networks:
+
+    [[cpus]]       name = "Ryzen 5 3600", cores = "6 / 12", core_clock = "3.6 to 4.2 GHz"
+    [[gpus]]       name = "GeForce GTX 1070", cuda_cores = 1920, clock_speed = 1683 (MHz), memory_gb = 8
+    [[locations]]  name = "Luxembourg", download_mbps = 215, upload_mbps = 125
+
+It states no training rates. A processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit
+fused multiply-adds), a graphics card 0.07 of two FLOP a cycle and core: the share that FLASH's phones reached
+of their inference rates (docs/profiles.md), assumed to hold, and tenfold uncertain.
+
+Android's ``power_profile.xml`` says what a device's parts draw, in mA at the battery's nominal voltage:
+
+    <device name="Android">
+        <item name="battery.capacity">2800</item>
+        <array name="cpu.clusters.cores"><value>4</value><value>4</value></array>
+        <array name="cpu.core_speeds.cluster0"><value>300000</value>…</array>     kHz
+        <array name="cpu.core_power.cluster0"><value>39.4</value>…</array>        mA of one core
+
+It says nothing of how fast a device computes, so it completes a device profile that does. Older files name
+the arrays ``cpu.speeds`` and ``cpu.active``, and leave ``.cluster0`` out where there is one cluster. Files in
+which nothing was measured, with the 0.1 mA of Android's own sample, are refused; currents that are the same
+at every frequency were not measured either, and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+from xml.etree import ElementTree
+
+import msgspec
+
+from edgefl.devices.imports import (
+    ImportOptions,
+    ImportResult,
+    checked,
+    profile_file,
+    profile_name,
+    profile_names,
+    read_text,
+    require_entries,
+)
+from edgefl.devices.profiles import Kind, load_device, read_tables
+from edgefl.devices.schema import to_json
+from edgefl.errors import ProfileError
+
+# ---- BouquetFL ---------------------------------------------------------------------------------
+
+TRAIN_SHARE = 0.07
+CPU_FLOP_PER_CYCLE = 32
+GPU_FLOP_PER_CYCLE = 2
+UNCERTAIN = 10.0
+_CORES = r"^([1-9]\d{0,3})( / \d{1,4})?$"
+_CLOCK = r"^(\d+(\.\d+)? to )?(?P<ghz>\d+(\.\d+)?) GHz$"
+Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+_Table = dict[str, Any]
+
+
+class Processor(msgspec.Struct):
+    """An entry of BouquetFL's ``cpus``."""
+
+    name: str
+    cores: Annotated[str, msgspec.Meta(pattern=_CORES, description="'cores' or 'cores / threads'")]
+    core_clock: Annotated[str, msgspec.Meta(pattern=_CLOCK, description="a clock such as '3.6 to 4.2 GHz'")]
+
+    def tables(self, file: str) -> _Table:
+        """The device profile of this processor."""
+        cores = int(self.cores.split(" ")[0])
+        clock = re.search(_CLOCK, self.core_clock)
+        assert clock is not None
+        ghz = float(clock["ghz"])
+        peak = f"{CPU_FLOP_PER_CYCLE} FLOP a cycle x {cores} cores x {ghz:g} GHz"
+        made = _desktop(TRAIN_SHARE * CPU_FLOP_PER_CYCLE * cores * ghz, peak)
+        made["cpu"]["clusters"] = [{"uarch": self.name, "cores": cores, "max_mhz": round(ghz * 1e3, 3)}]
+        made["sources"]["cpu.clusters"] = f"BouquetFL {file}: cores and core_clock of {self.name}"
+        return made
+
+
+class GraphicsCard(msgspec.Struct):
+    """An entry of BouquetFL's ``gpus``."""
+
+    name: str
+    cuda_cores: Figure
+    clock_speed: Figure
+    memory_gb: Figure
+
+    def tables(self, file: str) -> _Table:
+        """The device profile of this graphics card."""
+        cores, mhz, memory_mib = self.cuda_cores, self.clock_speed, self.memory_gb * 1024
+        peak = f"{GPU_FLOP_PER_CYCLE} FLOP a cycle x {cores:g} cores x {mhz:g} MHz"
+        made = _desktop(TRAIN_SHARE * GPU_FLOP_PER_CYCLE * cores * mhz / 1e3, peak)
+        made["memory"] = {"ram_mib": memory_mib, "app_limit_mib": memory_mib}
+        made["sources"]["memory"] = f"BouquetFL {file}: memory_gb of {self.name}, the card's own memory"
+        return made
+
+
+class Location(msgspec.Struct):
+    """An entry of BouquetFL's ``locations``."""
+
+    name: str
+    download_mbps: Figure
+    upload_mbps: Figure
+
+    def tables(self, file: str) -> _Table:
+        """The network profile of this place."""
+        source = f"BouquetFL {file}: {self.name}; it states no delay"
+        ways = {"down": {"rate_mbps": self.download_mbps}, "up": {"rate_mbps": self.upload_mbps}}
+        return {**ways, "sources": {"down": source, "up": source}}
+
+
+class _BouquetFile(msgspec.Struct):
+    schema_version: Literal[1] = 1
+    cpus: list[_Table] = []
+    gpus: list[_Table] = []
+    locations: list[_Table] = []
+
+
+def read_bouquetfl(path: Path, options: ImportOptions) -> ImportResult:
+    """A device for each processor or graphics card, a network for each place."""
+    file = checked(str(path), read_tables(path), _BouquetFile)
+    kinds: list[tuple[Kind, type[Processor | GraphicsCard | Location], list[_Table]]] = [
+        ("devices", Processor, file.cpus),
+        ("devices", GraphicsCard, file.gpus),
+        ("networks", Location, file.locations),
+    ]
+    entries = [(kind, of, str(one.get("name") or "?"), one) for kind, of, ones in kinds for one in ones]
+    if not entries:
+        raise ProfileError(f"{path}: no entries; allowed: cpus, gpus or locations")
+    require_entries(path, options.only, [title for _, _, title, _ in entries])
+    picked = [entry for entry in entries if not options.only or entry[2] in options.only]
+    files: dict[str, str] = {}
+    for name, (kind, of, title, one) in zip(profile_names(e[2] for e in picked), picked, strict=True):
+        tables = checked(f"{path}: {title}", one, of).tables(path.name)
+        files |= profile_file(path, kind, {"id": name, "name": title, **tables})
+    return ImportResult(files)
+
+
+def _desktop(train_gflops: float, peak: str) -> _Table:
+    return {
+        "class": "desktop",
+        "network": "fios",
+        "cpu": {"rate_gflops": {"train": round(train_gflops, 4)}},
+        "sources": {"cpu.rate_gflops.train": f"assumed: {TRAIN_SHARE} of a peak of {peak}"},
+        "uncertainty": {"cpu.rate_gflops.train": UNCERTAIN},
+    }
+
+
+# ---- Android -----------------------------------------------------------------------------------
+
+PLACEHOLDER_MA = 0.1
+SAME_MHZ = 0.01
+"""A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
+_SAID = {
+    "capacity_mah": "battery.capacity",
+    "idle_ma": "cpu.idle",
+    "wifi_ma": "wifi.active, or the mean of wifi.controller.rx and .tx",
+    "radio_ma": "radio.active, or the mean of modem.controller.rx and .tx",
+}
+Items = dict[str, list[float]]
+
+
+class PowerCluster(NamedTuple):
+    """Cores of one kind in the file; ``cores`` is None where it does not say."""
+
+    cores: int | None
+    freq_mhz: list[float]
+    power_ma: list[float]
+
+    def __str__(self) -> str:
+        return f"{self.cores or 'all'} cores of {self.freq_mhz[-1]:g} MHz"
+
+    def is_of(self, known: _Table) -> bool:
+        """Whether it is that cluster of the profile."""
+        same_size = self.cores is None or known["cores"] == self.cores
+        return bool(same_size and abs(known["max_mhz"] / self.freq_mhz[-1] - 1) < SAME_MHZ)
+
+
+def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
+    """The device profile that ``options.base`` names, with the file's battery and currents of the cores."""
+    items = _items(path)
+    _refuse_placeholders(path, items)
+    clusters, notes = _clusters(path, items), []
+    seen = [ma for cluster in clusters for ma in cluster.power_ma]
+    if len(seen) > len(clusters) and len(set(seen)) == 1:
+        notes.append(f"left out: the cores' currents, {seen[0]:g} mA at every frequency")
+        clusters = []
+    if options.base is None:
+        raise ProfileError(
+            f"{path}: has no computing rates; name the device profile that it completes: --base"
+        )
+    tables = to_json(load_device(options.base))
+    sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"
+    battery = _battery(items)
+    if "capacity_mah" not in tables.get("battery", {}) | battery:
+        raise ProfileError(
+            f"{path}: battery.capacity: got nothing; allowed: above 0 mAh, as the base has none"
+        )
+    before = sources.pop("battery", None)
+    for key in tables.get("battery", {}):
+        if before is not None:
+            sources.setdefault(f"battery.{key}", before)
+    sources |= {f"battery.{key}": f"{source}, {_SAID[key]}" for key in battery}
+    tables["battery"] = tables.get("battery", {}) | battery
+    left_out = _fit(clusters, tables)
+    if len(left_out) < len(clusters):
+        before = sources.get("cpu.clusters", sources.get("cpu"))
+        told = before.split("; currents from")[0] + "; " if before else ""
+        sources["cpu.clusters"] = f"{told}currents from {source}"
+    tables["id"] = profile_name(options, tables["id"])
+    return ImportResult(profile_file(path, "devices", tables), (*notes, *left_out))
+
+
+def _battery(items: Items) -> dict[str, float]:
+    figures = {
+        "capacity_mah": items.get("battery.capacity", []),
+        "idle_ma": items.get("cpu.idle", []),
+        "wifi_ma": _transfer(items, "wifi.active", "wifi.controller"),
+        "radio_ma": _transfer(items, "radio.active", "modem.controller"),
+    }
+    given = {key: round(value[0], 2) for key, value in figures.items() if value}
+    return {key: figure for key, figure in given.items() if figure or key == "idle_ma"}
+
+
+def _transfer(items: Items, plain: str, controller: str) -> list[float]:
+    """What a radio draws while it transfers: the file's figure, or the middle of receiving and sending."""
+    if any(items.get(plain, [])):
+        return items[plain][:1]
+    received, sent = items.get(f"{controller}.rx", []), items.get(f"{controller}.tx", [])
+    both = [sum(part) / len(part) for part in (received, sent) if part and sum(part) > 0]
+    return [sum(both) / len(both)] if both else []
+
+
+def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
+    """Put each cluster's frequencies and currents into the profile's; returns what is none of it."""
+    known = tables.get("cpu", {}).get("clusters", [])
+    notes = []
+    for cluster in clusters:
+        same = next((one for one in known if cluster.is_of(one)), None)
+        if same is None:
+            have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
+            notes.append(f"left out: {cluster}, which the profile has not ({have or 'it has no clusters'})")
+        else:
+            same |= {"max_mhz": cluster.freq_mhz[-1], "freq_mhz": cluster.freq_mhz}
+            same |= {"max_ma": cluster.power_ma[-1], "power_ma": cluster.power_ma}
+    return notes
+
+
+def _clusters(path: Path, items: Items) -> list[PowerCluster]:
+    found = []
+    for at, cores in enumerate(items.get("cpu.clusters.cores", [0.0])):
+        for speeds_key, currents_key in (("cpu.core_speeds", "cpu.core_power"), ("cpu.speeds", "cpu.active")):
+            suffix = f".cluster{at}" if f"{speeds_key}.cluster{at}" in items else ""
+            speeds, currents = items.get(speeds_key + suffix), items.get(currents_key + suffix)
+            if speeds is None or currents is None:
+                continue
+            if len(speeds) != len(currents) or not speeds or speeds != sorted(set(speeds)):
+                raise ProfileError(
+                    f"{path}: {speeds_key}{suffix}: got {len(speeds)} speeds and {len(currents)} currents; "
+                    "allowed: as many of both, the speeds ascending"
+                )
+            if speeds[0] <= 0 or min(currents) <= 0:
+                raise ProfileError(f"{path}: {currents_key}{suffix}: allowed: speeds and currents above 0")
+            found.append(PowerCluster(int(cores) or None, [khz / 1e3 for khz in speeds], currents))
+            break
+    return found
+
+
+def _refuse_placeholders(path: Path, items: Items) -> None:
+    """A file whose cores, or whose radios and screen, all draw Android's sample value was never measured."""
+    cores = [
+        ma for key, mas in items.items() if key.startswith(("cpu.core_power", "cpu.active")) for ma in mas
+    ]
+    parts = [mas[0] for key in ("wifi.active", "radio.active", "screen.full") if (mas := items.get(key))]
+    for what, figures in (("every core", cores), ("Wi-Fi, radio and screen", parts)):
+        if figures and all(0 < figure <= PLACEHOLDER_MA for figure in figures):
+            raise ProfileError(
+                f"{path}: a placeholder file, {what} at {PLACEHOLDER_MA} mA as in Android's sample; allowed: "
+                "measured currents"
+            )
+
+
+def _items(path: Path) -> Items:
+    """Every item and array of the file as numbers. No document type, so no entities, is accepted."""
+    text = read_text(path)
+    if "<!DOCTYPE" in text:
+        raise ProfileError(f"{path}: a document type, which no power profile has")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise ProfileError(f"{path}: not XML: {error}") from None
+    found: Items = {}
+    for element in root if root.tag == "device" else ():
+        values = element.findall("value") if element.tag == "array" else [element]
+        name = element.get("name", "")
+        found[name] = [_figure(path, name, value.text or "") for value in values]
+    if not found:
+        raise ProfileError(
+            f"{path}: <{root.tag[:40]}> without items; allowed: <device> with items and arrays"
+        )
+    return found
+
+
+def _figure(path: Path, name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ProfileError(f"{path}: {name}: got {text.strip()[:40]!r}; allowed: a number of at least 0")
+    return value

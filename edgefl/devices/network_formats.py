@@ -1,0 +1,282 @@
+"""Other projects' files of networks: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
+
+WebPageTest's ``connectivity.ini`` has a section a network: bit/s (0 is unlimited), the round trip in ms, loss
+in percent.
+
+    [3G]
+    bwIn=1600000
+    bwOut=768000
+    latency=300
+    plr=0
+
+Chrome's presets are JSON in three dialects:
+
+    {"title": "Slow", "download": 50000, "upload": 20000, "latency": 400}
+        a custom profile of the DevTools, or a list of them: bytes/s, ms; −1 is unlimited
+    {"downloadThroughput": 50000, "uploadThroughput": 20000, "latency": 400, "packetLoss": 1}
+        parameters of the protocol's ``Network.emulateNetworkConditions``, bare or in their message
+    {"settings": {"throttling": {"rttMs": 150, "throughputKbps": 1638.4, …}}}
+        a Lighthouse configuration or result; bare ``throttling`` tables by name will do
+
+What Lighthouse hands to the DevTools is fudged (latency · 3.75, throughput · 0.9): the target values are
+taken, and its upload divided by what the download was multiplied with. Its kbit is 1024 bit. Of all these
+half the round trip and the whole loss go to each way. A Mahimahi trace is replayed as it is.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from edgefl.devices.imports import (
+    ImportOptions,
+    ImportResult,
+    checked,
+    profile_file,
+    profile_name,
+    profile_names,
+    read_bytes,
+    read_text,
+    require_entries,
+)
+from edgefl.devices.link import constant_trace, read_trace, trace_text
+from edgefl.devices.schema import Direction, Network
+from edgefl.errors import ProfileError
+
+Bits = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
+Throughput = Annotated[float, msgspec.Meta(ge=-1, lt=1e12)]
+Latency = Annotated[float, msgspec.Meta(ge=0, lt=1e7)]
+Loss = Annotated[float, msgspec.Meta(ge=0, lt=100)]
+Kbits = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+_KBIT = 1024
+_INSIDE = ("throttling", "settings", "configSettings")
+
+
+class Preset(NamedTuple):
+    """A network of one rate each way, 10⁶ bit/s; one of at most 0 is unlimited."""
+
+    entry: str
+    title: str
+    down_mbps: float
+    up_mbps: float
+    round_trip_ms: float
+    loss_pct: float
+    source: str
+
+
+def _networks(path: Path, presets: Sequence[Preset], only: tuple[str, ...]) -> ImportResult:
+    require_entries(path, only, [preset.entry for preset in presets])
+    picked = [preset for preset in presets if not only or preset.entry in only]
+    files: dict[str, str] = {}
+    for name, preset in zip(profile_names(preset.entry for preset in picked), picked, strict=True):
+        ways = {
+            way: {"delay_ms": preset.round_trip_ms / 2, "loss_pct": preset.loss_pct}
+            | ({"rate_mbps": rate} if rate > 0 else {})
+            for way, rate in (("down", preset.down_mbps), ("up", preset.up_mbps))
+        }
+        sources = {"down": preset.source, "up": preset.source}
+        tables = {"id": name, "name": preset.title, **ways, "sources": sources}
+        files |= profile_file(path, "networks", tables)
+    return ImportResult(files)
+
+
+# ---- WebPageTest -------------------------------------------------------------------------------
+
+
+class Section(msgspec.Struct):
+    """A section of WebPageTest's file; configparser gives keys in small letters."""
+
+    bwin: Bits
+    bwout: Bits
+    latency: Latency
+    plr: Loss = 0.0
+
+
+def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
+    """A network a section; sections that limit nothing, such as ``[general]``, are not networks."""
+    parser = configparser.ConfigParser(
+        interpolation=None, delimiters=("=",), comment_prefixes=(";", "#"), default_section=""
+    )
+    try:
+        parser.read_string(read_text(path))
+    except configparser.Error as error:
+        raise ProfileError(f"{path}: not WebPageTest's INI: {' '.join(str(error).split())}") from None
+    presets = []
+    for name in parser.sections():
+        keys = {key: text.strip("\"' ") for key, text in parser[name].items()}
+        if keys.keys() & {"bwin", "bwout", "latency"}:
+            figures = {key: _number(keys[key]) for key in Section.__struct_fields__ if key in keys}
+            one = checked(f"{path}: [{name}]", figures, Section)
+            source = (
+                f"WebPageTest connectivity file {path.name}, section {name}: bwIn down, bwOut up, half of "
+                "latency and plr each way"
+            )
+            title = keys.get("label") or name
+            rates = one.bwin / 1e6, one.bwout / 1e6
+            presets.append(Preset(name, title, *rates, one.latency, one.plr, source))
+    if not presets:
+        raise ProfileError(f"{path}: got no section with bwIn, bwOut and latency; allowed: at least one")
+    return _networks(path, presets, options.only)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
+    """The section of that network, and what of it the format cannot say."""
+    down, up = network.down, network.up
+    bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
+    label = network.name.replace('"', "'")
+    text = (
+        f'[{network.id}]\nlabel="{label}"\nbwIn={bits[0]}\nbwOut={bits[1]}\n'
+        f"latency={round(down.delay_ms + up.delay_ms)}\nplr={max(down.loss_pct, up.loss_pct):g}\n"
+    )
+    lost = ["the two ways' loss"] if down.loss_pct != up.loss_pct else []
+    if down.delay_ms != up.delay_ms:
+        lost.append("the two ways' delay")
+    return text, tuple(lost)
+
+
+# ---- Chrome ------------------------------------------------------------------------------------
+
+
+class CustomProfile(msgspec.Struct):
+    """A custom profile of the DevTools."""
+
+    download: Throughput
+    upload: Throughput
+    latency: Latency
+    packetLoss: Loss = 0.0
+
+
+class NetworkConditions(msgspec.Struct):
+    """Parameters of ``Network.emulateNetworkConditions``; a throughput below 0 is unlimited."""
+
+    latency: Latency
+    downloadThroughput: Throughput
+    uploadThroughput: Throughput
+    offline: bool = False
+    packetLoss: Loss = 0.0
+
+
+class LighthouseThrottling(msgspec.Struct):
+    """Lighthouse's ``throttling``; 0 everywhere is none."""
+
+    rttMs: Latency = 0.0
+    throughputKbps: Kbits = 0.0
+    requestLatencyMs: Latency = 0.0
+    downloadThroughputKbps: Kbits = 0.0
+    uploadThroughputKbps: Kbits = 0.0
+
+
+def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
+    """A network a preset."""
+    try:
+        value = msgspec.json.decode(read_bytes(path))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: not JSON: {error}") from None
+    presets = list(_presets(path, value, options.name or path.stem))
+    if not presets:
+        raise ProfileError(
+            f"{path}: no preset; allowed: tables with download, upload and latency, with downloadThroughput, "
+            "or with throttling"
+        )
+    return _networks(path, presets, options.only)
+
+
+def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
+    """A custom profile of the DevTools, and what of the network it cannot say."""
+    down, up = network.down, network.up
+    rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
+    preset = {
+        "title": network.name,
+        "download": rates[0],
+        "upload": rates[1],
+        "latency": down.delay_ms + up.delay_ms,
+    }
+    return json.dumps(preset, indent=2) + "\n", ("loss",) if down.loss_pct or up.loss_pct else ()
+
+
+def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Preset]:
+    if isinstance(value, list) and depth < 4:
+        for at, item in enumerate(value):
+            yield from _presets(path, item, f"{name}-{at + 1}", depth + 1)
+    if not isinstance(value, dict) or depth >= 4:
+        return
+    title = value.get("title") or value.get("label") or name
+    title = title if isinstance(title, str) else name
+    if "downloadThroughput" in value:
+        yield _conditions(path, title, value)
+    elif "download" in value and "upload" in value:
+        one = checked(f"{path}: {title}", value, CustomProfile)
+        source = f"download, upload and half of latency of the DevTools profile in {path.name}: {title}"
+        rates = one.download * 8 / 1e6, one.upload * 8 / 1e6
+        yield Preset(title, title, *rates, one.latency, one.packetLoss, source)
+    elif value.keys() & {"rttMs", "throughputKbps", "downloadThroughputKbps"}:
+        yield _lighthouse(path, title, value)
+    elif isinstance(value.get("params"), dict):
+        yield from _presets(path, value["params"], title, depth + 1)
+    else:
+        inside = [key for key in _INSIDE if isinstance(value.get(key), dict)]
+        for key in inside or value:
+            yield from _presets(path, value[key], title if inside else str(key), depth + 1)
+
+
+def _conditions(path: Path, title: str, value: dict[str, Any]) -> Preset:
+    one = checked(f"{path}: {title}", value, NetworkConditions)
+    if one.offline:
+        raise ProfileError(f"{path}: {title}: offline: must be false, got true")
+    source = f"Network.emulateNetworkConditions, half of latency each way, in {path.name}: {title}"
+    rates = one.downloadThroughput * 8 / 1e6, one.uploadThroughput * 8 / 1e6
+    return Preset(title, title, *rates, one.latency, one.packetLoss, source)
+
+
+def _lighthouse(path: Path, title: str, value: dict[str, Any]) -> Preset:
+    one = checked(f"{path}: {title}", value, LighthouseThrottling)
+    down, up, round_trip_ms = one.downloadThroughputKbps, one.uploadThroughputKbps, one.rttMs
+    if one.throughputKbps > 0:
+        scale = one.throughputKbps / down if down > 0 else 1.0
+        down, up = one.throughputKbps, up * scale if up > 0 else one.throughputKbps
+    else:
+        round_trip_ms = one.rttMs or one.requestLatencyMs
+    source = f"Lighthouse throttling, target values, half of rttMs each way, in {path.name}: {title}"
+    return Preset(title, title, down * _KBIT / 1e6, up * _KBIT / 1e6, round_trip_ms, 0.0, source)
+
+
+# ---- Mahimahi ----------------------------------------------------------------------------------
+
+
+def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
+    """A network with the trace as its download and ``options.up``, or the same trace, as its upload."""
+    name = profile_name(options, path.stem)
+    traces: dict[str, str] = {}
+    ways: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for way, own in (("down", path), ("up", options.up or path)):
+        trace, same = read_trace(str(own)), own == path
+        file = f"{name}-{'down' if same else way}.trace"
+        traces[file] = trace_text(trace)
+        ways[way] = {"trace": file}
+        mean = f"mean {trace.rate_mbps:.3g} Mbps over {trace.period_ms / 1e3:g} s"
+        assumed = "assumed: as the download; " if same and way == "up" else ""
+        sources[way] = f"{assumed}Mahimahi trace {own.name}, {mean}; it states no delay"
+    files = profile_file(path, "networks", {"id": name, "name": name, **ways, "sources": sources})
+    return ImportResult(files | traces, tuple(f"{way}: {source}" for way, source in sources.items()))
+
+
+def write_mahimahi(network: Network, way: Direction) -> str:
+    """The trace of one way of the network; `ProfileError` if it has no rate."""
+    if way.trace is not None:
+        return trace_text(read_trace(way.trace))
+    if way.rate_mbps is None:
+        raise ProfileError(f"network {network.id!r} is unlimited this way, which no trace can say")
+    return trace_text(constant_trace(way.rate_mbps))
