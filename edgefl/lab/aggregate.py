@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,12 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from edgefl import kernels
-from edgefl.lab.contenders import DTYPES, NEEDS_STACK, ONE_THREAD, RAW, SPIN, Call, contenders, work_of
+from edgefl.lab.contenders import DTYPES, NEEDS_STACK, ONE_THREAD, RAW, SPIN, Call, arrays_of, contenders
+from edgefl.limits.capacity import host
+from edgefl.results import tables
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
@@ -43,7 +41,9 @@ _LARGEST_ROW_BYTES = 6e9
 """More takes minutes a row and is as far beyond any cache."""
 
 
-class Row(NamedTuple):
+class SumCase(NamedTuple):
+    """A size of a sum, its updates' type, and the threads that make it."""
+
     parameters: int
     updates: int
     dtype: str
@@ -83,43 +83,29 @@ def run(
     return result
 
 
-def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[Row]:
+def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
     """All sizes as float32 on all threads; some on one thread, too, and some with the other types."""
     everything = kernels.threads()
-    rows = [Row(*size, "float32", everything) for size in sizes]
+    rows = [SumCase(*size, "float32", everything) for size in sizes]
     if everything > 1:
-        rows += [Row(*size, "float32", 1) for size in sizes if quick or size[1] in SINGLE]
+        rows += [SumCase(*size, "float32", 1) for size in sizes if quick or size[1] in SINGLE]
     typed = [size for size in sizes if size in (QUICK[1:] if quick else TYPED)]
-    rows += [Row(*size, dtype, everything) for size in typed for dtype in list(DTYPES)[1:]]
+    rows += [SumCase(*size, dtype, everything) for size in typed for dtype in list(DTYPES)[1:]]
     return rows
 
 
 def _host() -> dict[str, Any]:
+    c = kernels.backends()["c"] == "ok"
+    if c:
+        from edgefl.kernels import _c
     return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": host().cpu,
+        "cores": host().cores,
         "threads": kernels.threads(),
         "backend": kernels.backend(),
-        "instruction_set": _isa(),
+        "instruction_set": _c.isa() if c else None,
         "load_1min": round(os.getloadavg()[0], 2),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _isa() -> str | None:
-    if kernels.backends()["c"] != "ok":
-        return None
-    from edgefl.kernels import _c
-
-    return _c.isa()
 
 
 def _call_overhead_us() -> float:
@@ -135,12 +121,12 @@ def _call_overhead_us() -> float:
     return round(best * 1e6, 2)
 
 
-def _measured(row: Row) -> dict[str, Any]:
-    work = work_of(*row)
+def _measured(row: SumCase) -> dict[str, Any]:
+    arrays = arrays_of(*row)
     fewer = row.threads < kernels.threads()
     kernels.set_threads(row.threads)
     try:
-        calls = dict(contenders(work))
+        calls = dict(contenders(arrays))
         if fewer:  # only what one thread of ours does; the others' threads are their own
             calls = {name: call for name, call in calls.items() if name in ONE_THREAD}
         counts = {name: _calls_a_turn(call) for name, call in calls.items()}
@@ -158,9 +144,9 @@ def _measured(row: Row) -> dict[str, Any]:
         kernels.set_threads(None)
     limit = float(np.median(turns["read loop"])) if "read loop" in turns else None
     figures = {
-        name: _figures(samples, work.moved_bytes, row.updates, limit) for name, samples in turns.items()
+        name: _figures(samples, arrays.moved_bytes, row.updates, limit) for name, samples in turns.items()
     }
-    return row._asdict() | {"bytes": work.moved_bytes, "contenders": figures}
+    return row._asdict() | {"bytes": arrays.moved_bytes, "contenders": figures}
 
 
 def _figures(samples: list[float], moved_bytes: int, updates: int, limit_s: float | None) -> dict[str, Any]:
@@ -191,6 +177,8 @@ def _timed(call: Call, count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
+# ---- what is printed and drawn -----------------------------------------------------------------
+
 SHORT = {
     "edgefl c": "c",
     "edgefl numba": "numba",
@@ -205,96 +193,87 @@ SHORT = {
     "read loop": "read",
 }
 FRAMEWORKS = ("Flower", "NVFlare", "pfl-research")
-_LIMITS = ("read loop", "STREAM triad", "copy", "copy (one thread)")
+LIMITS = ("read loop", "STREAM triad", "copy", "copy (one thread)")
 
 
 def show(result: dict[str, Any]) -> None:
-    """Bandwidths, what they come to against each other, one thread, other types of updates."""
-    host, rows, console = result["host"], result["rows"], Console()
-    floats = [row for row in rows if row["dtype"] == "float32" and row["threads"] == host["threads"]]
-    single = [row for row in rows if row["threads"] == 1 != host["threads"]]
-    names = _names(floats, without=(RAW, *FRAMEWORKS))
-    _bandwidths(console, "Weighted sum of K float32 updates of D: GB/s", floats, names, result["turns"])
-    others = [name for name in names if not name.startswith("edgefl")] + _names(floats, only=FRAMEWORKS)
-    _against(console, floats, others)
+    """Print bandwidths, what they come to against each other, one thread, other types of updates."""
+    facts, rows, turns = result["host"], result["rows"], result["turns"]
+    floats = [row for row in rows if row["dtype"] == "float32" and row["threads"] == facts["threads"]]
+    single = [row for row in rows if row["threads"] == 1 != facts["threads"]]
+    typed = [row for row in rows if row["dtype"] != "float32"]
+    names = _names(floats)
+    main = [name for name in names if name not in (RAW, *FRAMEWORKS)]
+    others = [name for name in main if not name.startswith("edgefl") and name not in LIMITS[1:]]
+    others += [name for name in names if name in FRAMEWORKS]
+    tables.show(_bandwidths("Weighted sum of K float32 updates of D: GB/s", floats, main, turns))
+    if "edgefl c" in names:
+        tables.show(_against(floats, others))
     if single:
-        _bandwidths(console, "On one thread: GB/s", single, _names(single), result["turns"])
-    _types(console, floats, [row for row in rows if row["dtype"] != "float32"])
-    console.print(
-        f"{host['cpu']}, {host['cores']} cores, {host['threads']} threads, {host['backend']} "
-        f"({host['instruction_set']}), load {host['load_1min']}; a call costs "
-        f"{result['call_overhead_us']} μs; medians of {result['turns']} turns, in {result['seconds']:.0f} s"
+        tables.show(_bandwidths("On one thread: GB/s", single, _names(single), turns))
+    if typed and "edgefl c" in names:
+        tables.show(_types(floats, typed))
+    tables.show(
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['backend']} "
+        f"({facts['instruction_set']}), load {facts['load_1min']}; a call costs "
+        f"{result['call_overhead_us']} μs; medians of {turns} turns, in {result['seconds']:.0f} s"
     )
-    if any(name in NEEDS_STACK for name in names):
-        console.print("* needs the updates stacked in one matrix")
-    if any(figures["turns"] < result["turns"] for row in rows for figures in row["contenders"].values()):
-        console.print(f"~ slow, so of fewer turns than {result['turns']}")
+    if any(name in NEEDS_STACK for name in main):
+        tables.show("* needs the updates stacked in one matrix")
+    if any(figures["turns"] < turns for row in rows for figures in row["contenders"].values()):
+        tables.show(f"~ slow, so of fewer turns than {turns}")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{_short(d)}×{k}" for d, k, *_ in result["skipped"])
-        console.print(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
+        tables.show(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
 
 
-def _names(
-    rows: Iterable[dict[str, Any]], only: tuple[str, ...] = (), without: tuple[str, ...] = ()
-) -> list[str]:
-    found = dict.fromkeys(name for row in rows for name in row["contenders"])
-    return [name for name in found if name not in without and (name in only or not only)]
+def _names(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["contenders"]))
 
 
-def _bandwidths(
-    console: Console, title: str, rows: list[dict[str, Any]], names: list[str], turns: int
-) -> None:
-    table = _table(title, [SHORT.get(name, name) for name in names])
-    for row in rows:
-        cells = []
-        for name in names:
-            figures = row["contenders"].get(name)
-            mark = "~" if figures and figures["turns"] < turns else ""
-            cells.append(f"{mark}{figures['gbytes_per_s']:.1f}" if figures else "")
-        table.add_row(_size(row), *cells)
-    console.print(table)
+def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    return tables.table(["D × K", *(f">{SHORT.get(name, name)}" for name in names)], rows, title)
 
 
-def _against(console: Console, rows: list[dict[str, Any]], others: list[str]) -> None:
+def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns: int) -> Any:
+    def cell(row: dict[str, Any], name: str) -> str:
+        figures = row["contenders"].get(name)
+        mark = "~" if figures and figures["turns"] < turns else ""
+        return f"{mark}{figures['gbytes_per_s']:.1f}" if figures else ""
+
+    return _table(title, names, [[_size(row), *(cell(row, name) for name in names)] for row in rows])
+
+
+def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
     """How often as fast `c` is as each of the others; numba against `c`; a call against the bare function."""
-    if not any("edgefl c" in row["contenders"] for row in rows):
-        return
-    columns = [SHORT.get(name, name) for name in others if name not in _LIMITS[1:]]
-    table = _table("c: times as fast as", [*columns, "numba/c", "over bare"])
+    cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}
         mine = seconds["edgefl c"]
-        cells = [_ratio(seconds.get(name), mine) for name in others if name not in _LIMITS[1:]]
+        ratios = [_ratio(seconds.get(name), mine) for name in others]
         over = f"{(mine - seconds[RAW]) * 1e6:+.0f} μs" if RAW in seconds else ""
-        table.add_row(_size(row), *cells, _ratio(mine, seconds.get("edgefl numba")), over)
-    console.print(table)
+        cells.append([_size(row), *ratios, _ratio(mine, seconds.get("edgefl numba")), over])
+    return _table("c: times as fast as", [*others, "numba/c", "over bare"], cells)
 
 
-def _types(console: Console, floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> None:
-    if not typed:
-        return
-    columns = ["updates/s", "times", "bytes allow", "GB/s", "c/read", "numba/c"]
-    table = _table("Other types of updates, c: updates/s, and against float32", columns)
+def _types(floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> Any:
+    as_floats = {(row["parameters"], row["updates"]): row for row in floats}
+    cells = []
     for row in typed:
-        same = [r for r in floats if (r["parameters"], r["updates"]) == (row["parameters"], row["updates"])]
-        figures = row["contenders"].get("edgefl c")
-        if figures is None:
-            continue
-        times = _ratio(same[0]["contenders"]["edgefl c"]["seconds"], figures["seconds"]) if same else ""
-        allowed = _ratio(same[0]["bytes"], row["bytes"]) if same else ""
-        cells = (f"{figures['updates_per_s']:.0f}", times, allowed, f"{figures['gbytes_per_s']:.1f}")
-        other = row["contenders"].get("edgefl numba", {}).get("seconds")
-        limit = "" if figures["of_limit"] is None else f"{figures['of_limit']:.2f}"
-        table.add_row(f"{_size(row)} {row['dtype']}", *cells, limit, _ratio(figures["seconds"], other))
-    console.print(table)
-
-
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title)
-    table.add_column("D × K", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+        figures, same = row["contenders"]["edgefl c"], as_floats.get((row["parameters"], row["updates"]))
+        cells.append(
+            [
+                f"{_size(row)} {row['dtype']}",
+                f"{figures['updates_per_s']:.0f}",
+                _ratio(same["contenders"]["edgefl c"]["seconds"], figures["seconds"]) if same else "",
+                _ratio(same["bytes"], row["bytes"]) if same else "",
+                f"{figures['gbytes_per_s']:.1f}",
+                f"{figures['of_limit']:.2f}",
+                _ratio(figures["seconds"], row["contenders"].get("edgefl numba", {}).get("seconds")),
+            ]
+        )
+    heads = ["updates/s", "times", "bytes allow", "GB/s", "c/read", "numba/c"]
+    return _table("Other types of updates, c: updates/s, and against float32", heads, cells)
 
 
 def _ratio(value: float | None, to: float | None) -> str:
@@ -309,8 +288,7 @@ def _short(parameters: int) -> str:
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.0f}k"
 
 
-_MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
-_ROOFS = ("read loop", "STREAM triad", "copy")
+MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
@@ -324,7 +302,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     rows = [row for row in result["rows"] if row["threads"] == result["host"]["threads"]]
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
-    names = list(dict.fromkeys(name for row in rows for name in row["contenders"] if name not in _ROOFS))
+    names = [name for name in _names(rows) if name not in LIMITS[:3]]
     colors = {name: f"C{i % 10}" for i, name in enumerate(names)}
     intensities = [_flop(row) / row["bytes"] for row in rows]
     for row in rows:
@@ -333,7 +311,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
                 axes.plot(
                     _flop(row) / row["bytes"],
                     _flop(row) / figures["seconds"] / 1e9,
-                    _MARKERS[row["dtype"]],
+                    MARKERS[row["dtype"]],
                     color=colors[name],
                     markersize=5,
                     alpha=0.8,
@@ -341,7 +319,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     span = (0.8 * min(intensities), 1.25 * max(intensities))
     floats = sorted((row for row in rows if row["dtype"] == "float32"), key=lambda row: int(row["bytes"]))
     for where, row, style in (("memory", floats[-1], "-"), ("cache", floats[0], "--")):
-        for limit, shade in zip(_ROOFS, ("0.2", "0.45", "0.65"), strict=True):
+        for limit, shade in zip(LIMITS[:3], ("0.2", "0.45", "0.65"), strict=True):
             if limit in row["contenders"]:
                 rate = row["contenders"][limit]["gbytes_per_s"]
                 label = f"{limit}, {where}: {rate:.0f} GB/s"
@@ -349,7 +327,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     for name, color in colors.items():
         axes.plot([], [], "o", color=color, label=name)
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        axes.plot([], [], _MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
+        axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
     axes.set(
         xscale="log",
         yscale="log",

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 Call = Callable[[], object]
 
 
-class Work(NamedTuple):
+class SumArrays(NamedTuple):
     """One row's arrays, all aligned to 64 bytes as slots of the parameter buffer are."""
 
     stacked: npt.NDArray[Any]
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
     @property
     def layers(self) -> list[slice]:
-        """Where each of ten layers is, for those that sum layer by layer."""
+        """The places of ten layers, for those that sum layer by layer."""
         ends = np.linspace(0, self.base.size, LAYERS + 1).astype(int).tolist()
         return [slice(a, b) for a, b in pairwise(ends)]
 
@@ -56,7 +56,7 @@ def aligned(size: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
     return raw[start : start + size_bytes].view(dtype)
 
 
-def work_of(parameters: int, updates: int, dtype: str, threads: int) -> Work:
+def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArrays:
     """Updates with one random stretch again and again: the values do not matter, but zeros might."""
     rng = np.random.default_rng([parameters, updates])
     base, out = aligned(parameters), aligned(parameters)
@@ -69,7 +69,7 @@ def work_of(parameters: int, updates: int, dtype: str, threads: int) -> Work:
             kernels.quantize(row, base, scales=scales[k])
         else:
             np.multiply(base, np.float32(1 + k / updates), out=row)
-    return Work(stacked, scales, base, out, rng.random(updates).tolist(), threads)
+    return SumArrays(stacked, scales, base, out, rng.random(updates).tolist(), threads)
 
 
 RAW = "c, one thread, bare"
@@ -79,114 +79,113 @@ NEEDS_STACK = ("BLAS gemv", "torch addmv")
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Their threads wait for more work without sleeping."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
-"""Who is measured on one thread, too."""
+"""Those that are measured on one thread, too."""
 
 
-def contenders(work: Work) -> Iterator[tuple[str, Call]]:
+def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """Names and calls; every sum is checked against numpy's before it is measured."""
-    yield from _ours(work)
-    if work.stacked.dtype == np.float32:
-        expected = work.base + np.asarray(work.weights, np.float32) @ work.stacked
-        for name, call in _usual(work):
-            work.out.fill(np.nan)
+    yield from _ours(arrays)
+    if arrays.stacked.dtype == np.float32:
+        expected = arrays.base + np.asarray(arrays.weights, np.float32) @ arrays.stacked
+        for name, call in _usual(arrays):
+            arrays.out.fill(np.nan)
             call()
-            np.testing.assert_allclose(work.out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
+            np.testing.assert_allclose(arrays.out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
             yield name, call
-        yield from frameworks(work)
-    yield from _limits(work)
+        yield from frameworks(arrays)
+    yield from _limits(arrays)
 
 
-def _ours(work: Work) -> Iterator[tuple[str, Call]]:
-    rows, expected = list(work.stacked), np.empty_like(work.out)
+def _ours(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
+    stacked, scales, base, out, weights, _ = arrays
+    rows, expected = list(stacked), np.empty_like(out)
     usable = [name for name, status in kernels.backends().items() if status == "ok" and name != "reference"]
-    kernels.weighted_sum(expected, work.base, rows, work.weights, usable[-1], scales=work.scales)
+    kernels.weighted_sum(expected, base, rows, weights, usable[-1], scales=scales)
 
     def sum_with(name: str) -> Call:
-        return lambda: kernels.weighted_sum(work.out, work.base, rows, work.weights, name, scales=work.scales)
+        return lambda: kernels.weighted_sum(out, base, rows, weights, name, scales=scales)
 
     for name in usable:
         sum_with(name)()
-        np.testing.assert_array_equal(work.out, expected)
+        np.testing.assert_array_equal(out, expected)
         yield f"edgefl {name}", sum_with(name)
     if "c" in usable:
         from edgefl.kernels import _c
 
-        norms, scales = np.empty(len(rows)), work.scales
-        yield RAW, lambda: _c.weighted_sum(work.out, work.base, rows, work.weights, scales, norms, None, 1)
+        norms = np.empty(len(rows))
+        yield RAW, lambda: _c.weighted_sum(out, base, rows, weights, scales, norms, None, 1)
 
 
-def _usual(work: Work) -> Iterator[tuple[str, Call]]:
-    weights, layers = np.asarray(work.weights, np.float32), work.layers
+def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
+    stacked, _, base, out, _, _ = arrays
+    weights, layers = np.asarray(arrays.weights, np.float32), arrays.layers
 
     def gemv() -> None:
-        np.matmul(weights, work.stacked, out=work.out)
-        np.add(work.out, work.base, out=work.out)
+        np.matmul(weights, stacked, out=out)
+        np.add(out, base, out=out)
 
     def by_layer() -> None:
         for layer in layers:
-            total = work.base[layer].copy()
-            for weight, update in zip(weights, work.stacked, strict=True):
+            total = base[layer].copy()
+            for weight, update in zip(weights, stacked, strict=True):
                 total += weight * update[layer]
-            work.out[layer] = total
+            out[layer] = total
 
     yield "BLAS gemv", gemv
     with contextlib.suppress(ImportError):
         import torch
 
-        matrix, vector = torch.from_numpy(work.stacked).T, torch.from_numpy(weights)
-        base, out = torch.from_numpy(work.base), torch.from_numpy(work.out)
-        parts = [[row[layer] for layer in layers] for row in torch.from_numpy(work.stacked)]
-        targets = [out[layer] for layer in layers]
+        rows, vector = torch.from_numpy(stacked), torch.from_numpy(weights)
+        start, end = torch.from_numpy(base), torch.from_numpy(out)
+        parts, targets = [[row[layer] for layer in layers] for row in rows], [end[layer] for layer in layers]
 
         def foreach() -> None:
-            out.copy_(base)
-            for weight, layer_updates in zip(work.weights, parts, strict=True):
+            end.copy_(start)
+            for weight, layer_updates in zip(arrays.weights, parts, strict=True):
                 torch._foreach_add_(targets, layer_updates, alpha=weight)
 
-        yield "torch addmv", lambda: torch.addmv(base, matrix, vector, out=out)
+        yield "torch addmv", lambda: torch.addmv(start, rows.T, vector, out=end)
         yield "torch _foreach", foreach
     yield "numpy by layer", by_layer
 
 
-def _limits(work: Work) -> Iterator[tuple[str, Call]]:
+def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """As many bytes: only read; two read for one written; one read for one written."""
+    third, half = arrays.moved_bytes // 12, arrays.moved_bytes // 8
     if kernels.backends()["c"] != "ok":
-        source, target = (np.ones(work.moved_bytes // 8, np.float32) for _ in range(2))
+        source, target = np.ones(half, np.float32), np.ones(half, np.float32)
         yield "copy (one thread)", lambda: np.copyto(target, source)
         return
-    from edgefl.kernels import _c
+    from edgefl.kernels import _c as probes
 
-    updates, vectors, threads = list(work.stacked), [work.base, work.out], work.threads
+    updates, vectors, threads = list(arrays.stacked), [arrays.base, arrays.out], arrays.threads
     groups = [updates[i : i + 60] for i in range(0, len(updates), 60)]
-    if work.stacked.dtype == np.float32 and len(updates) < 60:
-        groups, vectors = [[*updates, *vectors]], []
+    is_float = arrays.stacked.dtype == np.float32
+    groups = [[*updates, *vectors]] if is_float and len(updates) < 60 else [*groups, vectors]
 
     def read() -> None:
-        for group in [*groups, vectors] if vectors else groups:
-            _c.read(group, threads)
+        for group in groups:
+            probes.read(group, threads)
 
     yield "read loop", read
-    if work.stacked.dtype != np.float32:
+    if not is_float:
         return
-    third, half = work.moved_bytes // 12, work.moved_bytes // 8
-    space = work.stacked.reshape(-1)  # no more memory than the sum itself has, where it is large enough
-    room = max(3 * third, 2 * half)
-    if space.size < room:
+    space = arrays.stacked.reshape(-1)  # no more memory than the sum itself has, where it is large enough
+    if space.size < (room := max(3 * third, 2 * half)):
         space = np.ones(room, np.float32)
     a, b, c = (space[i * third : (i + 1) * third] for i in range(3))
-    source, target = space[:half], space[half : 2 * half]
-    yield "STREAM triad", lambda: _c.triad(a, b, c, 0.0, threads)
-    yield "copy", lambda: _c.copy(target, source, threads)
+    yield "STREAM triad", lambda: probes.triad(a, b, c, 0.0, threads)
+    yield "copy", lambda: probes.copy(space[half : 2 * half], space[:half], threads)
 
 
-def frameworks(work: Work) -> Iterator[tuple[str, Call]]:
+def frameworks(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """Other frameworks' own functions on the same arrays, where they are installed.
 
     They average, so no base is added; their figures count the same bytes as everybody's.
     """
-    parts = [[row[layer] for layer in work.layers] for row in work.stacked]
+    parts = [[row[layer] for layer in arrays.layers] for row in arrays.stacked]
     examples = list(range(1, len(parts) + 1))
-    expected = np.asarray(examples, np.float32) @ work.stacked / sum(examples)
+    expected = np.asarray(examples, np.float32) @ arrays.stacked / sum(examples)
     for name, make in (("Flower", _flower), ("NVFlare", _nvflare), ("pfl-research", _pfl)):
         try:
             call, exact = make(parts, examples)

@@ -216,7 +216,7 @@ def _print(result: dict[str, Any]) -> None:
         rows += [_cells(case) for case in result["cases"] if case["transport"] == transport] + [[]]
     facts = result["host"]
     tables.show(
-        tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage", gap=1),
+        tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage"),
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
         f"{result['repetitions']} turns of {result['seconds']:g} s or more. sock, mem, pass: share of what "

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl import kernels
 from edgefl.lab import aggregate, contenders
-from edgefl.lab.contenders import work_of
+from edgefl.lab.contenders import arrays_of
 
 NATIVE = kernels.backends()["c"] == "ok"
 
@@ -60,10 +60,10 @@ def test_the_grid() -> None:
 
 
 def test_scales_are_counted_too() -> None:
-    work = work_of(1000, 4, "int8", 1)
-    assert work.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
-    assert all(row.ctypes.data % 8 == 0 for row in work.stacked)
-    assert work.base.ctypes.data % 64 == work.out.ctypes.data % 64 == 0
+    arrays = arrays_of(1000, 4, "int8", 1)
+    assert arrays.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
+    assert all(row.ctypes.data % 8 == 0 for row in arrays.stacked)
+    assert arrays.base.ctypes.data % 64 == arrays.out.ctypes.data % 64 == 0
 
 
 def test_the_turns_of_a_slow_contender_are_fewer_but_three(monkeypatch: pytest.MonkeyPatch) -> None:
