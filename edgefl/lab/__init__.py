@@ -8,7 +8,7 @@ clocks       how far the two clocks agree
 workloads    what the clients of a measurement do in place of training
 study, page  a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each
-theory       what the papers prove, measured by means of theorems
+theory       what the papers prove, measured
 """
 
 PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")
