@@ -116,7 +116,7 @@ class Bench:
             row |= circumstances(self.before, result.measured)
             now = device.entry(result)
             for one in verdict.compare(self.before, now):
-                row[one.metric] = [one.change.shift if one.change.before else 0.0, one.change.p]
+                row[one.metric] = [one.shift if one.before else 0.0, one.p]
             found = {one.metric for one in device.grown(result, self.before)}
         except Invalid as error:
             row |= {"outcome": "INVALID", "why": str(error)}

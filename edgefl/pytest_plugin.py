@@ -38,38 +38,31 @@ _ROWS: pytest.StashKey[list[ResultRow]] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("edgefl", "edgefl: tests on emulated devices")
-    group.addoption(
+    add = group.addoption
+    add(
         "--edgefl-save",
         action="store_true",
         help="Keep what passes as the baseline: edgefl-baselines/MODULE.json beside each test module.",
     )
-    group.addoption(
-        "--edgefl-compare",
-        action="store_true",
-        help="Fail where a function takes more than its baseline.",
-    )
-    group.addoption(
+    add("--edgefl-compare", action="store_true", help="Fail where a function takes more than its baseline.")
+    add(
         "--edgefl-tolerance",
         metavar="PCT",
         default="5",
         help="By how many percent a median may grow (default: 5).",
     )
-    group.addoption(
+    add(
         "--edgefl-invalid",
         choices=("fail", "skip"),
         default="fail",
         help="What becomes of a test whose figures cannot be believed (default: fail). It never passes.",
     )
-    group.addoption(
+    add(
         "--edgefl-time-scale",
         metavar="X",
         help="Wall seconds for one second of a device (default: 1); 0 does not wait for it.",
     )
-    group.addoption(
-        "--edgefl-repetitions",
-        metavar="N",
-        help="Repetitions at least, whatever the marks say; 9 or more.",
-    )
+    add("--edgefl-repetitions", metavar="N", help="Repetitions at least, whatever the marks say; 9 or more.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -118,7 +118,7 @@ class Session:
 
     def process(self, file: Path) -> MeasuringProcess:
         """Return a test module's measuring process: its figures do not depend on what ran before it."""
-        if self._process is None or self._file != file or not self._process.alive:
+        if self._process is None or self._file != file or self._process.popen.poll() is not None:
             self.close()
             self._process, self._file = MeasuringProcess(), file
         return self._process

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edgefl.devices.condition import energy_j
 from edgefl.devices.schema import Device, Network, to_json
@@ -47,8 +46,6 @@ REFERENCE_CV_MAX = 0.30
 """Variation of the reference's CPU time between repetitions: above it this is no host to measure on."""
 RESAMPLES = 2000
 
-Samples = Sequence[float] | npt.NDArray[np.float64]
-
 
 class Interval(NamedTuple):
     """A median and the bounds of its bootstrap interval."""
@@ -69,50 +66,15 @@ class Interval(NamedTuple):
         return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf
 
 
-def median_interval(samples: Samples) -> Interval:
-    """Return the 90% bootstrap interval of the median (Efron 1979). ValueError for no or not finite samples.
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Return the 90% bootstrap interval of the median (Efron 1979); its bounds are one-sided at 95%.
 
     >>> median_interval([5.0] * 9)
     Interval(median=5.0, low=5.0, high=5.0)
     """
-    low, high = np.quantile(_resampled_medians(samples), [0.05, 0.95])
-    return Interval(float(np.median(np.asarray(samples))), float(low), float(high))
-
-
-def upper_bound(samples: Samples) -> float:
-    """Return the one-sided 95% bootstrap upper bound of the median: what a budget has to hold.
-
-    >>> upper_bound([1.0, 1.0, 1.1, 1.0, 1.2, 1.0, 1.1, 1.0, 1.0]) <= 1.2
-    True
-    """
-    return float(np.quantile(_resampled_medians(samples), 0.95))
-
-
-def equivalent(ratios: Samples, margin: float) -> bool:
-    """Make two one-sided tests at 5%: the 90% interval of the median ratio lies inside 1 ± ``margin``.
-
-    >>> equivalent([1.0, 1.01, 0.99, 1.0, 1.01, 1.0, 0.99, 1.0, 1.0], margin=0.03)
-    True
-    >>> equivalent([1.1] * 9, margin=0.03)
-    False
-    """
-    interval = median_interval(ratios)
-    return 1 - margin <= interval.low and interval.high <= 1 + margin
-
-
-def checked(samples: Samples, name: str = "samples") -> npt.NDArray[np.float64]:
-    """Return the samples as an array. ValueError unless they are a row of finite numbers."""
-    array = np.asarray(samples, dtype=np.float64)
-    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
-        raise ValueError(f"{name} must be a row of finite numbers (got {samples!r})")
-    return array
-
-
-def _resampled_medians(samples: Samples) -> npt.NDArray[np.float64]:
-    array = checked(samples)
-    rng = stream(0, "bootstrap", len(array))
-    medians: npt.NDArray[np.float64] = np.median(rng.choice(array, (RESAMPLES, len(array))), axis=1)
-    return medians
+    resamples = stream(0, "bootstrap", len(samples)).choice(samples, (RESAMPLES, len(samples)))
+    low, high = np.quantile(np.median(resamples, axis=1), [0.05, 0.95])
+    return Interval(statistics.median(samples), float(low), float(high))
 
 
 class MeasurementPlan(NamedTuple):
@@ -255,34 +217,39 @@ def measure(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
 def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     __tracebackhide__ = True
     meter = StealMeter()
-    trial = process.prepare(plan.request)
-    if isinstance(trial, Failure):
-        raise _not_met(plan, trial)
+    trial = _ask(process, plan, plan.request)
+    assert isinstance(trial, TrialRun)
+    most = max(MOST_REPETITIONS, plan.repetitions)
     repetitions: list[Repetition] = []
     while True:
-        found = process.repeat(RepeatRequest(len(repetitions), plan.time_scale))
-        if isinstance(found, Failure):
-            raise _not_met(plan, found)
+        found = _ask(process, plan, RepeatRequest(len(repetitions), plan.time_scale))
+        assert isinstance(found, Repetition)
         repetitions.append(found)
         if len(repetitions) < plan.repetitions:
             continue
-        measured = Measurement(plan, trial, repetitions, None)
-        if measured.noise <= PRECISE or len(repetitions) >= max(MOST_REPETITIONS, plan.repetitions):
+        if len(repetitions) >= most or Measurement(plan, trial, repetitions, None).noise <= PRECISE:
             return Measurement(plan, trial, repetitions, meter.share())
 
 
-def _not_met(plan: MeasurementPlan, failure: Failure) -> NotMet:
-    name = f"{plan.request.function.qualname} on {plan.device.id}"
-    match failure.kind:
+def _ask(
+    process: MeasuringProcess, plan: MeasurementPlan, request: PrepareRequest | RepeatRequest
+) -> TrialRun | Repetition:
+    __tracebackhide__ = True
+    answer = process.ask(request)
+    if not isinstance(answer, Failure):
+        return answer
+    device, name = plan.device.id, plan.request.function.qualname
+    match answer.kind:
         case "memory":
-            limit_mib = plan.device.app_limit_mib
-            return OutOfDeviceMemory(f"out of memory on {plan.device.id}: {limit_mib:g} MiB allowed")
+            raise OutOfDeviceMemory(f"out of memory on {device}: {plan.device.app_limit_mib:g} MiB allowed")
         case "signal":
-            return NotMet(f"{name}: its process was ended by {failure.why}")
+            raise NotMet(f"{name} on {device}: its process was ended by {answer.why}")
         case "late":
-            return NotMet(f"{name}: not done after {failure.why} s; limit_s= in the mark allows more")
+            raise NotMet(
+                f"{name} on {device}: not done after {answer.why} s; limit_s= in the mark allows more"
+            )
         case "raised":
-            return NotMet(f"{plan.request.function.qualname} failed on {plan.device.id}:\n{failure.why}")
+            raise NotMet(f"{name} failed on {device}:\n{answer.why}")
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:

@@ -145,7 +145,7 @@ Answer = TrialRun | Repetition | Refusal | Failure
 
 
 class MeasuringProcess:
-    """Runs one module's functions; a context manager, or `close` it.
+    """Runs one module's functions; `close` it at the end.
 
     Its state does not depend on what was measured before: it forks, and measures in the forks only.
     """
@@ -157,7 +157,7 @@ class MeasuringProcess:
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment.pop("PYTHONHASHSEED", None)
         with theirs:
-            self._process = subprocess.Popen(
+            self.popen = subprocess.Popen(
                 [sys.executable, "-m", "edgefl.regression.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -165,51 +165,13 @@ class MeasuringProcess:
             )
         self._channel: Channel[Answer] = Channel(ours, Answer)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def prepare(self, request: PrepareRequest) -> TrialRun | Failure:
-        """Import the function and try it out. ConfigError if that cannot be done."""
-        answer = self._ask(request)
-        assert isinstance(answer, TrialRun | Failure)
-        return answer
-
-    def repeat(self, request: RepeatRequest) -> Repetition | Failure:
-        """Measure the function that was prepared last, once, in a process of its own."""
-        answer = self._ask(request)
-        assert isinstance(answer, Repetition | Failure)
-        return answer
-
-    def close(self) -> None:
-        """End it and all that it has started."""
-        self._channel.close()
-        try:
-            self._process.wait(_ENDING_S)
-        except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
-            process = psutil.Process(self._process.pid)
-            for each in (*process.children(recursive=True), process):
-                each.kill()
-            self._process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-
-    def __enter__(self) -> MeasuringProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _ask(self, request: Request) -> Answer:
+    def ask(self, request: PrepareRequest | RepeatRequest) -> TrialRun | Repetition | Failure:
+        """Prepare a function, or measure the one that was prepared last. ConfigError if that is refused."""
         try:
             self._channel.send(request)
             answer = self._channel.receive()
         except Closed:
-            code = self._process.wait()
+            code = self.popen.wait()
             raise RunError(
                 f"the measuring process ended with exit code {code}; its message is above"
             ) from None
@@ -219,6 +181,19 @@ class MeasuringProcess:
         if isinstance(answer, Refusal):
             raise ConfigError(answer.why)
         return answer
+
+    def close(self) -> None:
+        """End it and all that it has started."""
+        self._channel.close()
+        try:
+            self.popen.wait(_ENDING_S)
+        except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
+            process = psutil.Process(self.popen.pid)
+            for each in (*process.children(recursive=True), process):
+                each.kill()
+            self.popen.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
 
 
 @contextlib.contextmanager
@@ -310,10 +285,9 @@ def find(where: FunctionLocation) -> Callable[..., Any]:
 def _module(where: FunctionLocation) -> ModuleType:
     if where.module in sys.modules:
         return sys.modules[where.module]
-    try:
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(where.module)
-    except (ImportError, ValueError):
-        spec = None
     if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(where.file):
         return importlib.import_module(where.module)
     spec = importlib.util.spec_from_file_location(where.module, where.file)

@@ -162,12 +162,9 @@ def repeat(call: DeviceCall, trial: TrialRun, reference: ReferenceWork, request:
     return Repetition(
         cpu_s=cpu_s,
         reference_cpu_s=reference_cpu_s,
-        blocked_s=first.blocked_s,
         peak_mib=peak_mib,
         sent_bytes=sent_bytes,
-        radio_s=first.radio_s,
-        declared_s=first.declared_s,
-        achieved_s=first.achieved_s,
+        **first._asdict(),
         waited=used.runnable_ns / max(1, used.runnable_ns + used.cpu_ns),
     )
 
@@ -350,13 +347,9 @@ def nbytes(data: Any) -> int:
     (3, 16)
     """
     try:
-        with memoryview(data) as view:
-            return view.nbytes
+        return int(data.nbytes if hasattr(data, "nbytes") else memoryview(data).nbytes)
     except TypeError:
-        count = getattr(data, "nbytes", None)  # a tensor that requires a gradient has no buffer
-    if isinstance(count, int):
-        return count
-    raise TypeError(f"send() takes bytes, an array or a tensor (got {type(data).__name__})")
+        raise TypeError(f"send() takes bytes, an array or a tensor (got {type(data).__name__})") from None
 
 
 class Peak:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,8 +17,7 @@ import pytest
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
-from edgefl.regression import measurement
-from edgefl.regression.measurement import Measurement, MeasurementPlan, measure
+from edgefl.regression.measurement import MeasurementPlan, measure
 from edgefl.regression.process import (
     Failure,
     FunctionLocation,
@@ -36,11 +35,11 @@ from tests.process import measured_steps as steps
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[MeasuringProcess]:
-    with MeasuringProcess() as started:
+    with contextlib.closing(MeasuringProcess()) as started:
         yield started
 
 
-def order(function: Callable[..., Any], *args: Any, **options: Any) -> PrepareRequest:
+def request(function: Callable[..., Any], *args: Any, **options: Any) -> PrepareRequest:
     given = {
         "setup": None,
         "args": list(args),
@@ -54,10 +53,14 @@ def order(function: Callable[..., Any], *args: Any, **options: Any) -> PrepareRe
     return PrepareRequest(function=locate(function), **{**given, **options})
 
 
+def plan(function: Callable[..., Any], **options: Any) -> MeasurementPlan:
+    return MeasurementPlan(load_device("pixel-3a"), load_network("lte"), request(function, **options), 9, 0.0)
+
+
 def once(process: MeasuringProcess, function: Callable[..., Any], *args: Any, **options: Any) -> Repetition:
     scale = options.pop("time_scale", 0.0)
-    assert isinstance(process.prepare(order(function, *args, **options)), TrialRun)
-    found = process.repeat(RepeatRequest(0, scale))
+    assert isinstance(process.ask(request(function, *args, **options)), TrialRun)
+    found = process.ask(RepeatRequest(0, scale))
     assert isinstance(found, Repetition)
     return found
 
@@ -73,11 +76,11 @@ def test_what_torch_imports_when_it_is_first_used_is_no_repetitions_memory(proce
 
 
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
-    trial = process.prepare(order(steps.step))
+    trial = process.ask(request(steps.step))
     assert isinstance(trial, TrialRun)
     assert trial.flop == 3 * 2 * 8 * 64 * 64
     assert min(trial.shots.calls, trial.shots.units) >= 1
-    found = process.repeat(RepeatRequest(0, 0.0))
+    found = process.ask(RepeatRequest(0, 0.0))
     assert isinstance(found, Repetition)
     assert len(found.cpu_s) == trial.pairs
     assert len(found.reference_cpu_s) == trial.pairs + 1
@@ -88,7 +91,7 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
 
 def test_the_reference_and_the_shots_asked_for_are_taken(process: MeasuringProcess) -> None:
     wanted = ShotSizes(reference="interpreted", units=3, calls=2)
-    trial = process.prepare(order(steps.step, shots=wanted))
+    trial = process.ask(request(steps.step, shots=wanted))
     assert isinstance(trial, TrialRun)
     assert trial.shots == wanted
 
@@ -119,9 +122,9 @@ def test_setup_makes_the_first_argument(process: MeasuringProcess) -> None:
 
 
 def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) -> None:
-    assert isinstance(process.prepare(order(steps.remembers)), TrialRun)
+    assert isinstance(process.ask(request(steps.remembers)), TrialRun)
     for index in range(3):
-        assert isinstance(process.repeat(RepeatRequest(index, 0.0)), Repetition)
+        assert isinstance(process.ask(RepeatRequest(index, 0.0)), Repetition)
 
 
 @pytest.mark.parametrize("function", [steps.torch_hungry, steps.python_hungry])
@@ -152,7 +155,7 @@ def test_a_function_that_fails_says_how(
 
 
 def test_a_traceback_begins_in_the_users_code(process: MeasuringProcess) -> None:
-    ended = process.prepare(order(steps.broken))
+    ended = process.ask(request(steps.broken))
     assert isinstance(ended, Failure)
     assert ended.why.startswith('  File "')
     assert "measured_steps.py" in ended.why.splitlines()[0]
@@ -165,30 +168,22 @@ def test_arguments_that_do_not_fit_are_the_functions_own_error(process: Measurin
 
 def test_sending_without_a_network_is_one_line(process: MeasuringProcess) -> None:
     with pytest.raises(ConfigError, match="device 'pixel-3a' has no network to send over"):
-        process.prepare(order(steps.upload, kwargs={"count": 1}, network=None))
+        process.ask(request(steps.upload, kwargs={"count": 1}, network=None))
 
 
-def test_a_module_that_starts_threads_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "threaded.py").write_text(
-        "import threading\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-        "def step(): pass\n"
-    )
-    function = FunctionLocation("threaded", str(tmp_path / "threaded.py"), "step")
-    # In a process of its own: the threads stay in it.
-    refused = pytest.raises(ConfigError, match=r"threaded\.py: importing it starts 1 threads")
-    with MeasuringProcess() as own, refused:
-        own.prepare(msgspec.structs.replace(order(steps.step), function=function))
-
-
-def test_a_module_that_starts_processes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "forking.py").write_text(
-        "import os, signal\nif not os.fork():\n    signal.pause()\ndef step(): pass\n"
-    )
-    function = FunctionLocation("forking", str(tmp_path / "forking.py"), "step")
-    refused = pytest.raises(ConfigError, match=r"forking\.py: importing it starts processes")
-    with MeasuringProcess() as own, refused:
-        own.prepare(msgspec.structs.replace(order(steps.step), function=function))
+def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) -> None:
+    start = {
+        "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+        "processes": "import os, signal\nif not os.fork():\n    signal.pause()\n",
+    }
+    # In a process of its own: what they start stays in it.
+    with contextlib.closing(MeasuringProcess()) as own:
+        for kind, says in (("threads", "starts 1 threads"), ("processes", "starts processes")):
+            file = tmp_path / f"{kind}_of_this_test.py"
+            file.write_text(f"{start[kind]}def step(): pass\n")
+            function = FunctionLocation(file.stem, str(file), "step")
+            with pytest.raises(ConfigError, match=rf"{file.name}: importing it {says}"):
+                own.ask(msgspec.structs.replace(request(steps.step), function=function))
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
@@ -196,7 +191,7 @@ def test_what_a_function_leaves_running_is_ended_and_keeps_nobody_waiting(
     process: MeasuringProcess, function: Callable[..., Any]
 ) -> None:
     assert len(once(process, function).cpu_s) > 1
-    assert psutil.Process(process.pid).children() == []
+    assert psutil.Process(process.popen.pid).children() == []
 
 
 def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) -> None:
@@ -205,55 +200,7 @@ def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) 
     assert str(caught.value).startswith(
         "leaves_a_daemon_and_hangs on pixel-3a: not done after 0.2 s; limit_s="
     )
-    assert psutil.Process(process.pid).children() == []
-
-
-def plan(function: Callable[..., Any], device: str = "pixel-3a", **options: Any) -> MeasurementPlan:
-    asked = order(function, device=device, **options)
-    return MeasurementPlan(load_device(device), load_network("lte"), asked, 9, 0.0)
-
-
-def test_it_repeats_until_the_median_is_known_and_no_longer(
-    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", math.inf)
-    assert len(measure(process, plan(steps.step)).repetitions) == 9
-    monkeypatch.setattr(measurement, "PRECISE", 0.0)
-    monkeypatch.setattr(measurement, "MOST_REPETITIONS", 11)
-    assert len(measure(process, plan(steps.step)).repetitions) == 11
-
-
-@pytest.mark.parametrize(("in_the_way", "measurements"), [(0, 1), (1, 2), (9, 2)])
-def test_what_cannot_be_believed_is_measured_once_more(
-    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch, in_the_way: int, measurements: int
-) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", math.inf)
-    judged: list[Measurement] = []
-
-    def reasons(self: Measurement) -> list[str]:
-        if self not in judged:
-            judged.append(self)
-        return ["a neighbour"] if judged.index(self) < in_the_way else []
-
-    asked: list[RepeatRequest] = []
-    repeat = process.repeat
-    monkeypatch.setattr(process, "repeat", lambda one: (asked.append(one), repeat(one))[1])
-    monkeypatch.setattr(Measurement, "reasons", reasons)
-    found = measure(process, plan(steps.step))
-    assert [one.index for one in asked] == [*range(9)] * measurements
-    assert list(found.reasons()) == (["a neighbour"] if in_the_way > 1 else [])
-
-
-def test_half_the_rate_takes_twice_the_time(
-    process: MeasuringProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurement, "PRECISE", math.inf)
-    found: list[Measurement] = [
-        measure(process, plan(steps.step, device)) for device in ("pixel-3a", "pi-zero-2w")
-    ]
-    rates = [one.device.train_flop_per_s for one in found]
-    assert rates[0] > 2 * rates[1]
-    assert sorted(found[1].seconds)[4] > sorted(found[0].seconds)[4]
+    assert psutil.Process(process.popen.pid).children() == []
 
 
 def test_two_measurements_at_once_wait_for_each_other(tmp_path: Path) -> None:
@@ -293,16 +240,16 @@ def _waits_for_a_lock(pid: int) -> bool:
 
 def test_an_interrupted_question_ends_the_process_and_what_it_runs() -> None:
     process = MeasuringProcess()
-    measuring = psutil.Process(process.pid)
+    measuring = psutil.Process(process.popen.pid)
     previous = signal.signal(signal.SIGALRM, _interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            process.prepare(order(steps.hangs))
+            process.ask(request(steps.hangs))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert not process.alive
+    assert process.popen.poll() is not None
     assert not measuring.is_running()
 
 
@@ -324,19 +271,23 @@ def test_an_interrupted_import_ends_too(tmp_path: Path) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            process.prepare(msgspec.structs.replace(order(steps.step), function=function))
+            process.ask(msgspec.structs.replace(request(steps.step), function=function))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert not process.alive
+    assert process.popen.poll() is not None
 
 
 def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
+    asked = msgspec.json.encode(request(steps.leaves_a_daemon_and_hangs))
     script = (
-        "from tests.process.test_regression_worker import *\n"
-        "MeasuringProcess().prepare(order(steps.leaves_a_daemon_and_hangs))\n"
+        "import sys, msgspec\n"
+        "from edgefl.regression.process import MeasuringProcess, PrepareRequest\n"
+        "MeasuringProcess().ask(msgspec.json.decode(sys.argv[1], type=PrepareRequest))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as testing:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, asked], stdout=subprocess.PIPE, text=True
+    ) as testing:
         assert testing.stdout is not None
         assert testing.stdout.readline() == "hanging\n"
         testing.kill()  # what is left is for the fixture of every process test to find
@@ -357,7 +308,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:
-    with MeasuringProcess() as process:
-        os.kill(process.pid, signal.SIGKILL)
+    with contextlib.closing(MeasuringProcess()) as process:
+        os.kill(process.popen.pid, signal.SIGKILL)
         with pytest.raises(RunError, match="the measuring process ended with exit code -9"):
-            process.prepare(order(steps.step))
+            process.ask(request(steps.step))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from edgefl.devices import Device, load_device, load_network
+from edgefl.regression import baseline
+from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import FunctionLocation, PrepareRequest, Repetition, ShotSizes, TrialRun
 
@@ -48,6 +51,9 @@ def repetition(cpu_s: float = 0.001, reference_cpu_s: float = 0.001, **changes: 
     return msgspec.structs.replace(one, **changes)
 
 
+_device, _network = functools.cache(load_device), functools.cache(load_network)
+
+
 def measured(
     repetitions: Sequence[Repetition] | None = None,
     *,
@@ -57,14 +63,29 @@ def measured(
     steal: float | None = 0.0,
     time_scale: float = 1.0,
 ) -> Measurement:
-    link = None if network is None else load_network(network)
-    plan = MeasurementPlan(
-        load_device(device) if isinstance(device, str) else device, link, REQUEST, 9, time_scale
-    )
+    link = None if network is None else _network(network)
+    profile = _device(device) if isinstance(device, str) else device
+    plan = MeasurementPlan(profile, link, REQUEST, 9, time_scale)
     return Measurement(plan, trial, list(repetitions or [repetition()] * 9), steal)
 
 
-def noisy(factor: float = 1.0, spread: float = 0.02, count: int = 15, seed: int = 0) -> list[Repetition]:
-    """Repetitions whose CPU time is ``factor`` ms, log-normal with that spread."""
+def noisy(
+    factor: float = 1.0,
+    spread: float = 0.02,
+    count: int = 15,
+    seed: int = 0,
+    load: float = 1.0,
+    **changes: object,
+) -> list[Repetition]:
+    """Repetitions whose CPU time is ``factor`` ms, log-normal with that spread, on a host so much slower."""
     draws = np.random.default_rng(seed).lognormal(0.0, spread, count)
-    return [repetition(factor * 0.001 * float(draw)) for draw in draws]
+    return [repetition(factor * load * 0.001 * float(draw), load * 0.001, **changes) for draw in draws]
+
+
+def entry(
+    repetitions: Sequence[Repetition] | None = None,
+    test: str = "test_step[pixel-3a]",
+    function: str = "step",
+    **options: object,
+) -> BaselineEntry:
+    return baseline.entry(test, function, measured(repetitions or noisy(), **options))  # type: ignore[arg-type]

@@ -1,0 +1,306 @@
+"""The pytest plugin as its users meet it: outcomes, baselines, the table, and every way to ask wrongly.
+
+No function runs here: the measurements are made up. `tests/process/test_pytest_plugin.py` makes real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import scipy.stats  # noqa: F401
+from regression_samples import TRIAL, repetition
+
+# pytester forgets what a session inside this process imported; compiled modules do not load twice.
+from edgefl.regression import device, measurement, table  # noqa: F401
+from edgefl.regression.device import Session
+from edgefl.regression.measurement import Measurement, MeasurementPlan
+
+pytest_plugins = ["pytester"]
+
+PLUGIN = ("-p", "edgefl.pytest_plugin")
+"""Named, so that it is there also where edgefl was installed before it had one."""
+
+Run = Callable[..., pytest.RunResult]
+
+TEST = """
+import pytest
+import steps
+
+@pytest.mark.edge_device("pixel-4")
+def test_step(edge_device):
+    edge_device.run(steps.step, mib=10)
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs pytest in a folder with ``steps.py``, whose function takes as much memory as it is asked to."""
+
+    def measure(_: object, plan: MeasurementPlan) -> Measurement:
+        one = repetition(peak_mib=float(plan.request.kwargs.get("mib", 0)))
+        steal = 0.5 if plan.request.kwargs.get("stolen") else 0.0
+        return Measurement(plan, TRIAL, [one] * plan.repetitions, steal)
+
+    monkeypatch.setattr("edgefl.regression.device.measure", measure)
+    monkeypatch.setattr(Session, "process", lambda *_: None)
+    pytester.makepyfile(steps="def step(*given, **named): pass")
+    pytester.syspathinsert()
+
+    def run(test: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(test_device=test)
+        options = (*PLUGIN, "--edgefl-repetitions=9", "--strict-markers", "-Werror")
+        return pytester.runpytest_inprocess(*options, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def baseline(pytester: pytest.Pytester) -> Path:
+    return pytester.path / "edgefl-baselines" / "test_device.json"
+
+
+def test_within_its_budgets_a_test_passes_on_each_device(run: Run, pytester: pytest.Pytester) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4", "moto-g4")
+        def test_step(edge_device):
+            result = edge_device.run(steps.step, mib=10)
+            assert result.device == edge_device.name
+            assert (result.repetitions, result.peak_mib) == (9, 10.0)
+            result.assert_budget(seconds=1000, peak_mib=100, sent_mib=0, joules=10000)
+
+        @pytest.fixture
+        def phone(edge_device):
+            return edge_device
+
+        @pytest.mark.edge_device("pixel-3a")
+        @pytest.mark.parametrize("rounds", [1, 2])
+        def test_a_fixture_of_ones_own(phone, rounds):
+            assert phone.run(steps.step, rounds=rounds).outcome == "PASS"
+        """,
+        "-v",
+        "--junitxml=out.xml",
+    )
+    found.assert_outcomes(passed=4)
+    found.stdout.fnmatch_lines(
+        [
+            "*test_step?pixel-4? PASSED*",
+            "*test_step?moto-g4? PASSED*",
+            "=*= edgefl =*=",
+            "*device  host CPU    MiB  sent MiB        J   n",
+            "test_device.py::test_step: step",
+            "  pixel-4 * 9  PASS",
+            "  moto-g4 * 9  PASS",
+        ]
+    )
+    shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:6]
+    assert max(map(len, shown)) <= 80
+    properties = {
+        item.get("name"): item.get("value") for item in ET.parse(pytester.path / "out.xml").iter("property")
+    }
+    assert properties["edgefl.pixel-4.step.outcome"] == "PASS"
+    assert float(properties["edgefl.moto-g4.step.seconds"] or 0) > 0
+
+
+def test_over_a_budget_it_fails_and_says_by_how_much(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-3a")
+        def test_step(edge_device):
+            edge_device.run(steps.step, mib=30).assert_budget(seconds=1000, peak_mib=20)
+
+        @pytest.mark.edge_device("pixel-3a", peak_mib=20)
+        def test_by_the_mark(edge_device):
+            edge_device.run(steps.step, mib=30)
+
+        @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
+        def test_itself():
+            pass
+        """
+    )
+    found.assert_outcomes(failed=3)
+    found.stdout.fnmatch_lines(
+        [
+            "E * step on pixel-3a: peak_mib * MiB (95% sure: at most * MiB), 20 MiB are allowed",
+            "step on pixel-3a: peak_mib *",
+            "test_itself on pixel-3a: seconds * s are allowed",
+            "test_device.py::test_step: step",
+            "  pixel-3a * FAIL",
+            "test_device.py::test_itself",
+        ]
+    )
+    assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
+
+
+@pytest.mark.parametrize("outcome", ["failed", "skipped"])
+def test_what_cannot_be_believed_fails_or_is_skipped_and_never_passes(
+    run: Run, outcome: str, baseline: Path
+) -> None:
+    stolen = TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('not reached')")
+    options = ("--edgefl-invalid=skip", "-rs") if outcome == "skipped" else ()
+    found = run(stolen, "--edgefl-save", *options)
+    found.assert_outcomes(**{outcome: 1})
+    found.stdout.fnmatch_lines(["*INVALID: step on pixel-4: the hypervisor stole *"])
+    found.stdout.fnmatch_lines(["  pixel-4 * INVALID"])
+    assert not baseline.exists()
+
+
+def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> None:
+    found = run(TEST, "--edgefl-save")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines([f"saved 1 in {baseline}"])
+    (saved,) = json.loads(baseline.read_text())["entries"]
+    assert (saved["test"], len(saved["cpu_s"])) == ("test_step[pixel-4]", 18)
+    run(TEST, "--edgefl-compare").assert_outcomes(passed=1)
+    found = run(TEST.replace("mib=10", "mib=30"), "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "step changed since its baseline: peak memory +200.0% on pixel-4: 10 → 30 MiB, p = * "
+            "(more than 40.0% fails)"
+        ]
+    )
+    wide = ("--edgefl-compare", "--edgefl-tolerance=300")
+    run(TEST.replace("mib=10", "mib=30"), *wide).assert_outcomes(passed=1)
+
+
+def test_a_baseline_that_is_not_fit_to_compare_with_is_no_verdict(
+    run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = f"INVALID: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"
+    found = run(TEST, "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines([none, "  pixel-4 * – * INVALID"])
+
+    run(TEST, "--edgefl-save").assert_outcomes(passed=1)
+    found = run(TEST.replace('"pixel-4"', '"pixel-4", network="3g"'), "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["INVALID: * the profile of pixel-4 or its network has changed since*"])
+
+    monkeypatch.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
+    found = run(TEST.replace('"pixel-4"', '"pixel-4", peak_mib=1'), "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["*peak_mib * 1 MiB are allowed"])  # a budget holds on any host
+    found = run(TEST, "--edgefl-compare")
+    found.stdout.fnmatch_lines(["INVALID: *is of another host or software (torch*"])
+
+    baseline.write_text("{")
+    for option in ("--edgefl-compare", "--edgefl-save"):
+        found = run(TEST, option)
+        found.assert_outcomes(failed=1)
+        found.stdout.fnmatch_lines([f"{baseline}: not a file of baselines: Input data was truncated"])
+    assert baseline.read_text() == "{"
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--edgefl-tolerance=much", "--edgefl-tolerance: a number of at least 0 (got 'much')"),
+        ("--edgefl-tolerance=-1", "--edgefl-tolerance: a number of at least 0 (got '-1')"),
+        ("--edgefl-time-scale=nan", "--edgefl-time-scale: a number of at least 0 (got 'nan')"),
+        ("--edgefl-repetitions=8", "--edgefl-repetitions: a whole number of at least 9 (got '8')"),
+        ("--edgefl-repetitions=9.5", "--edgefl-repetitions: a whole number of at least 9 (got '9.5')"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(run: Run, option: str, says: str) -> None:
+    found = run("def test_a(): pass", option)
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    found.stderr.fnmatch_lines([f"ERROR: {says}"])
+
+
+def test_the_options_and_the_mark_explain_themselves(pytester: pytest.Pytester) -> None:
+    found = pytester.runpytest_inprocess(*PLUGIN, "--help")
+    found.stdout.fnmatch_lines(
+        ["edgefl: tests on emulated devices:", "*--edgefl-save*", "*--edgefl-invalid*"]
+    )
+    found = pytester.runpytest_inprocess(*PLUGIN, "--markers")
+    found.stdout.fnmatch_lines(["@pytest.mark.edge_device(?profiles*"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ('"pixel3a"', "device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: *"),
+        ("", "edge_device: no profile is named; name one or more: *"),
+        ('"pixel-3a", second=1', "edge_device key 'second' not found; did you mean 'seconds'? *"),
+    ],
+)
+def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run, mark: str, says: str) -> None:
+    found = run(f"import pytest\n@pytest.mark.edge_device({mark})\ndef test_a(): raise AssertionError\n")
+    found.assert_outcomes(errors=1)
+    found.stdout.fnmatch_lines([f"test_device.py::test_a: {says}"])
+    assert "Traceback" not in found.stdout.str()
+
+
+def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pixel = pytest.mark.edge_device("pixel-3a")
+
+        def test_no_mark(edge_device):
+            pass
+
+        @pixel
+        def test_lambda(edge_device):
+            edge_device.run(lambda: 1)
+
+        @pixel
+        def test_argument(edge_device):
+            edge_device.run(steps.step, object())
+
+        @pixel
+        class TestMethods:
+            def test_method(self):
+                pass
+
+        @pixel
+        def test_number(edge_device):
+            edge_device.run(3)
+
+        @pixel
+        async def test_itself():
+            steps.step()
+
+        def one_by_one():
+            yield steps.step()
+
+        @pixel
+        def test_generator(edge_device):
+            edge_device.run(one_by_one)
+
+        @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
+        def test_forgets(edge_device):
+            steps.step()
+
+        @pixel
+        def test_skips(edge_device):
+            pytest.skip("not today")
+        """
+    )
+    found.assert_outcomes(failed=7, errors=1, skipped=1)
+    late = "the function must do its work when it is called, as a plain function does (got "
+    found.stdout.fnmatch_lines(
+        [
+            'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
+            "the function must be defined at the top of a module, *(got a lambda)",
+            "argument 0 must be what JSON holds, *(got a object); let setup= make anything else",
+            "the function must be *(got TestMethods.test_method, a method, which would need its object)",
+            "the function must be a function at the top of a module (got 3: not callable)",
+            f"{late}test_itself, a coroutine function)",
+            f"{late}one_by_one, a generator function)",
+            "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
+        ]
+    )

@@ -1,0 +1,247 @@
+"""What a mark may ask for, and a test's device: what it measures again, compares and says."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from regression_samples import TRIAL, entry, measured, noisy
+
+from edgefl.errors import ConfigError, Invalid, NotMet
+from edgefl.regression import baseline
+from edgefl.regression.baseline import BaselineEntry
+from edgefl.regression.device import (
+    DeviceTest,
+    EdgeDevice,
+    MarkOptions,
+    Session,
+    SessionOptions,
+    _plain,
+    mark_options,
+)
+from edgefl.regression.measurement import Measurement, MeasurementPlan
+from edgefl.regression.process import ShotSizes
+from edgefl.regression.verdict import DeviceResult
+
+TEST = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
+replace = msgspec.structs.replace
+
+
+def test_each_profile_has_the_marks_options() -> None:
+    found = mark_options(
+        ["pixel-3a", "pi-4"], {"repetitions": 20, "network": "3g", "seconds": 2, "peak_mib": 100.0}
+    )
+    assert [one.profile for one in found] == ["pixel-3a", "pi-4"]
+    assert {(one.repetitions, one.network) for one in found} == {(20, "3g")}
+    assert found[0].budgets == {"seconds": 2.0, "peak_mib": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("profiles", "keys", "says"),
+    [
+        ([], {}, "edge_device: no profile is named; name one or more"),
+        (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: "),
+        ([3], {}, "edge_device: a profile is named by a string (got 3)"),
+        (["pi-4", "pi-4"], {}, "edge_device: a profile is named twice: pi-4, pi-4"),
+        (["pi-4"], {"second": 1}, "edge_device key 'second' not found; did you mean 'seconds'? have: "),
+        (["pi-4"], {"seconds": "2"}, "edge_device: seconds must be a finite number of at least 0 (got '2')"),
+        (["pi-4"], {"joules": -1}, "edge_device: joules must be a finite number of at least 0 (got -1)"),
+        (["pi-4"], {"time_scale": True}, "edge_device: time_scale must be a finite number"),
+        (["pi-4"], {"repetitions": 8}, "repetitions must be a whole number of at least 9 (got 8)"),
+        (["pi-4"], {"repetitions": 9.5}, "repetitions must be a whole number of at least 9 (got 9.5)"),
+        (["pi-4"], {"network": "5gg"}, "network profile '5gg' not found;"),
+    ],
+)
+def test_what_is_not_allowed_is_one_line(profiles: list[Any], keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mark_options(profiles, keys)
+    assert str(caught.value).startswith(says)
+    assert "\n" not in str(caught.value)
+
+
+def edge_device(mark: MarkOptions | None = None, test: DeviceTest = TEST, **options: object) -> EdgeDevice:
+    return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(SessionOptions(**options)))  # type: ignore[arg-type]
+
+
+def test_a_device_without_a_processor_times_nothing() -> None:
+    with pytest.raises(ConfigError, match="has a delay model instead of a processor"):
+        edge_device(MarkOptions("paper-half-normal"))
+
+
+def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
+    for named, network in ((None, "lte"), ("3g", "3g")):
+        device = edge_device(MarkOptions("pixel-3a", network=named))
+        assert device.name == "pixel-3a"
+        assert device.network is not None
+        assert device.network.id == network
+
+
+@pytest.mark.parametrize("value", [1, 1.5, "a", True, None, [1, [2]], {"a": {"b": 1}}])
+def test_what_json_holds_is_an_argument(value: Any) -> None:
+    assert _plain("batch", value) is value
+
+
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}])
+def test_anything_else_is_not(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch must be what JSON holds, .* let setup= make anything else"):
+        _plain("batch", value)
+
+
+class Measurements:
+    """What further measurements of a device find, one after the other, and the plans of those made."""
+
+    def __init__(self, *left: Measurement) -> None:
+        self.left = list(left)
+        self.plans: list[MeasurementPlan] = []
+
+    def __call__(self, _: object, plan: MeasurementPlan) -> Measurement:
+        self.plans.append(plan)
+        return self.left.pop(0)
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
+    measurements = Measurements()
+    monkeypatch.setattr("edgefl.regression.device.measure", measurements)
+    monkeypatch.setattr(Session, "process", lambda *_: None)
+    return measurements
+
+
+def says(result: DeviceResult, before: BaselineEntry) -> str:
+    try:
+        return "FAIL" if edge_device().grown(result, before) else "PASS"
+    except Invalid as error:
+        assert "host" in str(error)
+        assert result.outcome == "INVALID"
+        return "INVALID"
+
+
+@pytest.mark.parametrize(("second", "found"), [(1.2, ["cpu_s"]), (1.03, ["cpu_s"]), (1.0, [])])
+def test_what_seems_to_have_grown_is_measured_again_and_both_count(
+    second: float, found: list[str], again: Measurements
+) -> None:
+    again.left = [measured(noisy(second, seed=3))]
+    device, before = edge_device(), entry(noisy(seed=1))
+    assert device.grown(DeviceResult("step", measured(noisy(seed=2))), before) == []
+    assert again.plans == []
+    slow = DeviceResult("step", measured(noisy(1.08, seed=2)))
+    assert [one.metric for one in device.grown(slow, before)] == found
+    assert again.plans == [slow.measured.plan]
+
+
+def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(again: Measurements) -> None:
+    again.left = [measured(steal=0.5)]
+    slow = DeviceResult("step", measured(noisy(1.2, seed=2)))
+    with pytest.raises(Invalid, match="the hypervisor stole"):
+        edge_device().grown(slow, entry(noisy(seed=1)))
+    assert slow.outcome == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("load", "waited", "slower", "verdict", "asked"),
+    [
+        (1.0, 0.0, 1.0, "PASS", 0),
+        (1.0, 0.0, 1.04, "PASS", 1),  # on the way to it
+        (1.0, 0.0, 1.08, "FAIL", 1),
+        (1.1, 0.0, 1.06, "INVALID", 1),
+        (1.1, 0.0, 1.12, "FAIL", 1),
+        (1.1, 0.0, 1.0, "PASS", 0),
+        (1.3, 0.0, 1.2, "INVALID", 1),
+        (1.0, 0.5, 1.0, "INVALID", 1),
+        (1.0, 0.5, 0.9, "PASS", 0),
+        (1.0, 0.5, 1.2, "FAIL", 1),
+    ],
+)
+def test_what_another_load_explains_is_no_verdict(
+    load: float, waited: float, slower: float, verdict: str, asked: int, again: Measurements
+) -> None:
+    first, second = (measured(noisy(slower, load=load, waited=waited, seed=seed)) for seed in (2, 3))
+    again.left = [second]
+    assert says(DeviceResult("step", first), entry(noisy(seed=1))) == verdict
+    assert len(again.plans) == asked
+
+
+def test_a_load_that_passes_is_waited_out_once(again: Measurements) -> None:
+    again.left = [measured(noisy(seed=3))]
+    result = DeviceResult("step", measured(noisy(load=1.5, seed=2)))
+    assert says(result, entry(noisy(seed=1))) == "PASS"
+    assert result.measured.reference_cpu_s[0] == pytest.approx(0.0003)  # what the budgets were held against
+
+
+@pytest.mark.parametrize("second", [1 / 1.15, 1.0, 1.8])
+def test_neither_measurements_load_makes_up_for_the_others(second: float, again: Measurements) -> None:
+    again.left = [measured(noisy(1.08, load=second, seed=3))]
+    result = DeviceResult("step", measured(noisy(1.08, load=1.15, seed=2)))
+    assert says(result, entry(noisy(seed=1))) == "INVALID"
+
+
+def test_counted_flop_fail_whatever_the_load(again: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    again.left = [measured(noisy(waited=0.5, seed=3))]
+    result = DeviceResult(
+        "step", measured(noisy(waited=0.5, seed=2), trial=replace(TRIAL, flop=2 * TRIAL.flop))
+    )
+    monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: entry(noisy(seed=1)))
+    device = edge_device(compare=True)
+    device.results.append(result)
+    with pytest.raises(NotMet, match=r"counted FLOP \+100"):
+        device.judge()
+    assert result.outcome == "FAIL"
+
+
+def test_no_baseline_is_no_pass() -> None:
+    device = edge_device(compare=True)
+    result = DeviceResult("step", measured(noisy()))
+    device.results.append(result)
+    with pytest.raises(Invalid, match="no baseline in"):
+        device.judge()
+    assert result.outcome == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"profile_sha256": "0" * 16}, "the profile of pixel-3a or its network has changed since"),
+        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, now it is 1"),
+        ({"cpu_s": (1.0,) * 8}, "the baseline has 8 repetitions, 9 are needed"),
+    ],
+)
+@pytest.mark.parametrize("budgets", [{}, {"seconds": 10.0}])
+def test_a_baseline_that_cannot_compare_is_found_before_anything_is_measured(
+    change: dict[str, Any],
+    why: str,
+    budgets: dict[str, float],
+    again: Measurements,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = entry(test="test_a", function="dumps")
+    if "reference" in change:
+        change = {"reference": replace(before.reference, **change["reference"])}
+    stored = replace(before, **change)
+    monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
+    again.left = [measured(noisy())]
+    device = edge_device(MarkOptions("pixel-3a", budgets=budgets), compare=True)
+    if budgets:  # which hold everywhere
+        device.run(json.dumps, 1)
+    find = device.judge if budgets else partial(device.run, json.dumps, 1)
+    with pytest.raises(Invalid, match=rf"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save$"):
+        find()
+    assert len(again.plans) == (1 if budgets else 0)
+
+
+def test_a_function_that_is_run_twice_has_a_baseline_for_each(again: Measurements, tmp_path: Path) -> None:
+    test = TEST._replace(file=tmp_path / "test_a.py")
+    shots = [ShotSizes(reference="train-small", units=units, calls=1) for units in (5, 9)]
+    entries = [
+        entry(test="test_a", function=name, trial=replace(TRIAL, shots=one))
+        for name, one in zip(("dumps", "dumps 2"), shots, strict=True)
+    ]
+    baseline.save(baseline.path_of(test.file), entries)
+    again.left = [measured(noisy())] * 2
+    device = edge_device(test=test, compare=True)
+    for value in (1, 2):
+        device.run(json.dumps, value)
+    assert [plan.request.shots for plan in again.plans] == shots

@@ -1,0 +1,157 @@
+"""A function is named by one process and found by another, or refused in one line."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.regression.process import FunctionLocation, find, locate
+
+
+def at_the_top() -> int:
+    return 7
+
+
+@functools.cache
+def cached() -> int:
+    return 7
+
+
+def renamed() -> int:
+    return 7
+
+
+def _take_its_name() -> None:
+    def renamed() -> int:
+        return 8
+
+    renamed.__qualname__ = "renamed"
+    globals()["impostor"] = renamed
+
+
+_take_its_name()
+
+
+class Step:
+    def run(self) -> int:
+        return 7
+
+    @staticmethod
+    def alone() -> int:
+        return 7
+
+
+def inner() -> object:
+    def function() -> None: ...
+
+    return function
+
+
+async def waits() -> int:
+    return 7
+
+
+def gives() -> Iterator[int]:
+    yield 7
+
+
+async def gives_later() -> AsyncIterator[int]:
+    yield 7
+
+
+def test_a_function_at_the_top_is_found_again() -> None:
+    where = locate(at_the_top)
+    here = (__name__, "at_the_top", str(Path(__file__).resolve()))
+    assert (where.module, where.qualname, where.file) == here
+    assert find(where) is at_the_top
+    assert find(locate(Step.alone)) is Step.alone
+
+
+LOST = "must be defined at the top of a module, so that another process finds it (got "
+LATE = "must do its work when it is called, as a plain function does (got "
+NONE = "must be a function at the top of a module (got "
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda: 7, f"{LOST}a lambda)"),
+        (functools.partial(at_the_top), f"{LOST}a partial)"),
+        (cached, f"{LOST}a _lru_cache_wrapper)"),
+        (Step().run, f"{LOST}a method)"),
+        (Step.run, f"{LOST}Step.run, a method, which would need its object)"),
+        (Step, f"{LOST}a type)"),
+        (inner(), f"{LOST}inner.function, which is inside another function)"),
+        (
+            globals()["impostor"],
+            f"{LOST}{__name__}.renamed, whose name there is another object's)",
+        ),
+        (waits, f"{LATE}waits, a coroutine function)"),
+        (gives, f"{LATE}gives, a generator function)"),
+        (gives_later, f"{LATE}gives_later, an async generator function)"),
+        (functools.partial(functools.partial(gives)), f"{LATE}gives, a generator function)"),
+        (3, f"{NONE}3: not callable)"),
+        (["a\nb"], rf"{NONE}['a\nb']: not callable)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["the function", "setup"])
+def test_what_another_process_could_not_run_is_refused(function: object, says: str, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate(function, name)
+    assert str(caught.value) == f"{name} {says}"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    file = tmp_path / "steps_of_this_test.py"
+    file.write_text("def step():\n    return 5\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield file
+    sys.modules.pop("steps_of_this_test", None)
+
+
+def test_a_module_is_loaded_from_its_file_unless_its_name_leads_there(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / module.name).write_text("def step():\n    return 6\n")
+    monkeypatch.syspath_prepend(str(other))  # a module of the same name elsewhere is not taken for it
+    assert find(FunctionLocation("steps_of_this_test", str(module), "step"))() == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import no_such_module\n", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("def step(:\n", "cannot be imported: SyntaxError: "),
+        ("raise SystemError('two\\nlines')\n", "cannot be imported: SystemError: two lines"),
+        ("", "cannot be imported: AttributeError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, says: str) -> None:
+    module.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        find(FunctionLocation("steps_of_this_test", str(module), "step"))
+    assert str(caught.value).startswith(f"{module}: {says}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_scripts_function_has_a_module_of_another_name(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ModuleType("__main__")
+    exec(compile(module.read_text(), str(module), "exec"), script.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    where = locate(script.step)
+    assert where.module == "_script_steps_of_this_test"
+    try:
+        assert find(where)() == 5
+    finally:
+        sys.modules.pop(where.module, None)
