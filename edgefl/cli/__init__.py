@@ -1,8 +1,7 @@
 """The ``edgefl`` command. Each command imports what it needs when it runs, so that help is immediate.
 
     __init__     the app, exit codes, errors as one line
-    run          run, resume
-    results      compare, report, trace, verify
+    run          run, resume, compare, report, trace, verify
     profiles     profiles, calibrate
     doctor       doctor
     lab          reproduce; bench aggregate, fidelity, ingest, spawn
@@ -22,7 +21,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, lab, profiles, results, run
+from edgefl.cli import doctor, lab, profiles, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -33,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, results, lab, profiles, doctor):
+for commands in (run, lab, profiles, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -95,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:
-    """Whether no text is an error. surrogateescape, the C locale's way, lets only names of files through."""
+    """Returns True if no text is an error. surrogateescape, the C locale's way, lets only file names pass."""
     if stream.errors == "surrogateescape":
         return codecs.lookup(stream.encoding).name == "utf-8"
     return stream.errors != "strict"
@@ -112,7 +111,7 @@ def _short(name: str) -> str:
 
 
 def _misused(error: Any) -> int:
-    """A wrong command line: one line and where to look, or the help itself if nothing was given at all."""
+    """Say what is wrong with a command line and where to look, or show the help if nothing was given."""
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return 2
@@ -133,7 +132,7 @@ def _flush() -> None:
 
 
 def _unread() -> int:
-    """Nothing can be written any more, as after ``| head``: Python's last flush must not complain."""
+    """Keep Python's last flush quiet: nothing can be written any more, as after ``| head``."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,6 +1,4 @@
-"""``edgefl doctor``: what this machine can do for edgefl, and what it cannot and why: one finding after
-the other.
-"""
+"""``edgefl doctor``: what this machine can do for edgefl, and what it cannot and why."""
 
 from __future__ import annotations
 
@@ -11,33 +9,14 @@ import platform
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from edgefl.limits.capacity import cpu_quota, memory_limit_bytes
-
 if TYPE_CHECKING:
     from edgefl.limits import probe
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """What this machine can do, and what it cannot and why."""
-
-    findings = list(examine())
-    if as_json:
-        typer.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
-        return
-
-    from edgefl.results.tables import show, table
-
-    show(table(("what", "found", "problem"), findings, title="what this machine can do"))
-
 
 MIB = 1 << 20
 CLIENT_MIB = 13
@@ -46,7 +25,7 @@ CLIENT_FDS = 8
 """Descriptors that the server's side and the supervisor hold for one client, rounded up."""
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     """One thing that was looked at."""
 
     what: str
@@ -55,170 +34,178 @@ class Finding(NamedTuple):
     """What does not work without it, in one line; empty if nothing is amiss."""
 
 
-def examine() -> Iterator[Finding]:
+def add(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """What this machine can do, and what it cannot and why."""
+    checks = list(examine())
+    if as_json:
+        typer.echo(json.dumps([check._asdict() for check in checks], indent=2))
+        return
+
+    from edgefl.results.tables import show, table
+
+    show(table(("what", "found", "problem"), checks, title="what this machine can do"))
+
+
+def examine() -> Iterator[Check]:
     """Look at one thing after the other; nothing is changed, nothing raises.
 
-    >>> {"python", "memory"} <= {finding.what for finding in examine()}
+    >>> {"python", "memory"} <= {check.what for check in examine()}
     True
     """
-    for what, look in _LOOKS:
+    for look in _LOOKS:
         try:
-            found = look()
+            yield from look()
         except Exception as error:  # a machine that odd is what doctor is for
-            yield Finding(what, "?", f"looking failed: {type(error).__name__}: {error}")
-            continue
-        yield from ([found] if isinstance(found, Finding) else found)
+            what = look.__name__.strip("_").replace("_", " ")
+            yield Check(what, "?", f"looking failed: {type(error).__name__}: {error}")
 
 
-def _python() -> Finding:
+def _python() -> Iterator[Check]:
     old = "" if sys.version_info >= (3, 11) else "edgefl needs Python 3.11 or newer"
-    return Finding("python", f"{platform.python_version()} on {platform.system()} {platform.release()}", old)
+    yield Check("python", f"{platform.python_version()} on {platform.system()} {platform.release()}", old)
 
 
-def _cores() -> Finding:
+def _cores() -> Iterator[Check]:
+    from edgefl.limits.capacity import cpu_quota
+
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    found = f"{usable} usable of {os.cpu_count()}"
+    found, quota = f"{usable} usable of {os.cpu_count()}", cpu_quota()
     if quota is not None and quota < usable:
-        return Finding("cores", f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further")
-    one = "clients, server and evaluator share one core" if usable == 1 else ""
-    return Finding("cores", found, one)
+        yield Check("cores", f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further")
+    else:
+        yield Check("cores", found, "clients, server and evaluator share one core" if usable == 1 else "")
 
 
-def _memory() -> Finding:
+def _memory() -> Iterator[Check]:
     import psutil
 
-    memory = psutil.virtual_memory()
-    limit = memory_limit_bytes()
+    from edgefl.limits.capacity import memory_limit_bytes
+
+    memory, limit = psutil.virtual_memory(), memory_limit_bytes()
     free = min(memory.available, limit or memory.available)
     found = f"{free // MIB} MiB free of {memory.total // MIB}"
     if limit is not None and limit < memory.total:
         found += f", limited to {limit // MIB}"
-    return Finding("memory", f"{found}: about {free // MIB // CLIENT_MIB} clients of {CLIENT_MIB} MiB")
+    yield Check("memory", f"{found}: about {free // MIB // CLIENT_MIB} clients of {CLIENT_MIB} MiB")
 
 
-def _torch() -> Iterator[Finding]:
+def _torch() -> Iterator[Check]:
     import torch
 
-    yield Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield Check("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count()))
-        yield Finding("cuda", names)
+        yield Check("cuda", names)
     elif torch.version.cuda is None:
-        yield Finding("cuda", "none: this torch is built for the CPU")
+        yield Check("cuda", "none: this torch is built for the CPU")
     else:
-        yield Finding("cuda", f"none: torch is built for CUDA {torch.version.cuda}, no device answers")
+        yield Check("cuda", f"none: torch is built for CUDA {torch.version.cuda}, no device answers")
 
 
-def _memfd() -> Finding:
-    if not hasattr(os, "memfd_create"):
-        return Finding("memfd", "none", "the parameter buffer falls back to an unlinked file")
-    os.close(os.memfd_create("edgefl-doctor"))
-    return Finding("memfd", "works")
+def _kernels() -> Iterator[Check]:
+    from edgefl import kernels
+
+    chosen = kernels.backend()
+    for name, state in kernels.backends().items():
+        found = ("runs" if name == chosen else "works") if state == "ok" else "none"
+        yield Check(f"kernel {name}", found, "" if state == "ok" else state)
+    yield Check("kernel threads", str(kernels.threads()))
 
 
-def _prctl() -> Finding:
+def _calibration() -> Iterator[Check]:
+    from edgefl.limits.calibration import stored_calibration
+
+    stored = stored_calibration()
+    if stored is None:
+        yield Check("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
+        return
+    found = stored.measured
+    train, product = found.train_gflops.median, found.gemm_gflops["256"].median
+    rates = f"training {train:.1f}, matrix product {product:.1f} GFLOPS"
+    yield Check("calibration", f"one thread: {rates}, memory {found.triad_gbytes_per_s.median:.1f} GB/s")
+
+
+def _memfd() -> Iterator[Check]:
+    if hasattr(os, "memfd_create"):
+        os.close(os.memfd_create("edgefl-doctor"))
+        yield Check("memfd", "works")
+    else:
+        yield Check("memfd", "none", "the parameter buffer falls back to an unlinked file")
+
+
+def _death_signal() -> Iterator[Check]:
     without = "clients are not ended by the kernel when their parent dies; they notice a closed pipe instead"
     if not sys.platform.startswith("linux"):
-        return Finding("death signal", "none", without)
+        yield Check("death signal", "none", without)
+        return
     signal = ctypes.c_int()
     works = ctypes.CDLL(None).prctl(2, ctypes.byref(signal), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
-    return Finding("death signal", "works" if works else "refused", "" if works else without)
+    yield Check("death signal", "works" if works else "refused", "" if works else without)
 
 
-def _throttles() -> Iterator[Finding]:
+def _throttles() -> Iterator[Check]:
     from edgefl.limits import probe
 
-    yield Finding("throttle paced", "works: needs no privileges; the default")
+    yield Check("throttle paced", "works: needs no privileges; the default")
     for kind in ("sigstop", "cgroup"):
         yield _probed(f"throttle {kind}", probe.throttle(kind))
     rlimit = hasattr(resource, "RLIMIT_DATA") and sys.platform.startswith("linux")
     without = "" if rlimit else "needs RLIMIT_DATA and /proc, which only Linux has"
-    yield Finding("memory rlimit", "works: needs no privileges; the default" if rlimit else "none", without)
+    yield Check("memory rlimit", "works: needs no privileges; the default" if rlimit else "none", without)
     yield _probed("memory cgroup", probe.memory_group())
 
 
-def _probed(what: str, found: probe.Found) -> Finding:
-    return Finding(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
+def _probed(what: str, found: probe.Found) -> Check:
+    return Check(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
 
 
-def _descriptors() -> Finding:
+def _limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = f"raise it for large fleets: ulimit -n {hard}" if soft < 1024 * CLIENT_FDS and hard > soft else ""
-    return Finding("open files", f"{_limit(soft)} (at most {_limit(hard)})", few)
-
-
-def _processes() -> Finding:
+    yield Check("open files", f"{_limit(soft)} (at most {_limit(hard)})", few)
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    pids = _read_int("/proc/sys/kernel/pid_max")
-    few = soft != resource.RLIM_INFINITY and soft < 1024
-    problem = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}" if few else ""
-    return Finding("processes", f"{_limit(soft)}, pid_max {pids or 'unknown'}", problem)
-
-
-def _address_space() -> Finding:
+    most = "unknown"
+    with suppress(OSError):
+        most = Path("/proc/sys/kernel/pid_max").read_text().strip()
+    few = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}"
+    enough = soft == resource.RLIM_INFINITY or soft >= 1024
+    yield Check("processes", f"{_limit(soft)}, pid_max {most}", "" if enough else few)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
-        return Finding("address space", "unlimited")
-    return Finding("address space", f"{soft // MIB} MiB", "torch alone maps several GiB: ulimit -v unlimited")
-
-
-def _shared_memory() -> Finding:
-    folder = "/dev/shm"
-    if not os.path.isdir(folder):
-        return Finding(folder, "none; not needed where there is memfd")
-    size = os.statvfs(folder)
-    free = size.f_bavail * size.f_frsize // MIB
-    return Finding(folder, f"{free} MiB free; not needed where there is memfd")
+        yield Check("address space", "unlimited")
+    else:
+        yield Check(
+            "address space", f"{soft // MIB} MiB", "torch alone maps several GiB: ulimit -v unlimited"
+        )
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
 
 
-def _read_int(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
+def _shared_memory() -> Iterator[Check]:
+    folder, without = "/dev/shm", "not needed where there is memfd"
+    if os.path.isdir(folder):
+        size = os.statvfs(folder)
+        yield Check(folder, f"{size.f_bavail * size.f_frsize // MIB} MiB free; {without}")
+    else:
+        yield Check(folder, f"none; {without}")
 
 
-def _kernels() -> Iterator[Finding]:
-    from edgefl import kernels
-
-    chosen = kernels.backend()
-    for name, state in kernels.backends().items():
-        found = ("runs" if name == chosen else "works") if state == "ok" else "none"
-        yield Finding(f"kernel {name}", found, "" if state == "ok" else state)
-    yield Finding("kernel threads", str(kernels.threads()))
-
-
-def _calibration() -> Finding:
-    from edgefl.limits.calibration import stored_calibration
-
-    stored = stored_calibration()
-    if stored is None:
-        return Finding("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
-    found = stored.measured
-    train, product = found.train_gflops.median, found.gemm_gflops["256"].median
-    memory = f"memory {found.triad_gbytes_per_s.median:.1f} GB/s"
-    return Finding(
-        "calibration", f"one thread: training {train:.1f}, matrix product {product:.1f} GFLOPS, {memory}"
-    )
-
-
-_LOOKS: tuple[tuple[str, Callable[[], Finding | tuple[Finding, ...]]], ...] = (
-    ("python", _python),
-    ("cores", _cores),
-    ("memory", _memory),
-    ("torch", lambda: tuple(_torch())),
-    ("kernels", lambda: tuple(_kernels())),
-    ("calibration", _calibration),
-    ("memfd", _memfd),
-    ("death signal", _prctl),
-    ("throttles", lambda: tuple(_throttles())),
-    ("open files", _descriptors),
-    ("processes", _processes),
-    ("address space", _address_space),
-    ("/dev/shm", _shared_memory),
+_LOOKS: tuple[Callable[[], Iterator[Check]], ...] = (
+    _python,
+    _cores,
+    _memory,
+    _torch,
+    _kernels,
+    _calibration,
+    _memfd,
+    _death_signal,
+    _throttles,
+    _limits,
+    _shared_memory,
 )

@@ -17,9 +17,8 @@ from edgefl.errors import ConfigError, ProfileError, RunError, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
-    from edgefl.devices import Device, FleetFile, Network
+    from edgefl.devices.profiles import Kind
     from edgefl.devices.schema import Profile
 
 
@@ -153,7 +152,7 @@ def export(
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """All of them or, where one is there already, none."""
+    """Write all of the files or, where one cannot be written, none."""
     for file in files:
         if (folder / file).exists():
             raise ConfigError(f"--out {folder}: {file} exists there; remove it or name another folder")
@@ -182,44 +181,52 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from edgefl import devices as emulation
-    from edgefl.devices import profiles
+    from edgefl import devices as kinds
 
     if as_json:
-        plain = {
-            kind: {
-                name: emulation.to_json(profiles.as_written(kind, name))
-                for name in profiles.bundled_names(kind)
-            }
-            for kind in profiles.TYPES
-        }
+        plain: dict[str, dict[str, Any]] = {}
+        for name, kind in _bundled().items():
+            plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
         typer.echo(json.dumps(plain, indent=2))
         return
-    devices = [emulation.load_device(name) for name in emulation.device_names()]
-    networks = [emulation.load_network(name) for name in emulation.network_names()]
-    fleets = [emulation.load_fleet(name) for name in emulation.fleet_names()]
 
-    from edgefl.results import tables
+    from edgefl.results.tables import show, table
 
-    tables.show(
-        _devices_table(devices),
-        _networks_table(networks),
-        _fleets_table(fleets),
+    devices, networks, fleets = [], [], []
+    for device in map(kinds.load_device, kinds.device_names()):
+        rate = device.cpu.rate_gflops.train if device.cpu else None
+        ram = device.memory.ram_mib if device.memory else None
+        devices.append((device.id, device.kind, device.year, rate, ram, device.app_limit_mib, device.network))
+    for network in map(kinds.load_network, kinds.network_names()):
+        down, up = network.down, network.up
+        rates = ["trace" if way.trace else way.rate_mbps for way in (down, up)]
+        networks.append((network.id, *rates, down.delay_ms + up.delay_ms, down.loss_pct, up.loss_pct))
+    for fleet in map(kinds.load_fleet, kinds.fleet_names()):
+        fleets.append((fleet.id, fleet.clients, len(fleet.devices), fleet.name))
+    show(
+        table(("device", "class", ">year", ">GFLOPS", ">RAM MiB", ">app MiB", "network"), devices),
+        table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), networks),
+        table(("fleet", ">clients", ">kinds", "name"), fleets),
     )
 
 
-def _loaded(name: str) -> Profile:
-    """The profile of that name, of whatever kind, or in that file, as it is written there."""
-    from edgefl.devices import profiles
-    from edgefl.devices.profiles import as_written
+def _bundled() -> dict[str, Kind]:
+    """Returns the kind of each profile that comes with edgefl, by its name."""
+    from edgefl.devices.profiles import TYPES, bundled_names
 
-    if profiles.is_path(name):
-        return as_written(profiles.kind_of(profiles.read_tables(Path(name))), name)
-    for kind in profiles.TYPES:
-        if name in profiles.bundled_names(kind):
-            return as_written(kind, name)
-    have = [name for kind in profiles.TYPES for name in profiles.bundled_names(kind)]
-    raise ProfileError(unknown("profile", name, have))
+    return {name: kind for kind in TYPES for name in bundled_names(kind)}
+
+
+def _loaded(name: str) -> Profile:
+    """Returns the profile of that name, of whatever kind, or in that file, as it is written there."""
+    from edgefl.devices.profiles import as_written, is_path, kind_of, read_tables
+
+    if is_path(name):
+        return as_written(kind_of(read_tables(Path(name))), name)
+    bundled = _bundled()
+    if name not in bundled:
+        raise ProfileError(unknown("profile", name, bundled))
+    return as_written(bundled[name], name)
 
 
 def add(commands: typer.Typer) -> None:
@@ -254,39 +261,6 @@ def calibrate(
         typer.echo(f"the triad's {arrays_mib:.0f} MiB are not well past the cache of {cache_mib:.0f} MiB")
 
 
-def _devices_table(devices: list[Device]) -> Table:
-    """Returns a table with a line for each device: what paces it and what it may hold."""
-    from edgefl.results.tables import table
-
-    rows = []
-    for device in devices:
-        rate = device.cpu.rate_gflops.train if device.cpu else None
-        ram = device.memory.ram_mib if device.memory else None
-        rows.append((device.id, device.kind, device.year, rate, ram, device.app_limit_mib, device.network))
-    return table(("device", "class", ">year", ">GFLOPS", ">RAM MiB", ">app MiB", "network"), rows)
-
-
-def _networks_table(networks: list[Network]) -> Table:
-    """Returns a table with a line for each network."""
-    from edgefl.results.tables import table
-
-    rows = []
-    for network in networks:
-        down, up = network.down, network.up
-        rates = [("trace" if way.trace else way.rate_mbps) for way in (down, up)]
-        rtt_ms = down.delay_ms + up.delay_ms
-        rows.append((network.id, *rates, rtt_ms, down.loss_pct, up.loss_pct))
-    return table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), rows)
-
-
-def _fleets_table(fleets: list[FleetFile]) -> Table:
-    """Returns a table with a line for each fleet."""
-    from edgefl.results.tables import table
-
-    rows = [(fleet.id, fleet.clients, len(fleet.devices), fleet.name) for fleet in fleets]
-    return table(("fleet", ">clients", ">kinds", "name"), rows)
-
-
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
     """Returns every figure of the profile, its uncertainty where known, and its numbered source."""
     from rich.table import Table
@@ -311,7 +285,7 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
-    """Nested figures as dotted keys."""
+    """Returns nested figures with dotted keys."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
     if isinstance(plain, list) and plain and all(_is_step(item) for item in plain):
@@ -327,12 +301,12 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _is_step(item: object) -> bool:
-    """Whether it is one of ``thermal.trips``, which are read best in a row."""
+    """Returns True for one of ``thermal.trips``, which are read best in a row."""
     return isinstance(item, dict) and item.keys() == {"temp_c", "freq_scale"}
 
 
 def _nearest(key: str, said: dict[str, Any]) -> Any:
-    """What is said of the figure, or of the nearest table around it."""
+    """Returns what is said of the figure, or of the nearest table around it."""
     steps = key.replace("[", ".").split(".")
     for count in range(len(steps), 0, -1):
         found = said.get(".".join(steps[:count]))

@@ -1,4 +1,4 @@
-"""``edgefl run`` and ``edgefl resume``."""
+"""``edgefl run`` and ``resume``, and what is made of runs: ``compare``, ``report``, ``trace``, ``verify``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,36 @@ RESOLVED = "experiment.toml"
 """The resolved experiment in a run's folder: what makes a folder a run."""
 
 
+def run_folder(text: str) -> Path:
+    """Returns the folder that an argument names. `ConfigError` if it holds no run."""
+    folder = Path(text)
+    if not folder.exists():
+        raise ConfigError(f"{folder}: no such folder")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: a file, expected the folder of a run")
+    if not (folder / RESOLVED).is_file():
+        raise ConfigError(f"{folder}: no run in it ({RESOLVED} is missing)")
+    return folder
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+
+
 class Interrupted(EdgeflError):
     """Ctrl-C came while a run was on its way."""
 
 
 def named_folder(text: str) -> Path:
-    """The folder that an option names. `ConfigError` for an empty name, which would be this folder."""
+    """Returns the folder that an option names. `ConfigError` if it is empty, which would be this one."""
     if not text:
         raise ConfigError("--out '': no name, expected a folder")
     return Path(text)
 
 
 def add(app: typer.Typer) -> None:
-    app.command()(run)
-    app.command()(resume)
+    for command in (run, resume, compare, report, trace, verify):
+        app.command()(command)
 
 
 def run(
@@ -47,7 +63,7 @@ def run(
             metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.", parser=named_folder
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run one experiment."""
     from edgefl import config
@@ -64,16 +80,11 @@ def run(
     _finish(result.summary(), folder, quiet)
 
 
-def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.")],
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
-) -> None:
+def resume(folder: RunFolder, quiet: Quiet = False) -> None:
     """Carry on with a run after a crash or Ctrl-C.
 
     A run that was killed before its first checkpoint starts again.
     """
-    require_run(folder)
-
     from edgefl.run import supervisor
 
     try:
@@ -83,18 +94,57 @@ def resume(
     _finish(result.summary(), folder, quiet)
 
 
-def require_run(folder: Path) -> None:
-    """Raise `ConfigError` if ``folder`` holds no run."""
-    if not folder.exists():
-        raise ConfigError(f"{folder}: no such folder")
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: a file, expected the folder of a run")
-    if not (folder / RESOLVED).is_file():
-        raise ConfigError(f"{folder}: no run in it ({RESOLVED} is missing)")
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs.", parser=run_folder)],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write summary.json, report.html and trace.json here.", parser=named_folder
+        ),
+    ] = None,
+) -> None:
+    """Runs side by side: a table, and with --out a picture."""
+    from edgefl.results.compare import compare as beside
+    from edgefl.results.tables import show
+
+    show(beside(folders, out))
+
+
+def report(folder: RunFolder) -> None:
+    """Write a run's HTML report and say where it is."""
+    from edgefl.results.report import write_report
+
+    typer.echo(write_report(folder))
+
+
+def trace(folder: RunFolder) -> None:
+    """Write a run's Perfetto timeline and say where it is."""
+    from edgefl.results.trace import write_trace
+
+    typer.echo(write_trace(folder))
+
+
+def verify(folder: RunFolder) -> None:
+    """Make the run again from its journal and compare every update and the model."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from edgefl.run.verify import verify as again
+
+    columns = (TextColumn("versions"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("versions", total=None)
+        found = again(folder, lambda made, of: progress.update(bar, completed=made, total=of))
+    if found.updates:
+        typer.echo(f"same: {found.updates:,} updates, {found.versions:,} versions")
+    else:
+        typer.echo("no update arrived in this run; its model is still the first one, and that is the same")
+    typer.echo(f"model_sha256 {found.model_sha256}")
 
 
 def _folder(out: Path | None, experiment: Experiment) -> Path:
-    """Where the run goes: a folder that is new or empty."""
+    """Returns the folder that the run goes to, which is new or empty."""
     if out is None:
         return new_run_folder(experiment.name)
     if (out / RESOLVED).is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -204,10 +205,10 @@ def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.cli import doctor
 
-    def broken() -> doctor.Finding:
+    def _odd_thing() -> Iterator[doctor.Check]:
         raise OSError("no such thing here")
 
-    monkeypatch.setattr(doctor, "_LOOKS", (("odd", broken), ("python", doctor._python)))
+    monkeypatch.setattr(doctor, "_LOOKS", (_odd_thing, doctor._python))
     odd, python = doctor.examine()
-    assert odd == ("odd", "?", "looking failed: OSError: no such thing here")
+    assert odd == ("odd thing", "?", "looking failed: OSError: no such thing here")
     assert python.what == "python"
