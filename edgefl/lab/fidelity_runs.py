@@ -22,7 +22,7 @@ from edgefl.limits import load, probe
 from edgefl.limits.capacity import StealMeter, UsageMeter, usable_cores
 from edgefl.limits.fidelity import Conditions
 from edgefl.limits.groups import Groups, find, write
-from edgefl.limits.throttle import CpuGroup
+from edgefl.limits.throttle import set_quota
 from edgefl.results.record import Record
 from edgefl.results.summary import fidelity_of
 from edgefl.run import supervisor
@@ -268,7 +268,7 @@ def quota(cores: float) -> Iterator[None]:
     """This process and all that it starts within a CPU quota. `NoGroup` where no group can be made."""
     with Groups(["cpu"]) as groups:
         home, group = find("cpu"), groups.group("slowed")
-        CpuGroup(group.place("cpu")).limit(round(cores * PERIOD_US), PERIOD_US)
+        set_quota(group.place("cpu"), round(cores * PERIOD_US), PERIOD_US)
         group.enter(os.getpid())
         try:
             yield

@@ -1,7 +1,4 @@
-"""Where this process's control groups are: the mounted hierarchies, of version 1 and 2.
-
-Control groups of edgefl's own: made below the group that this process is in, and gone with it.
-"""
+"""Control groups: where they are, of version 1 and 2, and those of edgefl's own, gone with its process."""
 
 from __future__ import annotations
 
@@ -11,24 +8,34 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from edgefl.errors import ConfigError
 
 PROC = Path("/proc")
-
-
-class Place(NamedTuple):
-    """The control group that a process is in, for one controller."""
-
-    folder: Path
-    version: int
+_NAME = re.compile(r"edgefl-(\d+)-(\d+)")
+_OWN = "own"
+"""Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
+_PATIENCE_S = 2.0
+"""A process that has ended leaves its group a little later."""
 
 
 class NoGroup(ConfigError):
     """Control groups cannot be used here; the message says why, in one line."""
+
+
+# ---- finding them --------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A control group in the hierarchy of one controller."""
+
+    folder: Path
+    version: int
 
 
 def find(controller: str, pid: int | str = "self") -> Place:
@@ -52,52 +59,10 @@ def find(controller: str, pid: int | str = "self") -> Place:
     return unified
 
 
-def words(file: Path) -> list[str]:
-    """The words in a control file; none if it cannot be read."""
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
-
-
-def figures(file: Path) -> dict[str, int]:
-    """The lines ``name number`` of a control file; none if it cannot be read."""
-    found = {}
-    for line in _text(file).splitlines():
-        name, _, value = line.partition(" ")
-        if value.strip().isdecimal():
-            found[name] = int(value)
-    return found
-
-
-def write(file: Path, text: str) -> None:
-    """Write a control file. `NoGroup` with the system's reason where it refuses."""
-    try:
-        # Not write_text(): it opens for truncation too, and the value must go in one write.
-        fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise NoGroup(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
 def _own_paths(pid: int | str) -> dict[str, str]:
     """Controller of version 1, or "" for version 2, to the group's path in its hierarchy."""
-    paths = {}
-    for line in _text(PROC / str(pid) / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            paths[controller] = path
-    return paths
+    lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
+    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
 
 
 def _mounts() -> list[tuple[Path, str, str, list[str]]]:
@@ -120,11 +85,41 @@ def _below(mount: Path, root: str, path: str) -> Path:
     return folder if folder.is_dir() else mount
 
 
-_NAME = re.compile(r"edgefl-(\d+)-(\d+)")
-_OWN = "own"
-"""Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
-_PATIENCE_S = 2.0
-"""A process that has ended leaves its group a little later."""
+# ---- control files -------------------------------------------------------------------------------
+
+
+def words(file: Path) -> list[str]:
+    """The words in a control file; none if it cannot be read."""
+    return _text(file).split()
+
+
+def figures(file: Path) -> dict[str, int]:
+    """The lines ``name number`` of a control file; none if it cannot be read."""
+    lines = [line.partition(" ") for line in _text(file).splitlines()]
+    return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
+
+
+def write(file: Path, text: str) -> None:
+    """Write a control file. `NoGroup` with the system's reason where it refuses."""
+    try:
+        # Not write_text(): it opens for truncation too, and the value must go in one write.
+        fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise NoGroup(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+# ---- groups of our own ---------------------------------------------------------------------------
 
 
 class Groups:
@@ -148,7 +143,7 @@ class Groups:
                 self._places = {name: own.take(name) for name in controllers}
             except NoGroup:
                 if Groups._own is None:
-                    own.give_up()
+                    own.remove()
                 raise
             Groups._own = own
             Groups._users += 1
@@ -175,7 +170,7 @@ class Groups:
             if Groups._users:
                 Groups._own.clear(self._prefix)
             else:
-                Groups._own.give_up()
+                Groups._own.remove()
                 Groups._own = None
 
     def __enter__(self) -> Groups:
@@ -186,15 +181,12 @@ class Groups:
 
 
 class ControlGroup:
-    """The control group of one process: a folder a controller."""
+    """The control group of one process: a folder for each controller."""
 
     def __init__(self, folders: dict[str, tuple[str, int]], name: str) -> None:
         self._places = {key: Place(Path(path + name), version) for key, (path, version) in folders.items()}
         for place in self._places.values():
-            try:
-                place.folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise NoGroup(f"{place.folder} cannot be made: {error.strerror}") from None
+            _make(place.folder, f"{place.folder} cannot be made")
 
     def place(self, controller: str) -> Place:
         """Folder and version for one controller."""
@@ -229,10 +221,7 @@ class _OwnFolders:
             sweep(place.folder)
             self._outer[controller] = place
             folder = place.folder / self._name
-            try:
-                folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise NoGroup(f"no group can be made in {place.folder}: {error.strerror}") from None
+            _make(folder, f"no group can be made in {place.folder}")
             if place.version == 2:
                 self._hand_down(place.folder, folder, controller)
         outer, version = self._outer[controller]
@@ -256,7 +245,7 @@ class _OwnFolders:
     def _make_room(self, outer: Path, folder: Path) -> None:
         """Move the processes of ``outer`` below it, if they are this one and those that it has started."""
         pids = words(outer / "cgroup.procs")
-        family = _family()
+        family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         strangers = [pid for pid in pids if int(pid) not in family]
         if strangers:
             raise NoGroup(
@@ -275,7 +264,7 @@ class _OwnFolders:
                     _empty(folder, outer.folder / self._name)
                     remove(folder)
 
-    def give_up(self) -> None:
+    def remove(self) -> None:
         """Remove everything."""
         for file, controller in reversed(self._handed):  # a group that hands controllers down holds nobody
             with contextlib.suppress(NoGroup):
@@ -286,7 +275,7 @@ class _OwnFolders:
 
 
 def sweep(outer: Path) -> list[str]:
-    """Remove the groups in ``outer`` whose owner is gone; the names of those that were."""
+    """Remove the groups in ``outer`` whose owner is gone; returns their names."""
     swept = []
     for folder in _children(outer):
         match = _NAME.fullmatch(folder.name)
@@ -317,11 +306,20 @@ def remove(folder: Path) -> None:
 
 def started(pid: int) -> str:
     """When a process started, in the system's ticks: with the id it names the process for good."""
+    # Not psutil's create_time(): that moves when the system's date is set.
+    return next(iter(process_stat(pid)[19:20]), "")
+
+
+def process_stat(pid: int) -> list[str]:
+    """What the kernel says of a process from its state on, proc_pid_stat(5); empty if there is none."""
+    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def _make(folder: Path, refused: str) -> None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[19]
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise NoGroup(f"{refused}: {error.strerror}") from None
 
 
 def _empty(folder: Path, outer: Path) -> None:
@@ -337,26 +335,3 @@ def _children(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-
-
-def _family() -> set[int]:
-    """This process and all below it."""
-    children: dict[int, list[int]] = {}
-    for parent, pid in _parents():
-        children.setdefault(parent, []).append(pid)
-    family, new = set(), [os.getpid()]
-    while new:
-        pid = new.pop()
-        family.add(pid)
-        new += children.get(pid, [])
-    return family
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue
-            yield int(stat.rpartition(")")[2].split()[1]), int(entry)

@@ -1,14 +1,10 @@
-"""A phase of computing that a governor slows: it holds the process to the CPU time that it should take.
+"""A phase of computing that a run's governor slows: it holds the client to the CPU time that it should take.
 
-The process computes as if it were alone, and is slow because it gets little of a core. It says when it starts
-and with which share, and when it has ended; between steps it corrects the share by what its work has really
-cost. The share aims at an end a little before the device's, and what is then left is waited out: no throttle
-stops a process to the microsecond, and a phone must not be done before its device.
-
-The governor of a run: a process that holds the computing phones to their share of the CPU.
-
-Phones tell it through a pipe when they start to compute, with which share, and when they are done. It was
-forked by the zygote, as they were, and ends with it.
+The client computes as if it were alone, and is slow because it gets little of a core. It tells the governor
+through a pipe when it starts and with which share, and when it has ended; between steps it corrects the share
+by what its work has really cost. The share aims at an end a little before the device's, and what is then left
+is waited out: no throttle stops a process to the microsecond, and a client must not be done before its
+device.
 """
 
 from __future__ import annotations
@@ -18,11 +14,11 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 from edgefl.errors import RunError
-from edgefl.limits.groups import find
+from edgefl.limits.groups import find, process_stat
 from edgefl.limits.pacing import Phase, Spent
 from edgefl.limits.throttle import (
     SLICE_NS,
@@ -135,69 +131,21 @@ class HeldPhase:
         os.write(self._governor, HoldRequest(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())
 
 
+# ---- the governor's side -------------------------------------------------------------------------
+
 SLICE_SHARE = 0.02
 """Of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of when it should."""
 SHORTEST_SLICE_NS = 300_000
 LONGEST_WAIT_S = 3600.0
 
 
-class Governor:
-    """Answers the requests of phones; pure but for what the throttles do."""
+def govern(kind: str, requests: int, lifeline: int) -> None:
+    """Hold clients until the zygote is gone; ``requests`` is the pipe's end that reads.
 
-    def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
-        self._make = make
-        self._held: dict[int, Throttled] = {}
-        self.queue = TurnQueue()
-
-    def hear(self, request: HoldRequest) -> None:
-        """Start, renew or end the hold on one phone. One that is gone is let go."""
-        held = self._held.get(request.pid)
-        if held is not None and held not in self.queue:  # an earlier process of that number
-            held.close()
-            held = None
-        if request.share == 0.0:
-            if held is not None:
-                self.queue.drop(held)
-                held.close()
-            self._held.pop(request.pid, None)
-            return
-        account = Account(request.share, request.at_ns, request.used_ns)
-        if held is not None:
-            if held.renew(account):
-                self.queue.add(held, request.at_ns)
-            return
-        try:
-            made = self._make(request, account)
-        except ProcessLookupError:
-            return
-        self._held[request.pid] = made
-        self.queue.add(made, request.at_ns)
-
-    def look(self, now_ns: int) -> int | None:
-        """Look after who is due; returns when the next one is. `RunError` if one cannot be held any more."""
-        due_ns = self.queue.run_due(now_ns)
-        for why in self.queue.trouble.values():
-            raise RunError(f"a phone cannot be held to its share any more: {why}")
-        return due_ns
-
-
-def duty(request: HoldRequest, account: Account) -> DutyCycle:
-    """Hold a phone by signals."""
-    slice_ns = min(max(SHORTEST_SLICE_NS, int(SLICE_SHARE * request.work_ns)), SLICE_NS)
-    return DutyCycle(_sibling(request.pid), account, slice_ns)
-
-
-def quota(request: HoldRequest, account: Account) -> Quota:
-    """Hold a phone by the quota of the control group that it is in."""
-    return Quota(_sibling(request.pid), account, find("cpu", request.pid))
-
-
-MAKERS: dict[str, Callable[[HoldRequest, Account], Throttled]] = {"sigstop": duty, "cgroup": quota}
-
-
-def govern(governor: Governor, requests: int, lifeline: int) -> None:
-    """Look after phones until the zygote is gone; ``requests`` is the pipe's end that reads."""
+    Runs in a process that the zygote forked, as it did the clients.
+    """
     be_prompt()
+    governor = Governor(partial(hold, kind))
     rest = b""
     while True:
         due_ns = governor.look(time.monotonic_ns())
@@ -213,14 +161,54 @@ def govern(governor: Governor, requests: int, lifeline: int) -> None:
                 governor.hear(request)
 
 
-def _sibling(pid: int) -> Target:
-    """A process that the zygote forked too: its number cannot be another's by now."""
-    target = Target(pid)
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        stat = ""
-    if not stat or int(stat.rpartition(")")[2].split()[1]) != os.getppid():
+class Governor:
+    """Answers the requests of clients; pure but for what the throttles do."""
+
+    def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
+        self._make = make
+        self._held: dict[int, Throttled] = {}
+        self._queue = TurnQueue()
+
+    def hear(self, request: HoldRequest) -> None:
+        """Start, renew or end the hold on one client. One that is gone is let go."""
+        held = self._held.get(request.pid)
+        if held is not None and (request.share == 0.0 or held not in self._queue):
+            # the phase is over, or it was an earlier process of that number
+            self._queue.drop(held)
+            held.close()
+            del self._held[request.pid]
+            held = None
+        if request.share == 0.0:
+            return
+        account = Account(request.share, request.at_ns, request.used_ns)
+        if held is None:
+            try:
+                held = self._held[request.pid] = self._make(request, account)
+            except ProcessLookupError:
+                return
+        elif not held.renew(account):
+            return
+        self._queue.add(held, request.at_ns)
+
+    def look(self, now_ns: int) -> int | None:
+        """Look after all that are due; returns when the next one is.
+
+        `RunError` if one cannot be held any more.
+        """
+        due_ns = self._queue.run_due(now_ns)
+        for why in self._queue.trouble.values():
+            raise RunError(f"a phone cannot be held to its share any more: {why}")
+        return due_ns
+
+
+def hold(kind: str, request: HoldRequest, account: Account) -> Throttled:
+    """A throttle on a client: by signals, or by the quota of the control group that it is in."""
+    target = Target(request.pid)
+    if process_stat(request.pid)[1:2] != [str(os.getppid())]:
+        # not a process that the zygote forked too: the number is another's by now
         target.close()
-        raise ProcessLookupError(f"no phone {pid}")
-    return target
+        raise ProcessLookupError(f"no client {request.pid}")
+    if kind == "cgroup":
+        return Quota(target, account, find("cpu", request.pid))
+    slice_ns = min(max(SHORTEST_SLICE_NS, int(SLICE_SHARE * request.work_ns)), SLICE_NS)
+    return DutyCycle(target, account, slice_ns)

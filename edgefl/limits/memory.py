@@ -1,14 +1,11 @@
-"""A client's memory limit without privileges: an allocation past it fails, growth is watched.
-
-A control group's memory limit: past it the kernel kills the process, as a phone would.
-"""
+"""A process's memory limit: without privileges (`limit_memory`), or by a control group (`open_memory`)."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from pathlib import Path
+
+import psutil
 
 from edgefl.errors import ConfigError
 from edgefl.limits.groups import Groups, NoGroup, Place, figures, words, write
@@ -21,8 +18,6 @@ except ImportError:  # there is none on Windows
     _HAS_RLIMIT = False
 
 _MIB = 1 << 20
-_STATUS = Path("/proc/self/status")
-_STATM = Path("/proc/self/statm")
 
 
 class MemoryLimit:
@@ -42,45 +37,37 @@ class MemoryLimit:
     """
 
     def __init__(self, limit_mib: float) -> None:
-        if not 0 < limit_mib < 2**40:
-            raise ValueError(f"limit_mib must be finite and above 0 (got {limit_mib})")
-        self.limit_mib = limit_mib
+        self.limit_mib = _checked_mib(limit_mib)
+        self._process = psutil.Process()
+        self._start_bytes = self._private_bytes()
         self._peak_mib = 0.0
-        self.missing: tuple[str, ...] = ()
-        """Mechanisms that this system does not have, each with its reason."""
         self._before: tuple[int, int] | None = None
-        self._start_bytes = _private_bytes()
-        if self._start_bytes is None:
-            self.missing += (f"watch: {_STATM} cannot be read on {sys.platform}",)
-        data_bytes = _data_bytes()
-        if not _HAS_RLIMIT or data_bytes is None:
-            self.missing += (f"rlimit: no RLIMIT_DATA with {_STATUS} on {sys.platform}",)
-        else:
-            self._set_rlimit(data_bytes)
+        data_bytes = getattr(self._process.memory_info(), "data", 0)
+        if _HAS_RLIMIT and data_bytes and sys.platform.startswith("linux"):
+            self._set_rlimit(data_bytes + int(limit_mib * _MIB))
 
-    def _set_rlimit(self, data_bytes: int) -> None:
+    def _set_rlimit(self, soft: int) -> None:
         before = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = data_bytes + int(self.limit_mib * _MIB)
-        hard = before[1]
-        if hard != resource.RLIM_INFINITY:
-            soft = min(soft, hard)
-        try:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        except (OSError, ValueError) as wrong:
-            self.missing += (f"rlimit: setrlimit(RLIMIT_DATA) was refused: {wrong}",)
-            return
-        self._before = before
+        if before[1] != resource.RLIM_INFINITY:
+            soft = min(soft, before[1])
+        with contextlib.suppress(OSError, ValueError):  # refused: the watch must do
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+            self._before = before
+
+    def _private_bytes(self) -> int | None:
+        """Resident memory that is neither file-backed nor shared memory; None where it cannot be told."""
+        memory = self._process.memory_info()
+        return int(memory.rss - memory.shared) if hasattr(memory, "shared") else None
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
         """What is enforced here: of ``rlimit`` and ``watch``."""
-        return (("rlimit",) if self._before is not None else ()) + (
-            ("watch",) if self._start_bytes is not None else ()
-        )
+        rlimit = ("rlimit",) if self._before is not None else ()
+        return (*rlimit, "watch") if self._start_bytes is not None else rlimit
 
     def used_mib(self) -> float:
         """Private resident memory gained since the limit was set, MiB; 0 where it cannot be read."""
-        now = _private_bytes()
+        now = self._private_bytes()
         if now is None or self._start_bytes is None:
             return 0.0
         used = max(0, now - self._start_bytes) / _MIB
@@ -94,7 +81,7 @@ class MemoryLimit:
         return self._peak_mib
 
     def over(self) -> bool:
-        """Whether the process now holds more than its limit. Costs some 10 µs."""
+        """Says whether the process now holds more than its limit. Costs some 20 µs."""
         return self.used_mib() > self.limit_mib
 
     def lift(self) -> None:
@@ -118,24 +105,10 @@ def limit_memory(limit_mib: float) -> MemoryLimit:
     return MemoryLimit(limit_mib)
 
 
-def _private_bytes() -> int | None:
-    """Resident memory that is neither file-backed nor shared memory, or None."""
-    try:
-        fields = _STATM.read_bytes().split()
-        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _data_bytes() -> int | None:
-    """Private writable memory mapped now (VmData), which is what RLIMIT_DATA counts, or None."""
-    try:
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+def _checked_mib(limit_mib: float) -> float:
+    if not 0 < limit_mib < 2**40:
+        raise ValueError(f"limit_mib must be finite and above 0 (got {limit_mib})")
+    return limit_mib
 
 
 class GroupMemory:
@@ -146,12 +119,8 @@ class GroupMemory:
     not given where it can be counted.
     """
 
-    mechanism = "cgroup"
-
     def __init__(self, place: Place, limit_mib: float) -> None:
-        if not 0 < limit_mib < 2**40:
-            raise ValueError(f"limit_mib must be finite and above 0 (got {limit_mib})")
-        self.limit_mib = limit_mib
+        self.limit_mib = _checked_mib(limit_mib)
         self._folder, self._version = place
         limit = str(int(limit_mib * _MIB))
         if self._version == 2:
@@ -167,8 +136,7 @@ class GroupMemory:
     @property
     def peak_mib(self) -> float:
         """The most it has held, MiB; NaN where the kernel does not tell (version 2 before Linux 5.19)."""
-        file = "memory.peak" if self._version == 2 else "memory.max_usage_in_bytes"
-        found = words(self._folder / file)
+        found = words(self._folder / ("memory.peak" if self._version == 2 else "memory.max_usage_in_bytes"))
         return int(found[0]) / _MIB if found else float("nan")
 
     @property
@@ -178,7 +146,7 @@ class GroupMemory:
         return figures(self._folder / file).get("oom_kill", 0)
 
     def over(self) -> bool:
-        """Never: who is over it is dead."""
+        """Never: a process that is over it is dead."""
         return False
 
 
@@ -197,25 +165,24 @@ class MemoryHold:
         except BaseException:
             self._groups.close()
             raise
-        self._kills = 0
-        self._peak_mib = float("nan")
+        self._seen = (0, float("nan"))
         self._open = True
 
-    def _look(self) -> None:
+    def _look(self) -> tuple[int, float]:
+        """Kills and peak, as the group said while it was there."""
         if self._open:
-            self._kills, self._peak_mib = self._memory.kills, self._memory.peak_mib
+            self._seen = self._memory.kills, self._memory.peak_mib
+        return self._seen
 
     @property
     def killed(self) -> bool:
-        """Whether the kernel has killed it, or a process that it started, for want of memory."""
-        self._look()
-        return self._kills > 0
+        """Says whether the kernel has killed it, or a process that it started, for want of memory."""
+        return self._look()[0] > 0
 
     @property
     def peak_mib(self) -> float:
         """The most that it has gained since it was put under the limit, MiB."""
-        self._look()
-        return self._peak_mib
+        return self._look()[1]
 
     def close(self) -> None:
         """Take the limit off; does nothing the second time."""

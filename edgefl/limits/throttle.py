@@ -1,14 +1,8 @@
-"""CPU time that a process was allowed, against what it has used: what every throttle steers by.
+"""A throttle on any process: ``open`` it, ``close`` it.
 
-A process that is held to a share of the CPU: what it has used, and stopping it.
-
-SIGSTOP and SIGCONT: a process that knows nothing of it is stopped whenever it is ahead of its share.
-
-A control group's CPU quota, corrected by the CPU time that its process has really used.
-
-What looks after throttled processes: each when it is due, in one thread.
-
-The seam: ``open`` a throttle on any process, and ``close`` it.
+Every throttle is steered by an `Account`: the CPU time that a process was allowed against what it has used.
+`DutyCycle` stops the process by signals, `Quota` sets the CPU quota of its control group. Each says when it
+is to be looked at again, and a `TurnQueue` does so, in a thread of this process or in a run's governor.
 """
 
 from __future__ import annotations
@@ -22,13 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edgefl.errors import ConfigError, unknown
-from edgefl.limits.groups import Groups, NoGroup, Place, figures, write
+from edgefl.limits.groups import Groups, NoGroup, Place, process_stat, write
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 
 
@@ -78,11 +69,8 @@ class Account:
 
     def achieved(self) -> Achieved:
         """What was used and declared when the account was last looked at."""
-        return Achieved(
-            wall_s=(self.at_ns - self._began_ns) / 1e9,
-            cpu_s=(self.used_ns - self._used_before_ns) / 1e9,
-            declared_cpu_s=self._declared_ns / 1e9,
-        )
+        wall_ns, used_ns = self.at_ns - self._began_ns, self.used_ns - self._used_before_ns
+        return Achieved(wall_ns / 1e9, used_ns / 1e9, self._declared_ns / 1e9)
 
 
 def checked_share(share: float) -> float:
@@ -136,12 +124,8 @@ class Target:
         return cpu_ns(self.pid)
 
     def sleeps(self) -> bool:
-        """Whether its first thread waits for something else than a core."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("S", "D")
+        """Says whether its first thread waits for something else than a core."""
+        return process_stat(self.pid)[:1] in (["S"], ["D"])
 
     def stop(self) -> None:
         """Let it run no further."""
@@ -157,15 +141,14 @@ class Target:
         """Let it run on for good, if it still lives."""
         if self._fd < 0:
             return
-        try:
-            if self.stopped:
+        if self.stopped:
+            with contextlib.suppress(ProcessLookupError):
                 self.go()
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(self._fd)
-            self._fd = -1
+        os.close(self._fd)
+        self._fd = -1
 
+
+# ---- signals -------------------------------------------------------------------------------------
 
 SLICE_NS = 2_000_000
 """CPU time that a process runs at a stretch."""
@@ -196,7 +179,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Another share from now on; whether to look at once. The account's last reading is exact."""
+        """Another share from now on; True: look at once. The account's last reading is exact."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -226,7 +209,7 @@ class DutyCycle:
         return self._stop_ns
 
     def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> None:
-        """It runs from now on, until it is half a slice ahead if it has the core to itself."""
+        """Let it run from now on, until it is half a slice ahead if it has the core to itself."""
         share = self.account.share
         gains = max(math.floor(share) + 1.0 - share, LEAST_GAIN)
         self._went_at_ns = used_ns
@@ -236,6 +219,8 @@ class DutyCycle:
         """Let the process run on for good."""
         self.target.close()
 
+
+# ---- a control group's quota ---------------------------------------------------------------------
 
 PERIOD_US = 10_000
 """Shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)."""
@@ -254,30 +239,25 @@ BURSTS_A_TURN = 80
 """In a shorter turn, where in its bursts a process is says more than what the quota does."""
 
 
-class CpuGroup:
-    """The CPU quota of one control group."""
+def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) -> None:
+    """Allow a control group ``quota_us`` of CPU time in each ``period_us`` of wall time; None: everything."""
+    folder, version = place
+    if version == 2:
+        write(folder / "cpu.max", "max" if quota_us is None else f"{quota_us} {period_us}")
+    elif quota_us is None:
+        write(folder / "cpu.cfs_quota_us", "-1")
+    else:
+        write(folder / "cpu.cfs_period_us", str(period_us))
+        write(folder / "cpu.cfs_quota_us", str(quota_us))
 
-    def __init__(self, place: Place) -> None:
-        self._folder, self._version = place
 
-    def limit(self, quota_us: int, period_us: int) -> None:
-        """Allow ``quota_us`` of CPU time in each ``period_us`` of wall time."""
-        if self._version == 2:
-            write(self._folder / "cpu.max", f"{quota_us} {period_us}")
-        else:
-            write(self._folder / "cpu.cfs_period_us", str(period_us))
-            write(self._folder / "cpu.cfs_quota_us", str(quota_us))
+def period(share: float) -> int:
+    """Length of a period for ``share`` cores, µs: such that its quota is not below the kernel's least.
 
-    def lift(self) -> None:
-        """Allow everything."""
-        if self._version == 2:
-            write(self._folder / "cpu.max", "max")
-        else:
-            write(self._folder / "cpu.cfs_quota_us", "-1")
-
-    def throttled(self) -> int:
-        """In how many periods the quota was used up."""
-        return figures(self._folder / "cpu.stat").get("nr_throttled", 0)
+    >>> period(0.5), period(0.05)
+    (10000, 30000)
+    """
+    return int(min(max(PERIOD_US, 1.5 * LEAST_QUOTA_US / share), LONGEST_PERIOD_US))
 
 
 class Quota:
@@ -288,7 +268,7 @@ class Quota:
 
     def __init__(self, target: Target, account: Account, place: Place) -> None:
         self.target, self.account = target, account
-        self._group = CpuGroup(place)
+        self._place = place
         self._period_us = period(account.share)
         self._quota_us = 0
 
@@ -303,7 +283,7 @@ class Quota:
             self._period_us = period(wanted)
         quota_us = max(LEAST_QUOTA_US, round(wanted * self._period_us))
         if abs(quota_us - self._quota_us) > WORTHWHILE * self._quota_us:
-            self._group.limit(quota_us, self._period_us)
+            set_quota(self._place, quota_us, self._period_us)
             self._quota_us = quota_us
         return now_ns + turn_ns
 
@@ -312,33 +292,26 @@ class Quota:
         return self.account.ahead_ns(now_ns, self.target.cpu_ns())
 
     def renew(self, account: Account) -> bool:
-        """Another share from now on; whether to look at once: here at the next turn."""
+        """Another share from now on; False: it is looked at in its turn."""
         self.account = account
         return False
 
     def close(self) -> None:
         """Let the process run on for good."""
         with contextlib.suppress(NoGroup):  # the group may be gone with its process
-            self._group.lift()
+            set_quota(self._place, None)
         self.target.close()
 
 
-def period(share: float) -> int:
-    """Length of a period for ``share`` cores, µs: such that its quota is not below the kernel's least.
+# ---- looking after them --------------------------------------------------------------------------
 
-    >>> period(0.5), period(0.05)
-    (10000, 30000)
-    """
-    least = LEAST_QUOTA_US / share
-    return int(min(max(PERIOD_US, 1.5 * least), LONGEST_PERIOD_US))
-
-
+Throttled = DutyCycle | Quota
 LATE_NS = 50_000
-"""Who is due within this is looked after now."""
+"""A throttle that is due within this is looked after now."""
 
 
 def be_prompt() -> None:
-    """Have this thread run as soon as it wakes, as far as this user may: who is late stops nobody in time.
+    """Have this thread run as soon as it wakes, as far as this user may: a late one stops nobody in time.
 
     It computes for some microseconds at a time, so nobody misses them.
     """
@@ -349,23 +322,8 @@ def be_prompt() -> None:
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-class Throttled(Protocol):
-    """One process under a throttle."""
-
-    account: Account
-
-    def turn(self, now_ns: int) -> int:
-        """Look after it; returns when to look again. ProcessLookupError once it is gone."""
-
-    def renew(self, account: Account) -> bool:
-        """Another share from now on; whether to look at once."""
-
-    def close(self) -> None:
-        """Let it run on for good."""
-
-
 class TurnQueue:
-    """Who is to be looked after when, soonest first."""
+    """Throttled processes in the order of their next turns."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Throttled]] = []
@@ -373,7 +331,7 @@ class TurnQueue:
         self._entry: dict[Throttled, int] = {}
         """Each member's entry that counts; others in the heap are of before."""
         self.trouble: dict[Throttled, str] = {}
-        """Who could not be looked after any more although it lives, and why."""
+        """Those that live and cannot be looked after any more, with the reason."""
 
     def __len__(self) -> int:
         return len(self._entry)
@@ -396,33 +354,36 @@ class TurnQueue:
         """Look after all that are due; returns when the next one is."""
         while self._heap:
             at_ns, number, throttled = self._heap[0]
-            if self._entry.get(throttled) != number:
-                heapq.heappop(self._heap)
-            elif at_ns > now_ns + LATE_NS:
+            current = self._entry.get(throttled) == number
+            if current and at_ns > now_ns + LATE_NS:
                 return at_ns
-            else:
-                heapq.heappop(self._heap)
-                try:
-                    self.add(throttled, max(throttled.turn(now_ns), now_ns + LATE_NS + 1))
-                except ProcessLookupError:
-                    del self._entry[throttled]
-                except (OSError, NoGroup) as error:
-                    del self._entry[throttled]
-                    self.trouble[throttled] = str(error)
+            heapq.heappop(self._heap)
+            if current:
+                self._turn(throttled, now_ns)
         return None
+
+    def _turn(self, throttled: Throttled, now_ns: int) -> None:
+        try:
+            self.add(throttled, max(throttled.turn(now_ns), now_ns + LATE_NS + 1))
+        except ProcessLookupError:
+            del self._entry[throttled]
+        except (OSError, NoGroup) as error:
+            del self._entry[throttled]
+            self.trouble[throttled] = str(error)
 
 
 class ThrottleThread:
     """A thread with a `TurnQueue`. It starts with the first process and ends with the last."""
 
     def __init__(self) -> None:
-        self._queue = TurnQueue()
+        self.queue = TurnQueue()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def add(self, throttled: Throttled) -> None:
+        """Look after it from now on."""
         with self._changed:
-            self._queue.add(throttled, time.monotonic_ns())
+            self.queue.add(throttled, time.monotonic_ns())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgefl-governor", daemon=True)
                 self._thread.start()
@@ -431,46 +392,41 @@ class ThrottleThread:
     def drop(self, throttled: Throttled) -> None:
         """Look after it no more; waits for the thread's end if it was the last."""
         with self._changed:
-            self._queue.drop(throttled)
-            last = self._thread if not len(self._queue) else None
+            self.queue.drop(throttled)
+            last = self._thread if not len(self.queue) else None
             self._changed.notify()
         if last is not None and last is not threading.current_thread():
             last.join()
 
-    def look(self, look: Callable[[int], object]) -> None:
-        """Read a process's clock between the governor's own looks; a process that is gone is left alone."""
+    def look(self, quota: Quota) -> None:
+        """Read its clock between two turns; a process that is gone is left alone."""
         with self._changed, contextlib.suppress(ProcessLookupError):
-            look(time.monotonic_ns())
-
-    def trouble(self, throttled: Throttled) -> str:
-        """Why a process that lives is not looked after any more; empty if it is."""
-        return self._queue.trouble.get(throttled, "")
+            quota.look(time.monotonic_ns())
 
     def _run(self) -> None:
         be_prompt()
         with self._changed:
-            while len(self._queue):
-                due_ns = self._queue.run_due(time.monotonic_ns())
-                if due_ns is None:
-                    break
+            while (due_ns := self.queue.run_due(time.monotonic_ns())) is not None:
                 self._changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
             self._thread = None
 
+
+# ---- what users open -----------------------------------------------------------------------------
 
 KINDS = ("sigstop", "cgroup")
 SAVED_NS = 2_000_000
 """CPU time that a process which sleeps may save up."""
 
-_governor = ThrottleThread()
+_thread = ThrottleThread()
 
 
-def open(kind: str, pid: int, share: float, *, saved_ns: float = SAVED_NS) -> Throttle:
+def open(kind: str, pid: int, share: float) -> Throttle:
     """Hold process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until it is closed.
 
     ``sigstop`` needs no privileges, holds this very process with all its threads, and stops it for
     milliseconds at a time. ``cgroup`` needs a control group that may be written to, and holds what the
     process starts from then on too. Either is steered by the CPU time really used. A process that does not
-    want to run saves at most ``saved_ns`` of its share.
+    want to run saves at most 2 ms of its share.
 
     ConfigError, in one line, if the mechanism is unknown or does not work here; ProcessLookupError if there
     is no such process; ValueError if ``share`` is not a finite number above 0.
@@ -478,29 +434,22 @@ def open(kind: str, pid: int, share: float, *, saved_ns: float = SAVED_NS) -> Th
     checked_share(share)
     if kind not in KINDS:
         raise ConfigError(unknown("throttle", kind, KINDS))
-    target = Target(pid)
-    try:
-        account = Account(share, time.monotonic_ns(), target.cpu_ns(), saved_ns)
+    with contextlib.ExitStack() as undo:
+        target = Target(pid)
+        undo.callback(target.close)
+        account = Account(share, time.monotonic_ns(), target.cpu_ns(), SAVED_NS)
         if kind == "sigstop":
-            return Throttle(kind, DutyCycle(target, account, SLICE_NS), None)
-        return _in_group(target, account)
-    except BaseException:
-        target.close()
-        raise
-
-
-def _in_group(target: Target, account: Account) -> Throttle:
-    try:
-        groups = Groups(["cpu"])
-    except NoGroup as why:
-        raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}") from None
-    try:
-        group = groups.group(f"cpu-{target.pid}")
-        group.enter(target.pid)
-        return Throttle("cgroup", Quota(target, account, group.place("cpu")), groups)
-    except BaseException:
-        groups.close()
-        raise
+            made = Throttle(kind, DutyCycle(target, account), None)
+        else:
+            try:
+                groups = undo.enter_context(Groups(["cpu"]))
+            except NoGroup as why:
+                raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}") from None
+            group = groups.group(f"cpu-{pid}")
+            group.enter(pid)
+            made = Throttle(kind, Quota(target, account, group.place("cpu")), groups)
+        undo.pop_all()
+        return made
 
 
 class Throttle:
@@ -511,7 +460,7 @@ class Throttle:
         self._throttled = throttled
         self._groups = groups
         self._open = True
-        _governor.add(throttled)
+        _thread.add(throttled)
 
     @property
     def share(self) -> float:
@@ -521,17 +470,17 @@ class Throttle:
     @share.setter
     def share(self, share: float) -> None:
         self._throttled.account.share = checked_share(share)
-        _governor.add(self._throttled)
+        _thread.add(self._throttled)
 
     @property
     def trouble(self) -> str:
         """Why the process is held no more, such as a control group that somebody removed; else empty."""
-        return _governor.trouble(self._throttled)
+        return _thread.queue.trouble.get(self._throttled, "")
 
     def achieved(self) -> Achieved:
         """What the process was let have so far: by a quota now, by signals when it last stood still."""
         if self._open and isinstance(self._throttled, Quota):
-            _governor.look(self._throttled.look)
+            _thread.look(self._throttled)
         return self._throttled.account.achieved()
 
     def close(self) -> None:
@@ -539,7 +488,7 @@ class Throttle:
         if not self._open:
             return
         self._open = False
-        _governor.drop(self._throttled)
+        _thread.drop(self._throttled)
         self._throttled.close()
         if self._groups is not None:
             self._groups.close()
@@ -547,7 +496,5 @@ class Throttle:
     def __enter__(self) -> Throttle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from edgefl import kernels
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.limits.confinement import ClientLimits, Enforcement
-from edgefl.limits.held import MAKERS, Governor, govern
+from edgefl.limits.held import govern
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
@@ -153,8 +153,8 @@ class Zygote:
 
     def _start_governor(self) -> None:
         ours, self._requests = os.pipe()
-        governor = Governor(MAKERS[self._enforcement.throttle])
-        self._governor = self._fork("edgefl-governor", lambda: govern(governor, ours, self._lifeline[0]))
+        kind, lifeline = self._enforcement.throttle, self._lifeline[0]
+        self._governor = self._fork("edgefl-governor", lambda: govern(kind, ours, lifeline))
         os.close(ours)
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
