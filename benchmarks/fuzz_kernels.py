@@ -24,7 +24,7 @@ from edgefl.strategies import ServerOptimizer
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
 LARGE = 5 * 65536 + 5
-"""Of several parts and threads, written around the caches. One case in 500, as dear as the rest."""
+"""A size of several parts and threads, written around the caches: one case in 500, as dear as the rest."""
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 _LARGEST, _HALVES = (
     (65504, 65520, 3.4028235e38, np.inf, np.nan),

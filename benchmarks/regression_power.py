@@ -1,4 +1,4 @@
-"""How often a planted regression of a training step is found, and how often one that is not there.
+"""The power of the regression tests: how often they find a planted regression, and one that is not there.
 
 The step: 10 batches of 32 through a perceptron of 784, 128 and 10, forward, backward and SGD. Three kinds of
 runs, each against a baseline of the step as it is, all measured as `pytest --edgefl-compare` does it, by real
@@ -126,7 +126,7 @@ class Bench:
 
 
 def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict[str, float]:
-    """What the host was like."""
+    """The state of the host."""
     reference = measured.reference_cpu_s
     return {
         "repetitions": len(measured.repetitions),

@@ -1,4 +1,4 @@
-"""How much of the machine's training speed a whole experiment under the virtual clock keeps.
+"""The share of the machine's training speed that a whole experiment under the virtual clock keeps.
 
 FedStaleWeight's setting (Ma 2024, section 6.2): 15 clients, of which 10 take U(1, 2) s a trip and hold the
 labels 4 to 9, and 5 take U(8, 12) s and hold 0 to 3; the 468,458-parameter CNN with GroupNorm, one SGD step

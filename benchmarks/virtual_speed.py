@@ -1,4 +1,4 @@
-"""What a trip costs under the virtual clock when its training takes no time, and where the time goes.
+"""The cost of a trip under the virtual clock when its training takes no time, by stage.
 
 The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
 `IdleWorkload` changes one number. Everything that remains is the system's own.

@@ -12,4 +12,4 @@ theory       what the papers prove, measured
 """
 
 PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")
-"""What ``edgefl reproduce`` knows; each is a module here with ``study`` or, for theory, ``findings``."""
+"""Papers of ``edgefl reproduce``; each is a module here with ``study`` or, for theory, ``findings``."""

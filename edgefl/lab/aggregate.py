@@ -245,7 +245,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """How often as fast `c` is as each of the others; numba against `c`; a call against the bare function."""
+    """Ratios of `c` to each of the others and of numba to `c`; a call less the bare function."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}

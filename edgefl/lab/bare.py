@@ -41,7 +41,7 @@ TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 PART_BYTES = 256 * 1024
 """An update goes up in parts of this size, as in a run."""
 PATIENCE_S = 60.0
-"""Who hears nothing for so long gives up: the other end is gone."""
+"""An end that hears nothing for so long gives up: the other one is gone."""
 LOOK_PARAMETERS = 100_000
 """Parameters that are copied between two looks at the clock."""
 FORK = multiprocessing.get_context("fork")
@@ -163,7 +163,7 @@ def _copies_per_s(case: LimitCase, buffer: ParameterBuffer) -> float:
 
 
 def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
-    """What one client does with the memory in a trip, to be called again and again."""
+    """A client's use of the memory in one trip, to be called again and again."""
     shape, trips = buffer.shape, itertools.count(client, case.clients)
     base, trained = np.zeros(shape.size, np.float32), np.zeros(shape.size, np.float32)
     update = np.ones(shape.size, np.float32)
@@ -192,7 +192,7 @@ def _repeat(call: Callable[[], None], times: int) -> None:
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """How often ``call`` can be made a second, after a first one."""
+    """Calls a second, after a first one that does not count."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not calls:

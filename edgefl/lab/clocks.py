@@ -1,4 +1,4 @@
-"""How far one experiment's two runs agree: under the wall clock, and under the virtual one."""
+"""The agreement of one experiment's two runs: under the wall clock, and under the virtual one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgefl.results.record import Record
 
 
 class Agreement(NamedTuple):
-    """What a wall run's trips were beside the virtual run's, in emulated seconds."""
+    """A wall run's trips beside the virtual run's, in emulated seconds."""
 
     trips: int
     """Trips that arrived in both runs; they are told by client and number."""
     missing: int
     """Trips that arrived in one of them alone."""
     planned_alike: bool
-    """Whether each of them was to take the same time in both."""
+    """Each of them was to take the same time in both."""
     round_error: float
     """The wall run's worst trip as its server saw it: ``|achieved / declared − 1|``."""
     round_error_median: float
@@ -29,7 +29,7 @@ class Agreement(NamedTuple):
     early_s: float
     """The furthest that an arrival or a trip's end was before its virtual time; 0 or less: never."""
     unexplained_s: float
-    """The furthest that an arrival was beyond what its phone's trips and pauses were late by."""
+    """The furthest that an arrival was beyond the lateness of its client's trips and pauses."""
     inverted: int
     """Pairs of trips that arrived in the other order; one that did not arrive comes after all that did."""
     inverted_gap_s: float
@@ -37,7 +37,7 @@ class Agreement(NamedTuple):
     stale_otherwise: int
     """Trips whose staleness is another."""
     staleness_moved: float
-    """Between the two distributions of staleness: versions that a trip has to be moved by, on average."""
+    """Versions by which a trip has to be moved to make the distributions of staleness the same, on average."""
 
 
 def agreement(wall: Record, virtual: Record) -> Agreement:
@@ -84,10 +84,10 @@ def _lateness(
     late_s: NDArray[np.float64],
     start_s: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Seconds until each arrival: its phone's late start, its late trips, the pauses between them.
+    """Seconds until each arrival: its client's late start, its late trips, the pauses between them.
 
-    ``trips`` are ordered by client and number. Under the virtual clock a phone's next trip begins as its last
-    one arrives.
+    ``trips`` are ordered by client and number. Under the virtual clock a client's next trip begins as its
+    last one arrives.
     """
     summed_s = np.empty(len(trips))
     for row, (client, _) in enumerate(trips):

@@ -1,4 +1,4 @@
-"""What takes part in ``bench aggregate``: edgefl's back ends, the usual ways, other frameworks, the limits.
+"""The contenders of ``bench aggregate``: edgefl's back ends, the usual ways, other frameworks, the limits.
 
 All of them sum the same arrays, which `arrays_of` makes.
 """

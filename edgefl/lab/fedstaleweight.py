@@ -7,7 +7,7 @@ from edgefl.lab.study import Arm, Curves, Finding, Study, above, share, times, v
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""How far from 1/n a client's share of weight may be, mean over a group."""
+"""A group's mean share of weight may be so far from 1/n."""
 
 
 def judge(curves: Curves) -> list[Finding]:
@@ -24,7 +24,7 @@ def judge(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """How far a client's share is from 1/n, mean over the two groups, times n."""
+        """The distance of a client's share from 1/n, mean over the two groups, times n."""
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
 

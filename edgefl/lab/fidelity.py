@@ -1,4 +1,4 @@
-"""How well devices are emulated: every mechanism and quantity against what was declared, in real runs.
+"""The fidelity of the emulation: every mechanism and quantity against what was declared, in real runs.
 
 Each run is one of `edgefl.run`, with its real client processes; only the training is another one, products of
 matrices whose amount is known. A figure counts if its run was under conditions in which it may be believed.
@@ -251,7 +251,7 @@ def _loss(name: str, run: TripTimes) -> JudgedQuantity:
 # ---- heat, and a slowed host -------------------------------------------------------------------
 
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
-"""Phones and boards whose profiles give their thermal figures in full."""
+"""Devices whose profiles give their thermal figures in full."""
 HOT_TIME_SCALE = 0.02
 """Half an hour of heat in 36 seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)

@@ -1,4 +1,4 @@
-"""What ``bench fidelity`` holds each quantity to, and what comes of it: PASS, FAIL or INVALID.
+"""The bars that ``bench fidelity`` holds each quantity to, and its verdicts: PASS, FAIL or INVALID.
 
 A figure counts only if the run that it is from was under conditions in which it may be believed: INVALID is
 no PASS, and a bar that is missed while others use the host is INVALID, not FAIL.
@@ -30,11 +30,11 @@ class JudgedQuantity(NamedTuple):
     quantity: str
     mechanism: str
     declared: str
-    """What was declared, for people."""
+    """The declared value, for people."""
     measured: int
     """Trips, packets or devices."""
     figures: dict[str, float]
-    """What was found; errors are shares."""
+    """Measured values; errors are shares."""
     bar: str
     verdict: Verdict
     why: str = ""
@@ -172,7 +172,7 @@ def thermal(seconds: float, predicted_s: Floats, achieved_s: Floats, run: TripTi
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> JudgedQuantity:
-    """How much a client's times move when 15 others run."""
+    """The shift of a client's times when 15 others run."""
     shift, measured = {}, 0
     for quantity in ("compute", "trip"):
         medians = []

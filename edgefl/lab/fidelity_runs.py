@@ -62,7 +62,7 @@ class MadeUpLink(NamedTuple):
 
 
 class TripTimes(NamedTuple):
-    """What a run has measured; columns are of finished trips, seconds are emulated."""
+    """A run's finished trips, column by column, and its conditions; seconds are emulated."""
 
     columns: dict[str, Floats]
     client: npt.NDArray[np.int64]
@@ -73,7 +73,7 @@ class TripTimes(NamedTuple):
     time_scale: float
     conditions: Conditions
     reasons: tuple[str, ...]
-    """Why the run called itself INVALID; empty if it did not."""
+    """The run's own reasons for being INVALID; empty if it is not."""
 
     def times(self, quantity: str, clients: npt.NDArray[np.bool_] | None = None) -> tuple[Floats, Floats]:
         """Declared and achieved, of all trips or of those of the clients that are chosen."""
@@ -256,7 +256,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that compute all the time, until the end."""
+    """Processes that compute all the time, until the end."""
     with contextlib.ExitStack() as stack:
         for _ in range(processes):
             stack.enter_context(probe.loaded("compute", load.LONGEST_S))

@@ -46,8 +46,8 @@ UPDATES = 5
 """Updates in a sum: FedStaleWeight's b."""
 NEVER = 10**9
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
-"""What the server's stopwatch tells apart. ``check`` reads a message, holds it against what was asked for and
-leases slots: all that is in none of the others. ``send`` is the reply, the next task."""
+"""The stages that the server's stopwatch tells apart. ``check`` reads a message, holds it against what was
+asked for and leases slots: all that is in none of the others. ``send`` is the reply, the next task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
 """Stages in the table, and their heads."""
 FEW = 3
@@ -59,7 +59,7 @@ COPIES = 4
 
 
 class IngestFigures(NamedTuple):
-    """What one turn of the system measured."""
+    """The figures of one turn of the system."""
 
     trips: int
     trips_per_s: float

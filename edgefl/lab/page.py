@@ -1,4 +1,4 @@
-"""What a reproduction leaves: summary.json, report.html, and a table for the terminal."""
+"""The output of a reproduction: summary.json, report.html, and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write(
 
 
 def _target(rows: Sequence[comparison.RunGroup]) -> float | None:
-    """What the figures "to target" of the arms are to: the highest accuracy that every run reached."""
+    """The target of the arms' figures "to target": the highest accuracy that every run reached."""
     target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
     return None if target is None else rounded(target)
 

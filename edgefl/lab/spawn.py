@@ -1,4 +1,4 @@
-"""How fast clients start and what memory they take, beside a process that imports torch for itself.
+"""The time that clients take to start, and their memory, beside a process that imports torch for itself.
 
 The run is an ordinary one of synchronous rounds in which all clients take part. Each notes when it was forked
 and when it first trained: the first trains as soon as the last has said that it is ready. On its second trip
@@ -44,14 +44,14 @@ print(seconds, flush=True); input()
 
 
 class ProcessMemory(NamedTuple):
-    """Of one process, MiB: a shared page counts once over all who map it, or not at all."""
+    """A process's memory, MiB: a shared page counts once over all that map it, or not at all."""
 
     proportional_mib: float
     own_mib: float
 
 
 class ClientStart(msgspec.Struct):
-    """What a client notes of itself; times are of the system's monotonic clock."""
+    """A client's notes of itself; times are of the system's monotonic clock."""
 
     forked_s: float
     trained_s: float
@@ -158,7 +158,7 @@ def _memory(pid: int) -> ProcessMemory:
 
 
 def _import_torch() -> tuple[float, ProcessMemory]:
-    """What a process pays that imports torch for itself and takes one gradient."""
+    """The cost of a process that imports torch for itself and takes one gradient."""
     with subprocess.Popen(
         [sys.executable, "-c", _IMPORT],
         stdin=subprocess.PIPE,

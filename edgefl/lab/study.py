@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
     claim: str
     source: str
-    """Where the paper says so."""
+    """The claim's place in the paper."""
     paper: str
     """The paper's figure."""
     ours: str
@@ -105,7 +105,7 @@ def times(values: Sequence[float], base: Sequence[float]) -> str:
 LAST = 5
 """Evaluations at the end whose mean is the final accuracy: a single one swings by percents."""
 Over = Literal["trips", "at_s"]
-"""What a run has spent at an evaluation: client trips or emulated seconds."""
+"""A run's cost until an evaluation: client trips or emulated seconds."""
 
 
 class Curves:
@@ -196,7 +196,7 @@ class Study:
     """One paper's comparison."""
 
     name: str
-    """Of its settings in ``experiments/papers``, too; those of ``--quick`` end in ``-quick``."""
+    """Also the name of its settings in ``experiments/papers``; those of ``--quick`` end in ``-quick``."""
     title: str
     citation: str
     arms: tuple[Arm, ...]

@@ -1,4 +1,4 @@
-"""What the papers prove, measured: on the real core, with vectors of a few numbers and no data.
+"""The papers' theorems, measured on the real core, with vectors of a few numbers and no data.
 
 Toghani and Uribe's bound for FedBuff (arXiv:2210.01161) is held against problems whose constants can be
 computed. Fairness, strategy-proofness and staleness are read off fleets whose clients take the time that a
@@ -40,7 +40,7 @@ BOTH: dict[str, Any] = {"buffer_size": 5, "restart": "new-version"}
 FAIR = 0.05
 SLOWED = (1.5, 2.0, 4.0)
 NO_GAIN = 0.03
-"""So much is chance over these versions."""
+"""The gain that may be chance over these versions."""
 LARGER = (2, 4, 8)
 SKIP = 200
 """Versions until the slow agents have been heard: fairness is of the long run."""
