@@ -1,4 +1,4 @@
-"""What a phone is.
+"""Devices: what an emulated client runs on, and how that changes over time.
 
 schema      what a device, network and fleet file hold, and delays drawn from a distribution
 profiles    loading profiles and checking them

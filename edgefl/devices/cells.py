@@ -1,13 +1,10 @@
-"""Cells: many phones behind one uplink and one downlink, which their transfers share.
+"""Cells: many clients behind one uplink and one downlink, which their transfers share.
 
 At any instant a cell's capacity is divided max-min fairly: every transfer gets the same, except that none
 gets more than its own link carries, and what it leaves is divided among the others (progressive filling,
 Bertsekas and Gallager 1992, 6.5.2). Rates change the moment a transfer starts or ends.
 
-The cells of a fleet under the virtual clock: transfers share, so each trip's times depend on the others'.
-
-A pure book: it is told when a trip begins and when it is given up, and says when the next one is through. A
-trip's bytes flow after each message's own delay; its training takes what its plan says.
+`SharedCells` computes this for the virtual clock. Under the wall clock each client looks at a `CellMeter`.
 """
 
 from __future__ import annotations
@@ -70,13 +67,13 @@ class Cell:
         return transfer in self._left
 
     def start(self, transfer: int, at_s: float, nbytes: float, limit: float) -> None:
-        """A transfer's first byte flows now; its own link carries ``limit`` bytes per emulated second."""
+        """Let a transfer begin to flow; its own link carries ``limit`` bytes per emulated second."""
         self._advance(at_s)
         self._limits[transfer], self._left[transfer] = limit, nbytes
         self._share()
 
     def stop(self, transfer: int, at_s: float) -> None:
-        """A transfer has ended, or is given up."""
+        """End a transfer, whether all of it came through or not."""
         self._advance(at_s)
         del self._limits[transfer], self._left[transfer]
         self._share()
@@ -103,10 +100,10 @@ class Cell:
 
 
 class CellMeter:
-    """Who transfers in which cell right now, among processes that were forked after this was made.
+    """Memory in which processes forked after it was made say that they transfer.
 
-    A byte a client and way, which only that client writes, in memory that all of them share: whoever wants
-    to know its share counts the others. Clients are in cells by turns: client c in cell c mod ``cells``.
+    Each client and way has a byte that only that client writes; a client counts the others of its cell to
+    know its share. Client c is in cell c mod ``cells``.
     """
 
     def __init__(
@@ -121,11 +118,11 @@ class CellMeter:
         }  # fmt: skip
 
     def transfers(self, client: int, way: Way, busy: bool) -> None:
-        """This client's transfer starts or ends."""
+        """Note that a transfer of this client starts or ends."""
         self._busy[way][client] = busy
 
     def gone(self, client: int) -> None:
-        """The client's process has ended."""
+        """Note that the client's process has ended."""
         for busy in self._busy.values():
             busy[client] = False
 
@@ -185,9 +182,10 @@ class _CellTrip:
 
 
 class SharedCells:
-    """Client c is in cell c mod ``cells``; a cell's ways carry ``capacities`` bytes per emulated second.
+    """The cells of a fleet under the virtual clock, where a trip's times depend on other trips'.
 
-    ``limits`` are what each client's own link carries.
+    Client c is in cell c mod ``cells``; a cell's ways carry ``capacities`` and each client's own link carries
+    ``limits``, bytes per emulated second. Bytes flow after each message's own delay.
     """
 
     def __init__(
@@ -202,12 +200,12 @@ class SharedCells:
         self._queue: list[tuple[float, int, int]] = []
 
     def begin(self, task: int, client: int, plan: TripPlan, at_s: float) -> None:
-        """A trip begins: its download is sent."""
+        """Send the download of a trip that begins."""
         self._trips[task] = _CellTrip(client, plan, at_s)
         heapq.heappush(self._queue, (at_s + plan.down.lead_s, SEND, task))
 
     def drop(self, task: int, at_s: float) -> None:
-        """A trip is given up, if it is not through."""
+        """Give a trip up, if it is not over."""
         trip = self._trips.pop(task, None)
         if trip is not None and task in (cell := self._cell(trip)):
             cell.stop(task, at_s)
@@ -215,13 +213,13 @@ class SharedCells:
 
     @property
     def next_s(self) -> float:
-        """When something happens next; infinite if nothing does."""
+        """The instant of the next event; infinite if there is none."""
         while self._queue and not self._counts(*self._queue[0]):
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf
 
     def advance(self, at_s: float) -> list[FinishedTrip]:
-        """Let everything happen until then; returns the trips that are through, in order."""
+        """Let everything happen until then; returns the trips that end, in order."""
         found: list[FinishedTrip] = []
         while self.next_s <= at_s:
             due_s, kind, task = heapq.heappop(self._queue)
@@ -243,7 +241,7 @@ class SharedCells:
         return found
 
     def _sent(self, task: int, trip: _CellTrip, at_s: float) -> FinishedTrip | None:
-        """A message is through, and perhaps the trip."""
+        """End a message; returns the trip if it ends with it."""
         broken = trip.message.breaks_after is not None
         if trip.way == "down":
             trip.down_s = at_s - trip.begun_s
@@ -261,12 +259,12 @@ class SharedCells:
         return cells[trip.client % len(cells)]
 
     def _await(self, cell: Cell) -> None:
-        """Whatever ends next in this cell has an entry in the queue."""
+        """Put what ends next in this cell into the queue."""
         if (ends := cell.ends) is not None:
             heapq.heappush(self._queue, (ends[0], SENT, ends[1]))
 
     def _counts(self, at_s: float, kind: int, task: int) -> bool:
-        """Whether an entry of the queue still holds."""
+        """Returns True for an entry of the queue that still holds."""
         trip = self._trips.get(task)
         if trip is None:
             return False

@@ -1,7 +1,7 @@
-"""What its work does to a phone: pure functions from its condition at one instant to that at a later one.
+"""Temperature and battery: pure functions from a client's condition at one instant to that at a later one.
 
-A condition is a small value. Whoever knows it, and the plan of the trip that began then, knows every later
-one: so the client that trains, the server of either clock and a run that is resumed agree to the last bit.
+A later condition follows from an earlier one and the plan of the trip that began then: so the client that
+trains, the server of either clock and a run that is resumed agree to the last bit.
 
 What a device draws while it computes, transfers and idles, and what its battery holds.
 
@@ -24,11 +24,11 @@ from edgefl.devices.thermal import ThermalModel
 from edgefl.errors import ProfileError
 
 Cause = Literal["battery", "heat"]
-"""Why a phone cannot go on."""
+"""The reason why a client cannot go on."""
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How a phone is at an instant, in emulated seconds since the start of the run."""
+    """The condition of a client at an instant, in emulated seconds since the start of the run."""
 
     at_s: float
     temp_c: float = 0.0
@@ -40,17 +40,17 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def fit(self) -> bool:
-        """Whether it can work."""
+        """True for a client that can work."""
         return not (self.low or self.off)
 
 
 class ConditionModel(NamedTuple):
-    """The figures of one device that its condition depends on; None for what it has not or is switched off.
+    """The figures that a client's condition depends on; None for what it lacks or is switched off.
 
-    >>> phone = ConditionModel(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
-    >>> phone.after_rest(phone.initial(), 30.0)
+    >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
+    >>> model.after_rest(model.initial(), 30.0)
     Condition(at_s=30.0, temp_c=0.0, charge_j=70.0, low=False, off=False)
-    >>> phone.after_rest(phone.initial(), 81.0)                # low after 80 s, and then charged with 10 W
+    >>> model.after_rest(model.initial(), 81.0)                # low after 80 s, and then charged with 10 W
     Condition(at_s=81.0, temp_c=0.0, charge_j=30.0, low=True, off=False)
     """
 
@@ -58,7 +58,7 @@ class ConditionModel(NamedTuple):
     power: Power | None
 
     def initial(self, charge: float = 1.0) -> Condition:
-        """At the start of a run: as warm as its surroundings, its battery filled to that share."""
+        """The condition at the start of a run: at ambient temperature, the battery filled to that share."""
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
             return Condition(0.0, temp_c)
@@ -68,7 +68,7 @@ class ConditionModel(NamedTuple):
     # ---- at rest -------------------------------------------------------------------------------
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """The same phone at a later instant, idle until then, and charged whenever its battery gets low."""
+        """The condition at a later instant of a client that idles, and is charged when its battery is low."""
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
             charge_j = self.power.capacity_j if before.low else self.power.least_j
@@ -77,7 +77,7 @@ class ConditionModel(NamedTuple):
         return self._drifted(before, at_s)
 
     def unfit_at_s(self, now: Condition) -> float:
-        """The instant at which it can no longer work, if it idles from now on; infinite if it always can."""
+        """The first instant at which a client that idles can no longer work; infinite if it always can."""
         return self._turn_s(now) if now.fit else now.at_s
 
     def fit_at_s(self, now: Condition) -> float:
@@ -90,7 +90,7 @@ class ConditionModel(NamedTuple):
         return now.at_s
 
     def _turn_s(self, now: Condition) -> float:
-        """When an idle phone's battery gets low, or full again."""
+        """The instant at which an idle client's battery gets low, or full again."""
         power = self.power
         if power is None:
             return math.inf
@@ -99,13 +99,13 @@ class ConditionModel(NamedTuple):
         return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
 
     def _cool_s(self, now: Condition) -> float:
-        """When a phone that switched itself off is cool enough again."""
+        """The instant at which a device that switched itself off is cool enough again."""
         if not now.off or self.thermal is None:
             return now.at_s
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """Idle until ``at_s``, before which its battery gets neither low nor full."""
+        """The condition after idling until ``at_s``, before which the battery gets neither low nor full."""
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:
@@ -120,9 +120,9 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """The phone that began ``plan`` in the condition ``before``, so far into it, at most to its end.
+        """The condition so far into ``plan``, at most at its end, of a client that began it as ``before``.
 
-        ``because`` says why it did not get further, if it could not.
+        ``because`` is the reason why it did not get further.
         """
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
@@ -139,7 +139,7 @@ class ConditionModel(NamedTuple):
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
     def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
-        """How far into the trip the phone gets, and why no further; None if it gets to its end."""
+        """The seconds into the trip at which the client has to stop, and why; None if it gets to its end."""
         found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
@@ -190,7 +190,7 @@ class Power(NamedTuple):
 
 
 def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
-    """What the device draws and holds; None for one without a battery.
+    """The device's power and its battery's charge; None for one without a battery.
 
     A current that the profile leaves out is not drawn. `ProfileError` where it does not say what computing
     draws: that is most of it.
@@ -219,7 +219,7 @@ def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
 def energy_j(
     device: Device, *, compute_s: float, radio_s: float = 0.0, idle_s: float = 0.0, bearer: Bearer = "mobile"
 ) -> float:
-    """Joules that a device takes for so many seconds of computing, of transfers and of neither.
+    """Joules of so many seconds of computing, of transfers and of neither.
 
     `ProfileError` where its profile has no battery or does not say what computing draws.
 

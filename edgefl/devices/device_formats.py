@@ -174,7 +174,7 @@ class PowerCluster(NamedTuple):
         return f"{self.cores or 'all'} cores of {self.freq_mhz[-1]:g} MHz"
 
     def is_of(self, known: _Table) -> bool:
-        """Whether it is that cluster of the profile."""
+        """Returns True if it is that cluster of the profile."""
         same_size = self.cores is None or known["cores"] == self.cores
         return bool(same_size and abs(known["max_mhz"] / self.freq_mhz[-1] - 1) < SAME_MHZ)
 
@@ -226,7 +226,7 @@ def _battery(items: Items) -> dict[str, float]:
 
 
 def _transfer(items: Items, plain: str, controller: str) -> list[float]:
-    """What a radio draws while it transfers: the file's figure, or the middle of receiving and sending."""
+    """The current of a radio that transfers: the file's figure, or the middle of receiving and sending."""
     if any(items.get(plain, [])):
         return items[plain][:1]
     received, sent = items.get(f"{controller}.rx", []), items.get(f"{controller}.tx", [])
@@ -270,7 +270,7 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
 
 
 def _refuse_placeholders(path: Path, items: Items) -> None:
-    """A file whose cores, or whose radios and screen, all draw Android's sample value was never measured."""
+    """Raise `ProfileError` if the cores, or the radios and screen, all draw Android's sample value."""
     cores = [
         ma for key, mas in items.items() if key.startswith(("cpu.core_power", "cpu.active")) for ma in mas
     ]

@@ -1,8 +1,8 @@
-"""What changes over time on the phones of a run: how hot and charged each is, and when it comes and goes.
+"""What changes by itself during a run: clients' temperature and charge, and when they come and go.
 
-A pure book beside the core: it is shown every event and what the core answered, and knows each phone's
-condition, the plan of the trip that it is on, and the next instant at which it comes or goes. The servers of
-both clocks ask it for that instant; a resumed run has the same book from replaying the journal.
+`Dynamics` is shown every event and what the core answered. It knows each client's condition, the plan of its
+trip, and the next instant at which it comes or goes, which both clocks ask for. A resumed run has the same
+state from replaying the journal.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
 MOST_TRIES = 10_000
-"""Recoveries looked through for one after which the phone is online as well as fit."""
+"""Recoveries looked through for one after which the client is online as well as fit."""
 
 
 class Transition(NamedTuple):
-    """The next thing that a phone does by itself, unless it is given a task or ends one before."""
+    """The next change of a client by itself, unless it is given a task or ends one before."""
 
     at_s: float
-    """Emulated seconds since the start of the run; infinite: nothing."""
+    """Emulated seconds since the start of the run; infinite: no change."""
     why: Literal["back", "offline", "battery", "heat", "died"]
 
     @property
     def comes(self) -> bool:
-        """Whether it comes online; else it goes."""
+        """True where the client comes online; else it goes."""
         return self.why == "back"
 
 
@@ -48,58 +48,58 @@ NEVER = Transition(math.inf, "back")
 
 
 class _ClientState:
-    """One phone that changes over time."""
+    """The state of one client that changes over time."""
 
-    __slots__ = ("forced", "here", "move", "not_before_s", "now", "phone", "plan", "presence")
+    __slots__ = ("forced", "here", "model", "move", "not_before_s", "now", "plan", "presence")
 
-    def __init__(self, phone: ConditionModel, presence: Presence, charge: float) -> None:
-        self.phone, self.presence = phone, presence
-        self.now = phone.initial(charge)
-        """Its condition when it was last looked at: at the start of its trip, while it is on one."""
+    def __init__(self, model: ConditionModel, presence: Presence, charge: float) -> None:
+        self.model, self.presence = model, presence
+        self.now = model.initial(charge)
+        """Its condition when that was last asked for: at the start of its trip, while it is on one."""
         self.plan: TripPlan | None = None
         self.here = False
         self.forced = NEVER
-        """What ends its trip whether or not it would like to finish it."""
+        """The change that ends its trip even where clients finish theirs before they leave."""
         self.not_before_s = 0.0
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
-        """It is given a task now."""
-        self.now = self.phone.after_rest(self.now, max(at_s, self.now.at_s))
+        """Give it a task now; returns its condition."""
+        self.now = self.model.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
     def travel(self, plan: TripPlan) -> None:
-        """This is the trip that it makes."""
+        """Set the trip that it makes."""
         self.plan, start_s = plan, self.now.at_s
         self.move, self.forced = self._goes(start_s), Transition(start_s + plan.dies_s, "died")
-        ailing = self.phone.interruption(self.now, plan)
-        if ailing is not None:
-            gives_out = Transition(start_s + ailing[0], ailing[1])
-            if gives_out.why == "battery":
-                self.move = min(self.move, gives_out)
+        stop = self.model.interruption(self.now, plan)
+        if stop is not None:
+            stops = Transition(start_s + stop[0], stop[1])
+            if stops.why == "battery":
+                self.move = min(self.move, stops)
             else:
-                self.forced = min(self.forced, gives_out)
+                self.forced = min(self.forced, stops)
         self.move = min(self.move, self.forced)
 
     def end(self, at_s: float) -> None:
-        """Its trip is over, at its end or before."""
+        """End its trip, at its end or before."""
         if self.plan is None:
             return
         why, cut = self.move.why, at_s >= self.move.at_s
         elapsed_s = (min(at_s, self.move.at_s) if cut else at_s) - self.now.at_s
         because = why if cut and (why == "battery" or why == "heat") else None
-        self.now = self.phone.after_trip(self.now, self.plan, max(0.0, elapsed_s), because)
+        self.now = self.model.after_trip(self.now, self.plan, max(0.0, elapsed_s), because)
         self.plan = None
         self.rest(at_s)
 
     def rest(self, at_s: float) -> None:
-        """It is on no trip: it goes when it is needed elsewhere or low, and is back when it can work."""
+        """Set the next change of a client that is on no trip."""
         if not self.here:
             self.move = Transition(self._comes_s(max(at_s, self.not_before_s)), "back")
             return
-        self.move, tires_s = self._goes(at_s), self.phone.unfit_at_s(self.now)
-        if tires_s < self.move.at_s:
-            self.move = Transition(tires_s, "heat" if self.now.off else "battery")
+        self.move, unfit_s = self._goes(at_s), self.model.unfit_at_s(self.now)
+        if unfit_s < self.move.at_s:
+            self.move = Transition(unfit_s, "heat" if self.now.off else "battery")
 
     def _goes(self, at_s: float) -> Transition:
         return Transition(self.presence.goes_s(at_s) if self.presence.online(at_s) else at_s, "offline")
@@ -111,17 +111,17 @@ class _ClientState:
             at_s = self.presence.comes_s(at_s)
             if at_s == math.inf:
                 return at_s
-            now = self.phone.after_rest(now, max(at_s, now.at_s))
+            now = self.model.after_rest(now, max(at_s, now.at_s))
             if now.fit:
                 return at_s
-            at_s = self.phone.fit_at_s(now)
+            at_s = self.model.fit_at_s(now)
             if at_s == math.inf:
                 return at_s
         return math.inf
 
 
 class Dynamics:
-    """The book of one run. Phones on which nothing changes are not in it, and cost nothing."""
+    """The changing clients of one run; those on which nothing changes are not in it, and cost nothing."""
 
     def __init__(
         self,
@@ -149,35 +149,35 @@ class Dynamics:
     # ---- what servers ask ----------------------------------------------------------------------
 
     def condition(self, client: int) -> Condition | None:
-        """How the phone was when the trip started that it is on; None for one that does not change."""
+        """The client's condition when its trip started; None for one that does not change."""
         state = self._states.get(client)
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """The trip that it is on; None for a phone that does not change."""
+        """The trip that it is on; None for a client that does not change."""
         if client in self._in_cells:
             return self._in_cells[client][1]
         state = self._states.get(client)
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """The next thing that the phone does by itself."""
+        """The next change of the client by itself."""
         return self._states[client].move
 
     def finishes(self, client: int) -> bool:
-        """Whether a phone that goes, as `move` says, finishes its task first."""
+        """Returns True for a client that finishes its task before it goes, as `move` says."""
         state = self._states[client]
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
     def lost_at_s(self, client: int) -> float:
-        """When the task is lost that the phone has now, unless the trip is over before."""
+        """The instant at which the client's task is lost, unless the trip is over before."""
         state = self._states.get(client)
         if state is None:
             return math.inf
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Phones whose next move has changed since this was asked last."""
+        """Clients whose next change is another than when this was asked last."""
         moved, self._moved = self._moved, {}
         return moved
 
@@ -185,12 +185,12 @@ class Dynamics:
 
     @property
     def shares(self) -> bool:
-        """Whether trips' times depend on each other: then `through` says when each is over."""
+        """True where trips' times depend on each other: then `through` says when each is over."""
         return self._cells is not None
 
     @property
     def next_s(self) -> float:
-        """When something happens next in a cell; infinite if nothing does."""
+        """The instant of the next event in a cell; infinite if there is none."""
         return math.inf if self._cells is None else self._cells.next_s
 
     def advance(self, at_s: float) -> None:
@@ -206,7 +206,7 @@ class Dynamics:
     # ---- what happens --------------------------------------------------------------------------
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
-        """The core answered ``event`` with ``actions``, and its time is ``now_s``."""
+        """Take in that the core, whose time is ``now_s``, answered ``event`` with ``actions``."""
         if self._cells is not None and event.at_s < math.inf:
             self.advance(event.at_s)
             if isinstance(event, Arrived | Failed) or (isinstance(event, Left) and not event.finishes):
@@ -257,7 +257,7 @@ class Dynamics:
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
-    """The book of a run; None for a fleet on which nothing changes over time."""
+    """The dynamics of a run; None for a fleet on which nothing changes over time."""
     kinds = {(info.profile, info.network): info for info in clients}
     cells, shared = experiment.fleet.cells, None
     if cells is not None and experiment.clock.kind == "virtual":  # on the wall, clients see to it

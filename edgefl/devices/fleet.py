@@ -1,7 +1,4 @@
-"""The very device and link of each client, read once a process, and when it is online.
-
-The trips of a fleet's clients: whoever plans one, a client, a worker or the server, plans the same.
-"""
+"""The device, link, presence and trips of each client: the same in whichever process they are asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from edgefl.seeds import stream
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
-    """One emulated phone."""
+    """One emulated client."""
 
     client: int
     profile: str
@@ -56,7 +53,7 @@ def thermal_of(profile: str) -> ThermalModel | None:
 
 
 def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
-    """What each client's own link carries, bytes with headers per emulated second; infinite if unlimited."""
+    """Rates of each client's own link, bytes with headers per emulated second; infinite if unlimited."""
     networks = [network_of(info.network) for info in clients]
     return {
         "down": [_bytes_per_s(network.down.rate_mbps) or math.inf for network in networks],
@@ -65,7 +62,7 @@ def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
 
 
 def cell_capacities(cells: Cells) -> dict[Way, float | None]:
-    """What each way of a cell carries, bytes with headers per emulated second; None: no limit."""
+    """Capacities of a cell's ways, bytes with headers per emulated second; None: no limit."""
     return {"down": _bytes_per_s(cells.downlink_mbps), "up": _bytes_per_s(cells.uplink_mbps)}
 
 
@@ -74,13 +71,13 @@ def _bytes_per_s(mbps: float | None) -> float | None:
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
-    """When this device comes online first: the same whoever asks, and whatever the other devices are."""
+    """The instant at which this client comes online first, whatever the other clients are."""
     draw = stream(experiment.seed, "join", client).uniform(0.0, 1.0)
     return experiment.fleet.join_spread_s * float(draw)
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Whether anything changes over time on the phones of this profile and network."""
+    """Returns True where anything changes over time on the clients of this profile and network."""
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
         fleet.churn.mean_online_s
@@ -93,7 +90,7 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
 
 
 def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
-    """What a client's condition depends on, as far as the experiment switches it on."""
+    """The model of a client's condition, of what the experiment switches on."""
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
@@ -107,7 +104,7 @@ def _power_of(profile: str, network: str) -> Power | None:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """When a client is online, apart from what its work does to it.
+    """The times at which a client is online, apart from what its work does to it.
 
     A profile's windows start at an instant of their period that each device draws; those of a file as the
     file says.
@@ -142,7 +139,7 @@ def _shuffled(seed: int, count: int) -> list[int]:
 
 
 class Trips:
-    """What each client does on a trip, and what it costs its device."""
+    """Plans of the clients' trips."""
 
     def __init__(
         self,
@@ -162,9 +159,9 @@ class Trips:
     def plan(
         self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
     ) -> TripPlan:
-        """One trip of a client, in emulated seconds; the same whichever process asks, and how often.
+        """One trip of a client, in emulated seconds.
 
-        ``budget_s`` cuts it short: see `TripPlan.within`. ``condition`` is how the phone is when the trip
+        ``budget_s`` cuts it short: see `TripPlan.within`. ``condition`` is the client's when the trip
         starts; None for one that does not change over time.
         """
         experiment, info, held = self._experiment, self._clients[client], self._examples[client]

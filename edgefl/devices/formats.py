@@ -15,7 +15,7 @@ Way = Literal["down", "up"]
 
 
 class Format(NamedTuple):
-    """What reads a format, and the fields of `ImportOptions` that it has a use for."""
+    """The function that reads a format, and the fields of `ImportOptions` that it has a use for."""
 
     read: Callable[[Path, ImportOptions], ImportResult]
     takes: tuple[str, ...]
@@ -47,17 +47,17 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def read(format_name: str, path: Path, asked: ImportOptions) -> ImportResult:
+def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
     """The profiles that the file in that format makes.
 
-    ProfileError if there is no such format, it has no use for what is asked, or the file is not of it.
+    ProfileError if there is no such format, it has no use for an option, or the file is not of it.
     """
     found = named(format_name)
-    for option, given in asked._asdict().items():
+    for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
             allowed = ", ".join(f"--{name}" for name in found.takes)
             raise ProfileError(f"--{option}: {format_name} has no use for it; allowed: {allowed}")
-    return found.read(path, asked)
+    return found.read(path, options)
 
 
 def write(name: str, format_name: str, way: Way | None = None) -> Export:
@@ -93,7 +93,7 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
 
 
 def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
-    """What this network has and the formats of networks cannot say; a trace says the rate only."""
+    """Properties of this network that formats cannot say; a trace says the rate only."""
     ways = (network.down, network.up)
     has = {
         "delay": rate_only and any(way.delay_ms for way in ways),

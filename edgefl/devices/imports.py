@@ -1,4 +1,4 @@
-"""What the importers of other projects' files share: bounded reading, checking, and files of profiles."""
+"""Bounded reading, checking, and files of profiles: shared by the importers of other projects' files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ImportOptions(NamedTuple):
-    """What the user says of an import beyond its file; a format takes only what it has a use for."""
+    """The user's options of an import; a format takes only those that it has a use for."""
 
     name: str | None = None
     """Id of the one profile, or of the fleet, that is made; by default the file's name."""

@@ -1,10 +1,8 @@
 """A client's link in user space: real bytes, moved chunk by chunk at the network profile's rate.
 
-Replaying a recorded link: Mahimahi's packet-delivery traces.
-
-A trace is text, one time in whole milliseconds a line, ascending: each is an opportunity to deliver one
-packet. Several packets in one millisecond are as many lines. After its last line a trace begins anew, the
-last time being its length (Winstein et al., NSDI 2013; mm-link(1)).
+A recorded link is replayed from one of Mahimahi's traces: text, one time in whole milliseconds a line,
+ascending, each an opportunity to deliver one packet. After its last line a trace begins anew, the last time
+being its length (Winstein et al., NSDI 2013; mm-link(1)).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from statistics import NormalDist, fmean, pstdev
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -75,7 +72,7 @@ class Transfer(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """How far it gets if the connection is lost."""
+        """A line that says how far the message gets if the connection is lost."""
         return f"the link was lost after {self.breaks_after} of {self.nbytes} bytes"
 
     def takes_s(self, nbytes: float) -> float:
@@ -83,10 +80,6 @@ class Transfer(NamedTuple):
         if self.trace is None:
             return nbytes / self.rate_bytes_per_s
         return self.trace.delivers_s(self.flows_at_s, nbytes * self.wire_bytes / self.nbytes)
-
-    def sent_at(self, at_s: float) -> Transfer:
-        """This message, sent at that instant of its trace."""
-        return self._replace(flows_at_s=at_s + self.lead_s)
 
 
 class Link:
@@ -145,8 +138,8 @@ class Link:
         if way.trace is not None and nbytes:
             trace = read_trace(way.trace)
             rate = nbytes / (wire * 8 / (trace.rate_mbps * 1e6))
-            found = Transfer(nbytes, wire, lost, lead_s, rate, CHUNK_BYTES, breaks_after, trace)
-            return found.sent_at(self._at_s + self._shift * trace.period_ms / 1e3)
+            flows_at_s = self._at_s + self._shift * trace.period_ms / 1e3 + lead_s
+            return Transfer(nbytes, wire, lost, lead_s, rate, CHUNK_BYTES, breaks_after, trace, flows_at_s)
         unpaced = math.isinf(rate)
         chunk_bytes = max(1, nbytes) if unpaced else CHUNK_BYTES
         return Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after)
@@ -164,16 +157,16 @@ class Link:
 
 
 class LinkShare(Protocol):
-    """What a transfer gets of a link that others use too, while it lasts."""
+    """A transfer's share of a link that others use too."""
 
     def open(self) -> None:
-        """Bytes begin to flow."""
+        """Note that bytes begin to flow."""
 
     def rate(self) -> float:
         """Bytes with headers per emulated second right now."""
 
     def close(self) -> None:
-        """No more bytes flow."""
+        """Note that no more bytes flow."""
 
 
 def mean_mbps(way: Direction) -> float | None:
@@ -236,7 +229,7 @@ def _move_shared(
 
 
 class Trace(NamedTuple):
-    """Opportunities of one period, and how long it is.
+    """Opportunities to deliver a packet in one period, and the period's length.
 
     >>> trace = Trace((1, 1, 4), 4)                       # 3 packets in each 4 ms
     >>> [round(trace.delivers_s(0.0, n * 1504) * 1e3) for n in (1, 2, 3, 4, 6)]
@@ -302,34 +295,6 @@ def constant_trace(rate_mbps: float) -> Trace:
             at_ms = tuple(math.ceil(number * period_ms / packets) for number in range(1, packets + 1))
             return Trace(at_ms, period_ms)
     raise ProfileError(f"a rate of {rate_mbps:g} Mbps is too low for a trace of {LONGEST_MS / 1e3:g} s")
-
-
-def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:
-    """A trace whose 1 s windows have that mean rate and coefficient of variation, and no more of a real one.
-
-    The windows' rates are the log-normal distribution's quantiles at (i + ½) / ``seconds``, with the σ that
-    gives these very quantiles the ``cv``, in an order shuffled by ``seed``; packets are even within a window.
-
-    >>> trace = synthetic(5.0, 0.5, seconds=20, seed=1)
-    >>> trace.period_ms, round(trace.rate_mbps, 2)
-    (20000, 5.0)
-    """
-    normal = [NormalDist().inv_cdf((at + 0.5) / seconds) for at in range(seconds)]
-    low, high = 0.0, 10.0
-    while high - low > 1e-12:
-        sigma = (low + high) / 2
-        rates = [math.exp(sigma * z) for z in normal]
-        low, high = (sigma, high) if pstdev(rates) / fmean(rates) < cv else (low, sigma)
-    scale = mean_mbps * 1e6 / (8 * OPPORTUNITY_BYTES) / fmean(rates)
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(seconds)
-    at_ms: list[int] = []
-    owed = 0.0
-    for second, which in enumerate(order):
-        owed += rates[which] * scale
-        packets, owed = int(owed), owed - int(owed)
-        at_ms += [second * 1000 + math.ceil((number + 1) * 1000 / packets) for number in range(packets)]
-    at_ms[-1] = seconds * 1000
-    return Trace(at_ms, seconds * 1000)
 
 
 def trace_text(trace: Trace) -> str:

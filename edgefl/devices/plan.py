@@ -56,14 +56,14 @@ class TripPlan(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """How far into the trip the link is lost, and the task with it; infinite if it holds."""
+        """Seconds into the trip until the link is lost, and the task with it; infinite if it holds."""
         if self.down.breaks_after is not None:
             return self.down.breaks_s
         return self.down_s + self.compute_s + self.up.breaks_s
 
     @property
     def broken(self) -> str:
-        """How far the message got at which the link is lost."""
+        """A line that says how far the message gets at which the link is lost."""
         return (self.down if self.down.breaks_after is not None else self.up).broken
 
     def compute(self, pacer: Pacer) -> Phase:

@@ -1,13 +1,11 @@
-"""When a phone is online, apart from what its own work does to it: windows, and coming and going at random.
+"""Presence: the times at which a client is online, apart from what its own work does to it.
 
-Each source of presence is an `PresenceSource`: at any instant it is on or off, and it can say when that next
-changes. All of them are functions of the experiment's seed and the client alone, so the server of either
-clock, and a run that is resumed, sees the same phone come and go at the same instants.
+All sources of presence are functions of the experiment's seed and the client alone, so the server of either
+clock, and a run that is resumed, sees the same client come and go at the same instants.
 
-When the devices of a fleet are available, from a file: one entry a device, given out by the seed.
-
-JSON: a list of ``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, times in emulated seconds,
-as in a device profile's ``[availability]``. FedScale's availability traces say the same.
+A file of a fleet's availability has one entry a device, given out by the seed. It is JSON: a list of
+``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, times in emulated seconds, as in a device
+profile's ``[availability]``. FedScale's availability traces say the same.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ from edgefl.errors import ProfileError
 
 
 class PresenceSource(Protocol):
-    """Something that is on or off."""
+    """Something that is on or off at any instant."""
 
     def on(self, at_s: float) -> bool:
-        """Whether it is on at that instant; at an instant of change, what it is from then on."""
+        """Returns True if it is on at that instant; at an instant of change, if it is on from then on."""
 
     def changes_s(self, at_s: float) -> float:
         """The first instant after ``at_s`` at which it may change; infinite if it does not."""
@@ -73,7 +71,7 @@ class Windows:
         return self._instant(turn, at, at_s)
 
     def _phase(self, at_s: float) -> tuple[int, float]:
-        """Which period it is, and how far into it; an instant that rounding put before its edge is on it."""
+        """The number of the period and the time in it; an instant rounded to before an edge is on it."""
         turn, phase_s = divmod(at_s + self._shift_s, self._period_s)
         late_s = phase_s + 8.0 * math.ulp(abs(at_s) + self._shift_s + self._period_s)
         if late_s >= self._period_s:
@@ -111,7 +109,7 @@ class AlternatingRenewal:
         return self._changes_s[self._passed(at_s)]
 
     def _passed(self, at_s: float) -> int:
-        """How many changes there were until then; draws until one is still to come."""
+        """The number of changes until then; draws until one is still to come."""
         while not self._changes_s or self._changes_s[-1] <= at_s:
             last_s = self._changes_s[-1] if self._changes_s else 0.0
             state = self._first ^ (len(self._changes_s) % 2 == 1)
@@ -136,8 +134,8 @@ class LateJoin:
 class Presence:
     """Online while all of its sources are on.
 
-    >>> phone = Presence([LateJoin(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
-    >>> phone.comes_s(0.0), phone.goes_s(3.0), phone.comes_s(5.0)
+    >>> client = Presence([LateJoin(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
+    >>> client.comes_s(0.0), client.goes_s(3.0), client.comes_s(5.0)
     (3.0, 5.0, 10.0)
     """
 
@@ -145,7 +143,7 @@ class Presence:
         self._sources = tuple(sources)
 
     def online(self, at_s: float) -> bool:
-        """Whether it is online at that instant."""
+        """Returns True if it is online at that instant."""
         return all(source.on(at_s) for source in self._sources)
 
     def comes_s(self, at_s: float) -> float:
@@ -160,7 +158,7 @@ class Presence:
         return math.inf
 
     def goes_s(self, at_s: float) -> float:
-        """Of a phone that is online at ``at_s``: the first instant after it at which it no longer is."""
+        """The first instant after ``at_s``, at which it is online, at which it no longer is."""
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 

@@ -92,8 +92,7 @@ def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
 def check_file(path: str | Path) -> list[str]:
     """All that is wrong with a profile file and the traces that it names, one line each; empty if nothing is.
 
-    What kind of file it is, is read off its keys: ``devices`` is in fleets only, ``down`` or ``up`` in
-    networks only.
+    The kind of file is read off its keys.
     """
     path = Path(path)
     try:
@@ -139,12 +138,12 @@ def bundled_folder() -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` is the path of a user's file, not the name of one of edgefl's own profiles."""
+    """Returns True for the path of a user's file, False for the name of one of edgefl's own profiles."""
     return "/" in name or name.endswith(".toml")
 
 
 def kind_of(table: dict[str, Any]) -> Kind:
-    """What kind of profile these tables are, read off keys that only one kind has.
+    """The kind of profile that these tables are, read off keys that only one kind has.
 
     >>> kind_of({"id": "mine", "up": {}}), kind_of({"id": "mine", "devices": {}}), kind_of({})
     ('networks', 'fleets', 'devices')

@@ -1,9 +1,7 @@
 """What a device, a network and a fleet file hold: plain frozen data, units in the names.
 
-Every figure in a device or network file has its source in the file's ``[sources]`` table; the rules
-are checked by `edgefl.devices.profiles`.
-
-Delays drawn at random: how long a trip takes when a distribution, not a device, says so.
+Every figure in a device or network file has its source in the file's ``[sources]`` table. Bounds of single
+figures stand here; `edgefl.devices.profiles` checks what relates several.
 """
 
 from __future__ import annotations
@@ -60,9 +58,6 @@ class ThreadRates(_Table, frozen=True, kw_only=True):
     all: Positive | None = msgspec.field(default=None, name="nt")
 
 
-OpClass = Literal["train", "gemm", "conv", "depthwise", "elementwise"]
-
-
 class RateGflops(_Table, frozen=True, kw_only=True):
     """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two) by op class."""
 
@@ -76,24 +71,6 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """3 × 3 depthwise convolutions."""
     elementwise: ThreadRates | None = None
     """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
-
-    def known(self) -> dict[OpClass, float]:
-        """GFLOPS by op class with the most threads that is known; without the classes that are not.
-
-        >>> RateGflops(train=1.5, gemm=ThreadRates(one=3.0, all=9.0)).known()
-        {'train': 1.5, 'gemm': 9.0}
-        """
-        rates: dict[OpClass, float] = {"train": self.train}
-        by_threads: dict[OpClass, ThreadRates | None] = {
-            "gemm": self.gemm,
-            "conv": self.conv,
-            "depthwise": self.depthwise,
-            "elementwise": self.elementwise,
-        }
-        for op_class, rate in by_threads.items():
-            if rate is not None and (most := rate.all or rate.one) is not None:
-                rates[op_class] = most
-        return rates
 
 
 class Cpu(_Table, frozen=True, kw_only=True):
@@ -145,7 +122,7 @@ class ThrottlingStep(_Table, frozen=True, kw_only=True):
 
 
 class Thermal(_Table, frozen=True, kw_only=True):
-    """How the device heats and what it then does.
+    """Heating and throttling.
 
     A device that trains without end goes from ``ambient_c`` towards ``ambient_c + busy_w · r_c_per_w``, and
     63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
@@ -168,7 +145,7 @@ Interval = tuple[NotNegative, NotNegative]
 
 
 class Availability(_Table, frozen=True, kw_only=True):
-    """When the device can be asked to work: from start to end of each interval, again every ``period_s``."""
+    """The times at which the device can work: from start to end of each interval, every ``period_s``."""
 
     intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
     """Emulated seconds from the start of a period, ascending, apart from each other."""
@@ -176,7 +153,7 @@ class Availability(_Table, frozen=True, kw_only=True):
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """How devices of one profile differ: each is slower than ``train`` by a factor U(low, high)."""
+    """The spread of devices of one profile: each is slower than ``train`` by a factor U(low, high)."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
@@ -204,14 +181,13 @@ class Delay(_Table, frozen=True, kw_only=True):
     ``list``               ``values_s``                   one of the values, each equally likely
     ====================== ============================== ==================================
 
-    ``mode`` says what it does to a trip: ``replace`` (the whole trip takes the draw; FedStaleWeight
-    §6.2, FedBuff §5) or ``add`` (the draw is added to the computing time). With ``per = "example"`` the draw
-    is for one example, and a client takes it times the examples that it holds: ``exponential`` is then
-    FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
+    ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
+    that of computing. With ``per = "example"`` a client takes it times the examples that it holds:
+    ``exponential`` is then FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
 
-    >>> d = Delay(dist="uniform", low_s=1.0, high_s=2.0)
-    >>> 1.0 <= d.draw(np.random.default_rng(0)) < 2.0, d.mean
-    (True, 1.5)
+    >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
+    >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0
+    True
     """
 
     dist: Dist
@@ -236,48 +212,26 @@ class Delay(_Table, frozen=True, kw_only=True):
         "list": ("values_s",),
     }
 
-    def _f(self, name: str) -> float:
-        return float(getattr(self, name))
-
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
         """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
         return self._draw(rng) * (examples if self.per == "example" else 1)
 
     def _draw(self, rng: np.random.Generator) -> float:
-        match self.dist:
-            case "uniform":
-                return float(rng.uniform(self._f("low_s"), self._f("high_s")))
-            case "half-normal":
-                return abs(float(rng.normal(0.0, self._f("scale_s"))))
-            case "exponential":
-                return float(rng.exponential(self._f("mean_s")))
-            case "log-normal":
-                return self._f("median_s") * math.exp(self._f("sigma") * float(rng.standard_normal()))
-            case "pareto":
-                return self._f("min_s") * float((1.0 - rng.random()) ** (-1.0 / self._f("alpha")))
-            case "list":
-                assert self.values_s is not None
-                return float(self.values_s[int(rng.integers(len(self.values_s)))])
-
-    @property
-    def mean(self) -> float:
-        """The distribution's mean, emulated seconds (infinite for a Pareto with alpha ≤ 1), of one example
-        with ``per = "example"``."""
-        match self.dist:
-            case "uniform":
-                return (self._f("low_s") + self._f("high_s")) / 2
-            case "half-normal":
-                return self._f("scale_s") * math.sqrt(2 / math.pi)
-            case "exponential":
-                return self._f("mean_s")
-            case "log-normal":
-                return self._f("median_s") * math.exp(self._f("sigma") ** 2 / 2)
-            case "pareto":
-                alpha = self._f("alpha")
-                return self._f("min_s") * alpha / (alpha - 1) if alpha > 1 else math.inf
-            case "list":
-                assert self.values_s is not None
-                return sum(self.values_s) / len(self.values_s)
+        match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
+            case "uniform", [low_s, high_s]:
+                return float(rng.uniform(low_s, high_s))
+            case "half-normal", [scale_s]:
+                return abs(float(rng.normal(0.0, scale_s)))
+            case "exponential", [mean_s]:
+                return float(rng.exponential(mean_s))
+            case "log-normal", [median_s, sigma]:
+                return float(median_s * math.exp(sigma * float(rng.standard_normal())))
+            case "pareto", [min_s, alpha]:
+                return float(min_s * float((1.0 - rng.random()) ** (-1.0 / alpha)))
+            case _, [values_s]:
+                return float(values_s[int(rng.integers(len(values_s)))])
+            case _:
+                raise AssertionError(self.dist)
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
@@ -402,7 +356,7 @@ class Network(_Table, frozen=True, kw_only=True):
 
     @property
     def replays(self) -> bool:
-        """Whether a trace sets its rate, so that it depends on the time."""
+        """True where a trace sets the rate, so that it depends on the time."""
         return self.down.trace is not None or self.up.trace is not None
 
     @property
@@ -412,7 +366,7 @@ class Network(_Table, frozen=True, kw_only=True):
 
 
 class FleetFile(_Table, frozen=True, kw_only=True):
-    """Which devices, how many, and on which networks."""
+    """The devices of a fleet, with their counts and networks."""
 
     schema: Schema = SCHEMA
     id: Name
@@ -424,7 +378,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
 
     @property
     def clients(self) -> int:
-        """How many devices in all."""
+        """The number of devices in all."""
         return sum(self.devices.values())
 
 
