@@ -86,17 +86,11 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
 
 
 def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls) -> None:
-    assert (
-        main(["run", "e.toml", "--set", "seed=2", "--set", "name=n", "--seed", "3", "--out", "o", "-q"]) == 0
-    )
+    changes = ["--set", "seed=2", "--set", "name=n", "--seed", "3", "--clock", "wall"]
+    assert main(["run", "e.toml", *changes, "--out", "o", "-q"]) == 0
     [(experiment, folder, quiet, base)] = runs
-    assert (experiment.seed, experiment.name) == (3, "n")
+    assert (experiment.seed, experiment.name, experiment.clock.kind) == (3, "n", "wall")
     assert (folder, quiet, base) == (Path("o"), True, here)
-
-
-def test_run_takes_the_clock(here: Path, runs: Calls) -> None:
-    assert main(["run", "e.toml", "--clock", "wall", "--quiet"]) == 0
-    assert runs[0][0].clock.kind == "wall"
 
 
 def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
@@ -344,14 +338,6 @@ def test_bench_measures_nothing_that_it_could_not_write(
     assert err.count("\n") == 1
 
 
-# ---- help --------------------------------------------------------------------------------------
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("edgefl")
-
-
 @pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INVALID", 1)])
 def test_bench_fidelity_ends_as_its_bars_say(
     monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
@@ -365,3 +351,36 @@ def test_bench_fidelity_ends_as_its_bars_say(
     stand_in(monkeypatch, "edgefl.lab.fidelity", run=measured)
     assert main(["bench", "fidelity", "--slowed", "--json", "f.json"]) == code
     assert asked == [(Path("f.json"), False, True)]
+
+
+# ---- help --------------------------------------------------------------------------------------
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("edgefl")
+
+
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Usage: edgefl")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("", "run", "resume", "compare", "report", "trace", "verify", "reproduce"),
+        *("calibrate", "doctor", "bench aggregate", "bench fidelity"),
+        *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
+    ],
+)
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"Usage: edgefl {command}".strip() in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
