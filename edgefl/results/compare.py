@@ -82,6 +82,7 @@ def write(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> None:
     text = json.dumps(document(out, runs, rows), indent=2, ensure_ascii=False, allow_nan=False)
     write_text(out / SUMMARY_FILE, text + "\n")
     write_text(out / "report.html", comparison_page(out, runs, rows))
+    page.close_fonts()
     trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
 
 

@@ -19,13 +19,13 @@ class Group(NamedTuple):
     labels: tuple[int, ...]
 
 
-def rounded(value: float, digits: int = 6) -> float | None:
-    """A figure for JSON: None if it is not finite, without noise digits otherwise.
+def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
+    """A figure for JSON: None if it is missing or not finite, without noise digits otherwise.
 
     >>> rounded(0.1 + 0.2), rounded(float("nan"))
     (0.3, None)
     """
-    return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+    return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def spread(values: NDArray[Any]) -> dict[str, Any]:
@@ -62,6 +62,14 @@ def profiles_by_speed(record: Record) -> list[str]:
     return sorted(rate, key=key)
 
 
+def labels_by_profile(record: Record) -> dict[str, set[int]]:
+    """The classes that a profile's clients hold, slowest profile first."""
+    held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
+    for row in record.clients:
+        held[row.profile].update(row.labels)
+    return held
+
+
 def slow_group(record: Record) -> Group:
     """The slow phones, and the classes that only they hold.
 
@@ -69,10 +77,8 @@ def slow_group(record: Record) -> Group:
     class is held by a client of those and by no client of a faster profile. Where there is none (one
     profile, or every class also on a fast phone) the group is the slowest profile and has no classes.
     """
-    order = profiles_by_speed(record)
-    held: dict[str, set[int]] = {profile: set() for profile in order}
-    for row in record.clients:
-        held[row.profile].update(row.labels)
+    held = labels_by_profile(record)
+    order = list(held)
     chosen: tuple[str, ...] = tuple(order[:1])
     only: set[int] = set()
     for k in range(1, len(order)):

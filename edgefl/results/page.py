@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -244,6 +245,14 @@ def house_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
             return draw(*args, **named)
 
     return drawn
+
+
+def close_fonts() -> None:
+    """Close the font files that matplotlib keeps open for good: a page leaves no descriptor behind."""
+    for name in ("_get_font", "get_font"):
+        clear = getattr(getattr(font_manager, name, None), "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def colour(role: str) -> str:

@@ -47,7 +47,9 @@ PARTS = {
 def write_report(folder: str | Path) -> Path:
     """Write the run's ``report.html``; returns its path."""
     with Record(folder) as record:
-        return write_text(Path(folder) / FILE_NAME, report(record))
+        text = report(record)
+    page.close_fonts()
+    return write_text(Path(folder) / FILE_NAME, text)
 
 
 def report(record: Record) -> str:

@@ -63,7 +63,7 @@ class Store:
     Not for several threads, and one writer at a time. Raises `ConfigError` if the file is not a run record of
     this version of edgefl, `FolderError` if it cannot be written.
 
-    >>> import tempfile; from edgefl.core.events import Joined
+    >>> import tempfile; from edgefl.core.events import Joined; from edgefl.results.record import Record
     >>> folder = tempfile.mkdtemp()
     >>> with Store(folder) as store:
     ...     store.set_meta(strategy="fedbuff")
@@ -120,11 +120,6 @@ class Store:
     def seq(self) -> int:
         """Number of the last journaled event; 0 before the first."""
         return self._seq
-
-    @property
-    def waiting(self) -> int:
-        """Rows that the next `commit` will write."""
-        return len(self._journal) + len(self._trips) + len(self._ends) + sum(map(len, self._rows.values()))
 
     def journal(self, event: Event) -> int:
         """Append ``event``; returns its number, from 1."""

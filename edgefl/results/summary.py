@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ from edgefl.results.measures import (
     class_accuracy,
     jain,
     label_accuracy,
+    labels_by_profile,
     profile_of_trips,
     profiles_by_speed,
     rounded,
     slow_group,
     spread,
 )
-from edgefl.results.record import Meta, Record
+from edgefl.results.record import FATES, Meta, Record
 from edgefl.results.run_folder import SUMMARY_FILE, write_text
 
 _COLUMNS = {
@@ -103,8 +103,8 @@ def _plain(value: Any) -> Any:
     return rounded(value) if isinstance(value, float) else value
 
 
-def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The run in numbers; ``extra`` adds fields or replaces them.
+def summarize(run: Record | str | Path) -> dict[str, Any]:
+    """The run in numbers.
 
     A figure that was not measured (no evaluation, no trip) is None. ``client_trips`` counts whole trips
     (download, training, upload), whatever became of their update; staleness is of applied updates.
@@ -114,9 +114,10 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
     ended = ~np.isnan(trips["arrived_s"])
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
+    finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]
     versions = record.versions
     emulated_s = meta.emulated_s or _latest(record)
-    summary: dict[str, Any] = {
+    return {
         "name": meta.name,
         "status": meta.status,
         "stop_reason": meta.stop_reason,
@@ -133,19 +134,13 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
         "accuracy": rounded(last.accuracy) if last else None,
         "loss": rounded(last.loss) if last else None,
         "evaluated_version": last.version if last else None,
-        "best_accuracy": _best(record),
+        "best_accuracy": rounded(max(finite, default=None)),
         "emulated_s": rounded(emulated_s, 9),
         "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
         "time_scale": meta.time_scale,
         "model_sha256": meta.model_sha256,
         "dropped_updates": fates["dropped"],
-        "trips": {
-            "applied": fates["applied"],
-            "discarded": fates["discarded"],
-            "dropped": fates["dropped"],
-            "lost": fates["lost"],
-            "open": fates[""],
-        },
+        "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
         "staleness": _staleness(record),
         "fidelity": fidelity_of(record),
         "aggregation": _aggregation(record),
@@ -156,33 +151,23 @@ def summarize(run: Record | str | Path, extra: Mapping[str, Any] | None = None) 
         "integrity": _integrity(record),
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
-        "bytes": {
-            "down": int(trips["down_bytes"][trips["down_bytes"] > 0].sum()),
-            "up": int(trips["up_bytes"][trips["up_bytes"] > 0].sum()),
-        },
+        "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
-        "server_trip_us": rounded(meta.server_trip_us) if meta.server_trip_us is not None else None,
+        "server_trip_us": rounded(meta.server_trip_us),
         "server_time": breakdown(record),
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},
     }
-    summary.update(extra or {})
-    return summary
 
 
-def write_summary(folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+def write_summary(folder: str | Path) -> Path:
     """Write `summarize` of the run to ``<folder>/summary.json``; returns its path."""
-    text = json.dumps(summarize(folder, extra), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(summarize(folder), indent=2, ensure_ascii=False, allow_nan=False)
     return write_text(Path(folder) / SUMMARY_FILE, text + "\n")
 
 
 def _latest(record: Record) -> float:
     times = (record.versions["at_s"], record.trips["arrived_s"])
     return max((float(np.nanmax(t)) for t in times if t.size and not np.isnan(t).all()), default=0.0)
-
-
-def _best(record: Record) -> float | None:
-    values = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]
-    return rounded(max(values)) if values else None
 
 
 def _staleness(record: Record) -> dict[str, Any]:
@@ -214,25 +199,21 @@ def _per_class(record: Record) -> list[dict[str, Any]]:
     if not record.evaluations:
         return []
     last = record.evaluations[-1]
+    shares = zip(class_accuracy(last), last.total, strict=True)
     return [
-        {
-            "label": label,
-            "name": str(label),
-            "accuracy": rounded(float(value)),
-            "examples": total,
-        }
-        for label, (value, total) in enumerate(zip(class_accuracy(last), last.total, strict=True))
+        {"label": label, "name": str(label), "accuracy": rounded(float(value)), "examples": total}
+        for label, (value, total) in enumerate(shares)
     ]
 
 
 def _by_profile_labels(record: Record) -> dict[str, float | None]:
     if not record.evaluations:
         return {}
-    held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
-    for row in record.clients:
-        held[row.profile].update(row.labels)
     last = record.evaluations[-1]
-    return {profile: rounded(label_accuracy(last, labels)) for profile, labels in held.items()}
+    return {
+        profile: rounded(label_accuracy(last, labels))
+        for profile, labels in labels_by_profile(record).items()
+    }
 
 
 def _slow_phones(record: Record) -> dict[str, Any]:
@@ -244,7 +225,7 @@ def _slow_phones(record: Record) -> dict[str, Any]:
         "clients": len(group.clients),
         "labels": list(group.labels),
         "accuracy": rounded(accuracy),
-        "applied_weight": rounded(float(np.mean(weights))) if weights else None,
+        "applied_weight": rounded(np.mean(weights)) if weights else None,
     }
 
 
@@ -257,9 +238,9 @@ def _applied_weight(record: Record) -> dict[str, Any]:
     return {
         "by_profile": {name: rounded(float(np.mean(v))) for name, v in groups.items() if v},
         "by_client": {str(client): rounded(value) for client, value in share.items()},
-        "min": rounded(min(share.values())) if share else None,
-        "max": rounded(max(share.values())) if share else None,
-        "jain": rounded(jain(share.values())) if share else None,
+        "min": rounded(min(share.values(), default=None)),
+        "max": rounded(max(share.values(), default=None)),
+        "jain": rounded(jain(share.values())),
     }
 
 
@@ -279,17 +260,14 @@ def _integrity(record: Record) -> dict[str, int]:
 
 def _memory(record: Record) -> dict[str, Any]:
     memory, peak = record.meta.memory, record.trips["peak_mib"]
-    sizes = np.array(list(memory.clients_mib.values()))
+    sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
     limit = {row.profile: row.memory_mib for row in record.clients}
+    processes = {what: size for what, size in msgspec.to_builtins(memory).items() if what != "clients_mib"}
     return {
-        "server_mib": memory.server_mib,
-        "supervisor_mib": memory.supervisor_mib,
-        "zygote_mib": memory.zygote_mib,
-        "evaluator_mib": memory.evaluator_mib,
-        "shared_mib": memory.shared_mib,
-        "per_process_mib": rounded(float(sizes.mean())) if sizes.size else None,
-        "processes_mib": rounded(float(sizes.sum())) if sizes.size else None,
+        **processes,
+        "per_process_mib": rounded(np.mean(sizes)) if sizes else None,
+        "processes_mib": rounded(sum(sizes)) if sizes else None,
         "by_profile": {
             name: {"peak_mib": rounded(float(peak[chosen].max())), "limit_mib": limit[name]}
             for name in profiles_by_speed(record)

@@ -58,42 +58,32 @@ def trace_events(record: Record, first_pid: int = 0, prefix: str = "") -> Iterat
 
 
 def _names(pid: int, process: str, rank: int, threads: dict[int, str]) -> Iterator[Event]:
-    yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": process}}
-    yield {
-        "ph": "M",
-        "name": "process_sort_index",
-        "pid": pid,
-        "tid": 0,
-        "ts": 0,
-        "args": {"sort_index": rank},
-    }
+    yield _event("M", "process_name", pid, 0, 0, args={"name": process})
+    yield _event("M", "process_sort_index", pid, 0, 0, args={"sort_index": rank})
     for tid, name in threads.items():
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+        yield _event("M", "thread_name", pid, tid, 0, args={"name": name})
 
 
 def _us(time_s: float) -> float:
     return round(time_s * 1e6, 3)
 
 
+def _event(kind: str, name: str, pid: int, tid: int, ts: float, **more: Any) -> Event:
+    return {"ph": kind, "name": name, "pid": pid, "tid": tid, "ts": ts, **more}
+
+
 def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any) -> Event:
     # the end is rounded too, so that neighbours touch and children stay inside
-    event: Event = {
-        "ph": "X",
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": start,
-        "dur": round(end - start, 3),
-    }
-    return {**event, "args": args} if args else event
+    more = {"args": args} if args else {}
+    return _event("X", name, pid, tid, start, dur=round(end - start, 3), **more)
 
 
 def _instant(name: str, pid: int, tid: int, ts: float, **args: Any) -> Event:
-    return {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": ts, "args": args}
+    return _event("i", name, pid, tid, ts, s="t", args=args)
 
 
 def _counter(name: str, pid: int, ts: float, value: float) -> Event:
-    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": ts, "args": {name: value}}
+    return _event("C", name, pid, 0, ts, args={name: value})
 
 
 def _server(record: Record, pid: int) -> Iterator[Event]:
@@ -142,17 +132,8 @@ def _buffer(record: Record) -> list[tuple[float, int]]:
     return sorted(changes, key=lambda change: (change[0], -change[1]))
 
 
-_ARGS = (
-    "base_version",
-    "staleness",
-    "weight",
-    "applied_version",
-    "fate",
-    "reason",
-    "loss",
-    "examples",
-    "steps",
-)
+_ARGS = ("base_version", "staleness", "weight", "applied_version", "fate", "reason", "loss", "examples",
+         "steps")  # fmt: skip
 
 
 def _trips(record: Record, home: dict[int, int], unknown: int) -> Iterator[Event]:

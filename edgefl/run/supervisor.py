@@ -402,17 +402,6 @@ def _write_results(folder: Path, memory: MemoryUse, usage: Usage) -> None:
     summary.write_summary(folder)
     trace.write_trace(folder)
     report.write_report(folder)
-    _close_fonts()
-
-
-def _close_fonts() -> None:
-    """Close the font files that matplotlib keeps open for good: a run leaves no descriptor behind."""
-    from matplotlib import font_manager
-
-    for name in ("_get_font", "get_font"):
-        clear = getattr(getattr(font_manager, name, None), "cache_clear", None)
-        if clear is not None:
-            clear()
 
 
 def _proportional_mib(pid: int | None) -> float | None:

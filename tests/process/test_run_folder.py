@@ -12,9 +12,9 @@ import pytest
 import edgefl
 from edgefl import Checkpoint, Clock, ConfigError, Stop
 from edgefl.results import run_folder
-from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.run import supervisor
+from tests.reports import client
 
 from .runs import Command, experiment, wait_for_versions
 
@@ -76,21 +76,7 @@ def killed_as_it_began(folder: Path) -> None:
     """As far as a run gets before its first checkpoint."""
     run_folder.begin(folder, Path("/where/modules/are"))
     with Store(folder) as store:
-        store.clients(
-            [
-                ClientRow(
-                    client=0,
-                    profile="pi-4",
-                    network="lte",
-                    examples=100,
-                    labels=(1, 2),
-                    train_gflops=1.75,
-                    memory_mib=512.0,
-                    down_mbps=16.8,
-                    up_mbps=13.4,
-                )
-            ]
-        )
+        store.clients([client(0)])
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
 

@@ -12,17 +12,9 @@ import pytest
 
 from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.errors import ConfigError, RunError
-from edgefl.results.record import (
-    Aggregation,
-    ClientRow,
-    CostRow,
-    EvaluationRow,
-    MemoryUse,
-    Record,
-    TripRow,
-    VersionRow,
-)
+from edgefl.results.record import Aggregation, CostRow, MemoryUse, Record, TripRow
 from edgefl.results.store import Store
+from tests.reports import client, evaluation, trip, version
 
 EVENTS: list[Event] = [
     Joined(client=3, at_s=0.0),
@@ -40,10 +32,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def trip(task: int, **fields: object) -> TripRow:
-    return TripRow(task=task, client=0, base_version=0, trip=task, sent_s=0.0, **fields)  # type: ignore[arg-type]
-
-
 def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> None:
     assert [store.journal(event) for event in EVENTS] == [1, 2, 3, 4, 5, 6]
     store.commit()
@@ -56,11 +44,9 @@ def test_events_come_back_typed_and_in_order(store: Store, tmp_path: Path) -> No
 def test_nothing_is_seen_before_commit_and_all_after(store: Store, tmp_path: Path) -> None:
     store.journal(EVENTS[0])
     store.trip(trip(0))
-    assert store.waiting == 2
     with Record(tmp_path) as before:
         assert before.trips.rows == 0
         store.commit()
-        assert store.waiting == 0
         assert before.trips["task"].tolist() == []  # one moment, whatever the writer does meanwhile
     with Record(tmp_path) as after:
         assert after.trips["task"].tolist() == [0]
@@ -150,31 +136,12 @@ def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
 
 
 def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
-    clients = [
-        ClientRow(
-            client=0,
-            profile="pi-4",
-            network="lte",
-            examples=9,
-            labels=(1, 2),
-            train_gflops=2.5,
-            memory_mib=128.0,
-            down_mbps=5.0,
-            up_mbps=1.0,
-        ),
-        ClientRow(client=1, profile="pi-4", network="lte", examples=0),
-    ]
+    clients = [client(0, "pi-4", 2.5, 1, 2), client(1)]
     store.clients(clients)
-    store.version(VersionRow(version=1, at_s=2.0, wall_s=3.0, updates=5, weight_sum=0.5, sum_s=1e-4))
-    rows = [
-        EvaluationRow(
-            version=1, at_s=2.0, wall_s=3.0, trips=5, accuracy=0.5, loss=0.7, correct=(1, 0), total=(1, 1)
-        )
-    ]
-    store.evaluation(rows[0])
-    store.evaluation(
-        EvaluationRow(version=2, at_s=2.0, wall_s=3.0, trips=5, accuracy=math.nan, loss=math.inf)
-    )
+    store.version(version(1, 2.0, updates=5))
+    row = evaluation(1, 2.0, correct=(1, 0), total=(1, 1))
+    store.evaluation(row)
+    store.evaluation(evaluation(2, accuracy=math.nan, loss=math.inf))
     store.incident(1.0, None, "malformed", "17 bytes")
     store.incident(2.0, 1, "death")
     store.cost("sum", 0.5)
@@ -185,7 +152,7 @@ def test_small_tables_survive(store: Store, tmp_path: Path) -> None:
     with Record(tmp_path) as record:
         assert record.clients == clients
         assert record.versions["updates"].tolist() == [5]
-        assert record.evaluations[0] == rows[0]
+        assert record.evaluations[0] == row
         assert math.isnan(record.evaluations[1].accuracy)
         assert record.evaluations[1].loss == math.inf
         assert [(i.id, i.client, i.kind, i.detail) for i in record.incidents] == [
@@ -212,14 +179,8 @@ def act(store: Store, first: int, last: int) -> None:
         store.applied(k + 1, tasks, [0.5] * len(tasks))
         if k:
             store.released(k - 1, "applied")
-        store.version(
-            VersionRow(
-                version=k + 1, at_s=float(k), wall_s=0.0, updates=len(tasks), weight_sum=1.0, sum_s=0.0
-            )
-        )
-        store.evaluation(
-            EvaluationRow(version=k + 1, at_s=float(k), wall_s=0.0, trips=k, accuracy=0.5, loss=0.5)
-        )
+        store.version(version(k + 1, float(k), updates=len(tasks)))
+        store.evaluation(evaluation(k + 1, float(k), trips=k))
         store.commit()
 
 
@@ -246,7 +207,7 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
 
 def test_the_first_model_s_measurement_stays_where_no_version_was_made_yet(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.evaluation(EvaluationRow(version=0, at_s=0.0, wall_s=0.0, trips=0, accuracy=0.1, loss=2.3))
+        store.evaluation(evaluation(0))
         store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
         store.journal(Ticked(at_s=9.0))
         store.truncate(1)

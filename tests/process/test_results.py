@@ -1,0 +1,211 @@
+"""Summary, report, trace and comparison of real short runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import edgefl
+from edgefl import Clock, Data, Stop, kernels
+from edgefl.results.compare import compare
+from edgefl.results.comparison import FIGURES, common_target, group, load, reached
+from edgefl.results.measures import applied_weight
+from edgefl.results.record import Record
+from edgefl.results.report import write_report
+from edgefl.results.run_folder import Result
+from edgefl.results.summary import summarize, write_summary
+from edgefl.results.trace import write_events, write_trace
+from tests.reports import Page, read_json, read_trace
+
+from .runs import DEVICES, experiment
+
+CONTRACT: dict[str, type] = {
+    "strategy": str, "clock": str, "seed": int, "clients": int, "processes": int, "versions": int,
+    "client_trips": int, "accuracy": float, "loss": float, "emulated_s": float, "wall_s": float,
+    "time_scale": float, "model_sha256": str, "dropped_updates": int, "staleness": dict,
+    "fidelity": dict, "aggregation": dict,
+}  # fmt: skip
+FAST, SLOW = "pi-zero-2w", "watch-a7"
+CLASSES = {FAST: [4, 5, 6, 7, 8, 9], SLOW: [0, 1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs under both clocks, one of them with two seeds; only the slow devices hold the classes 0 to 3."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = Data(name="digits", partition="by-device", labels=CLASSES)
+    fair: dict[str, Any] = {"strategy": {"name": "fedstaleweight", "buffer_size": 3}}
+    virtual = {"clock": Clock(kind="virtual"), "data": data, "stop": Stop(versions=30)}
+    edgefl.run(experiment(**virtual), folder / "fedbuff")
+    for seed in (0, 1):
+        edgefl.run(experiment(**virtual, **fair, seed=seed), folder / f"fair-{seed}")
+    edgefl.run(experiment(data=data), folder / "wall")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "wall"])
+def test_the_summary_has_the_contract_and_its_types(runs: Path, name: str) -> None:
+    found = read_json(runs / name / "summary.json")
+    for key, kind in CONTRACT.items():
+        assert isinstance(found[key], kind), key
+        assert not isinstance(found[key], bool)
+    assert {"mean", "max"} <= set(found["staleness"])
+    assert {"median_abs_error", "p95_abs_error"} <= set(found["fidelity"])
+    assert isinstance(found["fidelity"]["valid"], bool)
+    assert Result(runs / name).summary() == found
+    assert sum(tensor.size for tensor in Result(runs / name).model().values()) == found["parameters"]
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "wall"])
+def test_the_summary_agrees_with_the_rows(runs: Path, name: str) -> None:
+    found = summarize(runs / name)
+    with Record(runs / name) as record:
+        trips, clients = record.trips, len(record.clients)
+        ended, used = ~np.isnan(trips["arrived_s"]), trips["uses"] > 0
+        assert found["client_trips"] == ended.sum() >= 3 * found["versions"]
+        assert sum(found["trips"].values()) == trips.rows
+        assert found["dropped_updates"] == 0
+        assert found["staleness"]["mean"] == pytest.approx(trips["staleness"][used].mean(), rel=1e-5)
+        assert found["staleness"]["max"] == trips["staleness"][used].max()
+        last = record.evaluations[-1]
+        assert found["accuracy"] == pytest.approx(sum(last.correct) / sum(last.total), abs=1e-6)
+        slow = sum(last.correct[:4]) / sum(last.total[:4])
+        assert found["accuracy_by_profile_labels"][SLOW] == pytest.approx(slow, abs=1e-6)
+        assert (found["slow_phones"]["profiles"], found["slow_phones"]["labels"]) == ([SLOW], [0, 1, 2, 3])
+        assert found["slow_phones"]["accuracy"] == found["accuracy_by_profile_labels"][SLOW]
+        shares = applied_weight(record)
+        assert sum(shares.values()) == pytest.approx(clients)
+        mine = np.nansum(trips["weight"][trips["client"] == 5]) / np.nansum(trips["weight"]) * clients
+        assert shares[5] == pytest.approx(mine)
+        assert found["integrity"]["checked"] == (trips["uses"] > 0).sum()
+    assert found["integrity"]["checksum_mismatches"] == found["integrity"]["version_mismatches"] == 0
+    assert found["memory"]["shared_mib"] > 0.0
+
+
+def test_the_summary_says_what_summed_and_with_how_many_threads(runs: Path) -> None:
+    found = summarize(runs / "fedbuff")["aggregation"]
+    assert found["backend"] == kernels.backend()
+    assert found["threads"] == (kernels.threads() if found["backend"] in ("c", "numba") else 1)
+    assert found["updates"] == 3 * 30
+    assert found["gbytes_per_s"] > 0
+    threads = f"{found['threads']} thread" + ("" if found["threads"] == 1 else "s")
+    assert f"by {found['backend']}, {threads}" in Page(runs / "fedbuff" / "report.html").text
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "wall"])
+def test_the_report_loads_nothing_runs_nothing_and_shows_the_run(runs: Path, name: str) -> None:
+    path = write_report(runs / name)
+    text, page, found = path.read_text(), Page(path), summarize(runs / name)
+    assert all(link.startswith("#") for link in page.links)
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    for words in (
+        "Accuracy by class", f"{found['accuracy']:.1%}", SLOW, "Applied weight by client",
+        "VALID" if found["fidelity"]["valid"] else "INVALID", found["model_sha256"], "Timeline of trips",
+    ):  # fmt: skip
+        assert words in page.text
+    assert write_report(runs / name).read_bytes() == text.encode(), "the same bytes twice"
+
+
+def test_each_whole_trip_is_a_slice_with_its_parts(runs: Path) -> None:
+    events = read_trace(write_trace(runs / "fedbuff"))
+    kinds = Counter(event["name"].split()[0] for event in events if event["ph"] == "X")
+    whole = summarize(runs / "fedbuff")["client_trips"]
+    assert kinds == {"version": 30, "task": whole, "download": whole, "compute": whole, "upload": whole}
+    with Record(runs / "fedbuff") as record:
+        row = record.trip(20)
+    (event,) = [e for e in events if e["ph"] == "X" and e["name"] == "task 20"]
+    assert event["ts"] == pytest.approx(row.sent_s * 1e6, abs=0.001)
+    for column in ("staleness", "weight", "fate", "base_version"):
+        assert event["args"][column] == getattr(row, column)
+
+
+def test_a_trace_names_profiles_and_clients_and_counts(runs: Path) -> None:
+    events = read_trace(write_trace(runs / "fedbuff"))
+    processes, threads = (
+        [event["args"]["name"] for event in events if event["name"] == kind]
+        for kind in ("process_name", "thread_name")
+    )
+    assert processes == ["server", *DEVICES]
+    assert {"client 0", "client 5", "versions", "evaluations"} <= set(threads)
+    counts = {
+        what: [e["args"][what] for e in events if e["ph"] == "C" and e["name"] == what]
+        for what in ("updates held", "version", "accuracy")
+    }
+    assert min(counts["updates held"]) == 0
+    assert 3 <= max(counts["updates held"]) <= 6, "a buffer, and who arrives at the instant it is full"
+    assert counts["version"] == list(range(1, 31))
+    assert all(0 <= value <= 1 for value in counts["accuracy"])
+
+
+def test_several_runs_share_a_trace_without_sharing_processes(runs: Path, tmp_path: Path) -> None:
+    with Record(runs / "fedbuff") as first, Record(runs / "wall") as second:
+        events = read_trace(write_events(tmp_path / "trace.json", [first, second]))
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert len(names) == 2 * (1 + len(DEVICES))
+    assert all(": " in name for name in names.values())
+
+
+def test_the_comparison_fits_a_terminal(runs: Path) -> None:
+    table = StringIO()
+    folders = [runs / name for name in ("wall", "fair-0", "fair-1")]
+    Console(file=table, width=80).print(compare(folders))
+    lines = table.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    wall, fair = (line for line in lines if line.startswith(("fedbuff", "fedstaleweight")))
+    assert fair.startswith("fedstaleweight ×2")
+    assert "±" in fair
+    assert fair.rstrip().endswith("computed"), "nothing is measured under the virtual clock"
+    assert wall.rstrip().endswith("VALID")
+    assert f"only {SLOW} hold" in table.getvalue()
+
+
+def test_seeds_are_one_row_and_a_repeated_seed_is_not(runs: Path, tmp_path: Path) -> None:
+    rows = group(load([runs / "fair-0", runs / "fair-1", runs / "fedbuff"]))
+    assert [(row.label, len(row.runs)) for row in rows] == [("fedstaleweight ×2", 2), ("fedbuff", 1)]
+    again = shutil.copytree(runs / "fair-1", tmp_path / "again")
+    rows = group(load([runs / "fair-1", again]))
+    assert [row.label for row in rows] == ["fedstaleweight fair-1", "fedstaleweight again"]
+    assert rows[0].figures["accuracy"].half is None
+
+
+def test_the_target_is_what_all_runs_reached(runs: Path) -> None:
+    loaded = load([runs / "fedbuff", runs / "fair-0"])
+    target = common_target(loaded)
+    assert target == min(run.summary["best_accuracy"] for run in loaded)
+    for run in loaded:
+        first = next(e for e in run.record.evaluations if e.accuracy >= target - 1e-6)
+        assert reached(run.record, target) == (first.trips, first.at_s)
+    assert np.isnan([*reached(loaded[0].record, 1.01), *reached(loaded[0].record, None)]).all()
+
+
+def test_a_comparison_folder_has_all_three_files(runs: Path) -> None:
+    compare([runs / name for name in ("fedbuff", "fair-0", "fair-1")], runs)
+    found = read_json(runs / "summary.json")
+    assert found["strategy"] == "fedbuff"
+    assert [run["folder"] for run in found["runs"]] == ["fedbuff", "fair-0", "fair-1"]
+    first, second = found["comparison"]["rows"]
+    assert first["valid"] is True
+    assert first["minus_first"]["accuracy"] == 0
+    assert set(second["figures"]) == set(FIGURES)
+    assert second["seeds"] == [0, 1]
+    difference = second["figures"]["accuracy"]["mean"] - first["figures"]["accuracy"]["mean"]
+    assert second["minus_first"]["accuracy"] == pytest.approx(difference, abs=1e-5)
+    page = Page(runs / "report.html")
+    links = [link for link in page.links if not link.startswith("#")]
+    assert links == [f"{name}/report.html" for name in ("fedbuff", "fair-0", "fair-1")]
+    assert "computed" in page.text
+    read_trace(runs / "trace.json")
+
+
+def test_a_summary_is_written_again_as_it_was(runs: Path) -> None:
+    before = read_json(runs / "fedbuff" / "summary.json")
+    assert read_json(write_summary(runs / "fedbuff")) == before

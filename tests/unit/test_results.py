@@ -1,0 +1,337 @@
+"""Summary, report, trace and comparison of records written by hand: odd shapes and hostile names."""
+
+from __future__ import annotations
+
+import math
+import re
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from edgefl.core.events import Arrived, Event, Joined, Left, Summed
+from edgefl.errors import ConfigError, RunError
+from edgefl.results.compare import compare
+from edgefl.results.comparison import estimate
+from edgefl.results.measures import profiles_by_speed, slow_group
+from edgefl.results.record import Aggregation, CostRow, Meta, Record
+from edgefl.results.report import write_report
+from edgefl.results.run_folder import Result, write_text
+from edgefl.results.store import Store
+from edgefl.results.summary import attendance_of, breakdown, summarize, write_summary
+from edgefl.results.trace import write_trace
+from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
+
+
+@pytest.mark.parametrize(
+    ("clients", "profiles", "labels"),
+    [
+        ([("slow", 1.0, (0, 1)), ("fast", 9.0, (1, 2))], ("slow",), (0,)),
+        # the two slowest share class 0, so both are the group
+        ([("a", 1.0, (0,)), ("b", 2.0, (0, 1)), ("c", 9.0, (1,))], ("a", "b"), (0,)),
+        ([("slow", 1.0, (0, 1)), ("fast", 9.0, (0, 1))], ("slow",), ()),
+        ([("only", 1.0, (0, 1))], ("only",), ()),
+        ([], (), ()),
+    ],
+)
+def test_slow_phones_are_the_fewest_slowest_profiles_with_classes_of_their_own(
+    tmp_path: Path, clients: list[tuple[str, float, tuple[int, ...]]],
+    profiles: tuple[str, ...], labels: tuple[int, ...],
+) -> None:  # fmt: skip
+    with Store(tmp_path) as store:
+        store.clients(client(k, name, gflops, *held) for k, (name, gflops, held) in enumerate(clients))
+    with Record(tmp_path) as record:
+        group = slow_group(record)
+    assert (group.profiles, group.labels) == (profiles, labels)
+
+
+def test_profiles_without_a_rate_are_ordered_by_their_trips(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.clients([client(0, "x"), client(1, "y")])
+        store.trip(trip(0, 0, trip_declared_s=1.0))
+        store.trip(trip(1, 1, trip_declared_s=5.0))
+    with Record(tmp_path) as record:
+        assert profiles_by_speed(record) == ["y", "x"]
+
+
+def test_altered_updates_wrong_versions_and_incidents_are_counted(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.trip(trip(0, base_version=5, trained_version=5, checksum_sent=2**63, checksum_seen=2**63))
+        store.trip(trip(1, base_version=5, trained_version=4, checksum_sent=2**63, checksum_seen=0))
+        store.trip(trip(2, base_version=5))
+        for kind in ("death", "rejoin", "death"):
+            store.incident(1.0, 0, kind)
+    found = summarize(tmp_path)
+    assert found["integrity"] == {"checked": 2, "checksum_mismatches": 1, "version_mismatches": 1}
+    assert found["incidents"] == {"death": 2, "rejoin": 1}
+    assert "Mismatch." in Page(write_report(tmp_path)).text
+
+
+def test_an_emulation_that_missed_its_bars_is_invalid(tmp_path: Path) -> None:
+    found = summarize(write_run(tmp_path, error=0.5))["fidelity"]
+    assert found["valid"] is False
+    assert any("error" in reason for reason in found["reasons"])
+    page = Page(write_report(tmp_path))
+    assert "INVALID" in page.text
+    assert found["reasons"][0] in page.text
+
+
+def test_a_virtual_run_is_exact_and_load_does_not_matter(tmp_path: Path) -> None:
+    write_run(tmp_path, clock="virtual", load=3.0, steal=0.5, time_scale=0.0)
+    fidelity = summarize(tmp_path)["fidelity"]
+    assert fidelity["valid"] is True
+    assert fidelity["median_abs_error"] == pytest.approx(0.0, abs=1e-12)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "one client": {"clients": 1, "trips": 30, "buffer_size": 1},
+    "one version": {"clients": 3, "trips": 5},
+    "no version": {"clients": 3, "trips": 4},
+    "no trip": {"clients": 3, "trips": 0},
+    "no evaluation": {"clients": 3, "evaluations": False},
+    "nothing finite": {"clients": 3, "nan": True, "error": 0.5},
+    "all lost": {"clients": 3, "trips": 20, "lost": 20},
+    "many clients": {"clients": 1000, "trips": 3000, "buffer_size": 50},
+    "many classes": {"classes": 62},
+    "many profiles": {
+        "clients": 12, "trips": 200,
+        "fleet": {f"profile-with-a-long-name-{k}": (k + 1.0, (k,)) for k in range(12)},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_run_has_summary_report_trace_and_comparison(tmp_path: Path, shape: str) -> None:
+    run = write_run(tmp_path / "run", strategy=EVIL, **SHAPES[shape])
+    read_json(write_summary(run))
+    read_trace(write_trace(run))
+    path = write_report(run)
+    assert "svg" in Page(path).tags
+    assert path.stat().st_size < 1_500_000
+    if shape != "many classes":
+        table = StringIO()
+        Console(file=table, width=80).print(compare([run, write_run(tmp_path / "other")], tmp_path / "out"))
+        assert max(map(len, table.getvalue().splitlines())) <= 80
+        read_json(tmp_path / "out" / "summary.json")
+        Page(tmp_path / "out" / "report.html")
+
+
+def test_an_empty_record_has_a_report_and_a_summary(tmp_path: Path) -> None:
+    with Store(tmp_path):
+        pass
+    found = summarize(tmp_path)
+    assert (found["accuracy"], found["client_trips"], found["fidelity"]["valid"]) == (None, 0, False)
+    Page(write_report(tmp_path))
+
+
+def test_rows_of_nothing_but_nan_and_strange_trips_are_no_surprise(tmp_path: Path) -> None:
+    nan = math.nan
+    with Store(tmp_path) as store:
+        store.clients([client(0, "x", nan, 0)])
+        store.version(version(0, weight_sum=nan, sum_s=nan, norm=math.inf))
+        store.evaluation(evaluation(0, accuracy=nan, loss=math.inf, correct=(0,), total=(0,)))
+        store.trip(trip(0, received_s=nan, arrived_s=1.0, staleness=0, loss=nan, down_s=nan, compute_s=nan))
+        store.trip(trip(1, 77, 0.5, fate="lost"))  # a client that nobody knows
+        store.trip(
+            trip(2, 0, 1.0, received_s=5.0, arrived_s=2.0, compute_s=9.0)
+        )  # parts longer than the whole
+        store.trip(trip(3, 0, 1.5, arrived_s=3.0))  # sent before the last one arrived
+        store.trip(trip(4, 0, 3.0, fate="lost", loss=nan, weight=nan))
+        store.trip(trip(5, 9, 1.0, arrived_s=1.0))  # no length
+    read_json(write_summary(tmp_path))
+    Page(write_report(tmp_path))
+    events = read_trace(write_trace(tmp_path))
+    lost = [event["name"] for event in events if event["ph"] == "i" and event["name"].startswith("task")]
+    assert sorted(lost) == ["task 1 lost", "task 4 lost"]
+
+
+def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
+    fleet = {EVIL: (0.9, (0, 1)), "_hidden": (9.0, (2, 3))}
+    write_run(
+        tmp_path, fleet=fleet, strategy=EVIL, name=EVIL, toml=EVIL, data=EVIL, host={EVIL: EVIL},
+        software={EVIL: EVIL}, stop_reason=EVIL,
+    )  # fmt: skip
+    with Store(tmp_path) as store:
+        store.incident(0.0, 0, EVIL, EVIL)
+        store.cost(EVIL, 1.0)
+    assert Page(write_report(tmp_path)).text.count('<script>alert("x")</script>&amp;"') >= 8
+
+
+# ---- who was there, and what the server's time says of a run ------------------------------------------
+
+
+def attendance(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, Any]:
+    with Store(folder) as store:
+        store.clients(client(number) for number in range(clients))
+        for event in events:
+            store.journal(event)
+    with Record(folder) as record:
+        return attendance_of(record, emulated_s)
+
+
+def test_time_between_joining_and_leaving_counts(tmp_path: Path) -> None:
+    assert attendance(
+        tmp_path,
+        Joined(0, 0.0),
+        Joined(1, 4.0),
+        Arrived(0, 0, 0, 10, 5, 0.5, 5.0),
+        Left(0, 6.0, "offline", finishes=True),
+        Summed(1, 6.5),
+        Joined(0, 9.0),
+        Left(1, 9.5, "battery"),
+    ) == {
+        "online_share": pytest.approx((6 + 1 + 5.5) / 20),
+        "left": 2,
+        "returned": 1,
+        "reasons": {"battery": 1, "offline": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "emulated_s", "share", "left"),
+    [
+        # leaving twice counts the time once
+        ([Joined(0, 0.0), Left(0, 5.0, "offline", finishes=True), Left(0, 7.0, "died")], 10.0, 0.5, 2),
+        ([], 10.0, 0.0, 0),
+        ([Joined(0, 0.0)], 0.0, None, 0),  # a run that took no time
+    ],
+)
+def test_odd_attendance(
+    tmp_path: Path, events: list[Event], emulated_s: float, share: float | None, left: int
+) -> None:
+    there = attendance(tmp_path, *events, clients=1, emulated_s=emulated_s)
+    assert (there["online_share"], there["left"]) == (share, left)
+
+
+def costs(clock: str, **seconds: float) -> Record:
+    """As much of a record as the breakdown reads: four trips, of which three ended."""
+    found: Any = SimpleNamespace(
+        meta=Meta(clock=clock, aggregation=Aggregation(seconds=2.0, bytes=30 * 10**9)),
+        costs=[CostRow(stage=stage, seconds=spent, calls=1) for stage, spent in seconds.items()],
+        trips={"arrived_s": np.array([1.0, 2.0, np.nan, 3.0])},
+    )
+    return cast(Record, found)
+
+
+def test_waiting_is_the_phones_under_the_wall_clock_and_training_under_the_virtual_one() -> None:
+    wall = breakdown(costs("wall", start=50.0, wait=9.0, sum=0.6, decide=0.4))
+    assert wall["limited_by"] == "phones"
+    assert wall["busy"] == pytest.approx(0.1)
+    assert wall["says"] == (
+        "The phones set the pace: the server waits 90% of the time; summing updates takes 60% of its work, "
+        "at 15.0 GB/s."
+    )
+    assert list(wall["stages"]) == ["wait", "sum", "decide"]
+    assert wall["stages"]["decide"] == {"share": 0.04, "us_a_trip": pytest.approx(0.4e6 / 3, rel=1e-5)}
+    assert breakdown(costs("virtual", wait=9.0, sum=0.6))["limited_by"] == "training"
+
+
+def test_a_server_that_hardly_waits_is_the_limit() -> None:
+    found = breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
+    assert found["limited_by"] == "server"
+    assert "busy 95% of the time, and taking in messages takes 95% of its work" in found["says"]
+    assert found["stages"]["unheard_of"]["share"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [({}, None), ({"start": 3.0}, None), ({"wait": 0.0}, None), ({"wait": 3.0, "sum": 0.0}, "phones")],
+)
+def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: str | None) -> None:
+    assert breakdown(costs("wall", **seconds))["limited_by"] == limit
+
+
+# ---- comparisons --------------------------------------------------------------------------------------
+
+
+def test_an_estimate_is_students() -> None:
+    mean, half = estimate([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
+    assert estimate([1.0]) == (1.0, None)
+    assert math.isnan(estimate([1.0, math.nan]).mean)
+    assert estimate([0.0, 1.0] * 50).half == pytest.approx(1.984217 * math.sqrt(25 / 99) / 10, rel=1e-6)
+
+
+@pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
+def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
+    run, out = write_run(tmp_path / "run"), tmp_path / "out"
+    out.mkdir()
+    (out / mark).touch()
+    (out / "summary.json").write_text("the run's own")
+    with pytest.raises(ConfigError, match=f"^--out {out}: holds a run, which would be overwritten"):
+        compare([run], out)
+    assert sorted(file.name for file in out.iterdir()) == sorted([mark, "summary.json"])
+    assert (out / "summary.json").read_text() == "the run's own"
+    with pytest.raises(ConfigError, match=f"^--out {out / mark}: a file, expected a folder$"):
+        compare([run], out / mark)
+
+
+def test_other_results_are_not_overwritten_by_a_comparison_but_its_own_are(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    summary = tmp_path / "summary.json"
+    for text in ('{"findings": []}', "[]", "broken {"):
+        summary.write_text(text)
+        with pytest.raises(ConfigError, match=r"holds another summary\.json, which would be overwritten"):
+            compare(runs, tmp_path)
+        assert summary.read_text() == text
+    summary.unlink()
+    for run in runs:
+        compare([run], tmp_path)
+        assert [Path(one["folder"]).name for one in read_json(summary)["runs"]] == [run.name]
+
+
+def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
+    good, other = write_run(tmp_path / "good"), write_run(tmp_path / "other", data="mnist")
+    classes = write_run(tmp_path / "classes", classes=12)
+    with pytest.raises(ConfigError, match="name at least one"):
+        compare([])
+    with pytest.raises(ConfigError, match="is named twice"):
+        compare([good, other / ".." / "good"])
+    with pytest.raises(ConfigError, match="is not a run's folder"):
+        compare([good, tmp_path])
+    with pytest.raises(ConfigError, match=r"different data do not compare: .* has data mnist, .* has digits"):
+        compare([good, other])
+    with pytest.raises(ConfigError, match=r"has classes 12, .* has 10"):
+        compare([good, classes])
+    (other / "record.sqlite").write_text("nonsense " * 500)
+    with pytest.raises(ConfigError, match="damaged or not a record"):
+        compare([good, other])
+
+
+# ---- a run's folder -----------------------------------------------------------------------------------
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_text(tmp_path / "file" / "below", "text")
+    path = write_text(tmp_path / "new" / "a.txt", "héllo")
+    assert path.read_text(encoding="utf-8") == "héllo"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not found"):
+        Result(tmp_path / "nowhere")
+    result = Result(tmp_path)
+    with pytest.raises(ConfigError, match=r"no summary\.json: the run did not end"):
+        result.summary()
+    for text, says in (("{", "cannot be read"), ("[]", "does not hold a summary")):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            result.summary()
+    with pytest.raises(ConfigError, match="the run did not end"):
+        result.model()
+    path = tmp_path / "checkpoints" / "final.safetensors"
+    path.parent.mkdir()
+    save_file({"w": np.arange(6, dtype=np.float32).reshape(2, 3)}, path)
+    assert result.model()["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    path.write_bytes(b"garbage!" * 4)
+    with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):
+        result.model()
