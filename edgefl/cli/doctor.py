@@ -159,7 +159,7 @@ def _throttles() -> Iterator[Check]:
     yield _probed("memory cgroup", probe.memory_group())
 
 
-def _probed(what: str, found: probe.Found) -> Check:
+def _probed(what: str, found: probe.ProbeResult) -> Check:
     return Check(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
 
 

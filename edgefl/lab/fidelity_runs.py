@@ -18,7 +18,7 @@ from edgefl.devices import device_names, load_device
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
 from edgefl.lab.workloads import EXERCISE, ExerciseArgs
-from edgefl.limits import load, probe
+from edgefl.limits import probe
 from edgefl.limits.capacity import StealMeter, UsageMeter, usable_cores
 from edgefl.limits.fidelity import Conditions
 from edgefl.limits.groups import Groups, find, write
@@ -243,7 +243,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
     usage, steal = UsageMeter(), StealMeter()
     usage.begin()
     with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(probe.loaded("compute", load.LONGEST_S)) for _ in shares]
+        children = [stack.enter_context(probe.loaded()) for _ in shares]
         throttles = [
             stack.enter_context(limits.open(mechanism, child.pid, share))
             for child, share in zip(children, shares.tolist(), strict=True)
@@ -259,7 +259,7 @@ def busy(processes: int) -> Iterator[None]:
     """Processes that compute all the time, until the end."""
     with contextlib.ExitStack() as stack:
         for _ in range(processes):
-            stack.enter_context(probe.loaded("compute", load.LONGEST_S))
+            stack.enter_context(probe.loaded())
         yield
 
 

@@ -12,7 +12,7 @@ For code that does not cooperate:
 
 throttle         a throttle on any process: SIGSTOP and SIGCONT, or a control group's CPU quota
 groups           where control groups are; those of our own, gone with us
-probe            which of them work here, and why not; load is a process to try them on
+probe            which of them work here, and why not
 
     throttle = limits.open("sigstop", pid, share=0.2)        # a fifth of a core of this host
     ...

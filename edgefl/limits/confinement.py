@@ -1,7 +1,7 @@
-"""What holds the phones of a run besides their own pacing: memory limits and CPU throttles.
+"""What holds the clients of a run besides their own pacing: memory limits and CPU throttles.
 
 The supervisor finds out what works here (`enforced`) and makes the control groups; the zygote makes a
-`ClientLimits` for each phone before it forks it; the client enters it.
+`ClientLimits` for each client before it forks it; the client enters it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MemoryBy = Literal["cgroup", "rlimit", "off"]
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """With what a run's phones are held."""
+    """With what a run's clients are held."""
 
     memory: MemoryBy = "off"
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     groups: dict[str, tuple[str, int]] = {}
-    """Controller to the start of its leaves' paths and the version: `Groups.folders`."""
+    """Controller to the start of its groups' paths and the version: `Groups.folders`."""
 
 
 @contextlib.contextmanager
@@ -40,43 +40,40 @@ def enforced(experiment: Experiment) -> Iterator[Enforcement]:
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
-    fleet = experiment.fleet
-    memory = memory_by(experiment)
-    linux = sys.platform.startswith("linux")
-    for key, kind, needs_linux in (
-        ("memory", fleet.memory, "rlimit"),
-        ("throttle", fleet.throttle, "sigstop"),
-    ):
-        if kind == needs_linux and not linux:
-            raise ConfigError(f"fleet.{key}: {kind!r} works on Linux only, this is {sys.platform}")
+    fleet, memory = experiment.fleet, memory_by(experiment)
+    if not sys.platform.startswith("linux"):
+        for key, kind, needs_linux in (
+            ("memory", fleet.memory, "rlimit"),
+            ("throttle", fleet.throttle, "sigstop"),
+        ):
+            if kind == needs_linux:
+                raise ConfigError(f"fleet.{key}: {kind!r} works on Linux only, this is {sys.platform}")
     with contextlib.ExitStack() as stack:
         folders: dict[str, tuple[str, int]] = {}
-        if fleet.throttle == "cgroup":
-            folders |= stack.enter_context(_groups("cpu", "throttle", "'paced' and 'sigstop' need")).folders()
-        if memory == "cgroup":
-            folders |= stack.enter_context(_groups("memory", "memory", "'rlimit' needs")).folders()
+        for controller, key, kind, others in (
+            ("cpu", "throttle", fleet.throttle, "'paced' and 'sigstop' need"),
+            ("memory", "memory", memory, "'rlimit' needs"),
+        ):
+            if kind == "cgroup":
+                try:
+                    folders |= stack.enter_context(Groups([controller])).folders()
+                except NoGroup as why:
+                    raise ConfigError(
+                        f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
+                    ) from None
         yield Enforcement(memory, fleet.throttle, folders)
 
 
 def memory_by(experiment: Experiment) -> MemoryBy:
-    """What enforces the phones' memory limits."""
+    """What enforces the clients' memory limits."""
     fleet = experiment.fleet
     if experiment.clock.kind == "virtual":
         return "off"
     return "rlimit" if fleet.memory == "auto" else fleet.memory
 
 
-def _groups(controller: str, key: str, others: str) -> Groups:
-    try:
-        return Groups([controller])
-    except NoGroup as why:
-        raise ConfigError(
-            f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
-        ) from None
-
-
 class ClientLimits:
-    """What holds one phone's process; made before it starts."""
+    """What holds one client's process; made before it starts."""
 
     def __init__(
         self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None

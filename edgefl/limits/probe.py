@@ -1,18 +1,17 @@
-"""Which mechanisms work here: each is tried on a real process for a moment."""
+"""Which mechanisms work here: each is tried for a moment on a real process that knows nothing of it."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
-from edgefl.limits import load
 from edgefl.limits.groups import find
 from edgefl.limits.memory import open_memory
 from edgefl.limits.throttle import open as open_throttle
@@ -22,9 +21,11 @@ PROBE_S = 0.4
 WITHIN = 0.25
 """A probe of less than half a second on a machine that does other things says no more than that it acts."""
 LIMIT_MIB = 32
+LONGEST_S = 30.0
+"""A process that computes ends by itself after so long."""
 
 
-class Found(NamedTuple):
+class ProbeResult(NamedTuple):
     """What became of one probe."""
 
     mechanism: str
@@ -34,48 +35,59 @@ class Found(NamedTuple):
     """Why it cannot be used here, in one line; empty if it can."""
 
 
-def throttle(kind: str) -> Found:
+def throttle(kind: str) -> ProbeResult:
     """Hold a busy process to a quarter of a core for a moment."""
+    return _tried(kind, lambda: _throttle(kind))
+
+
+def memory_group() -> ProbeResult:
+    """Let a process take twice the memory that its group allows."""
+    return _tried("cgroup", _memory_group)
+
+
+def _tried(kind: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
     try:
-        with loaded("compute", load.LONGEST_S) as child, open_throttle(kind, child.pid, SHARE) as held:
-            time.sleep(PROBE_S)
-        got = held.achieved()
+        return probe()
     except ConfigError as error:
-        return Found(kind, "none", str(error))
+        return ProbeResult(kind, "none", str(error))
     except (OSError, subprocess.SubprocessError) as error:
-        return Found(kind, "none", f"the probe failed: {error}")
+        return ProbeResult(kind, "none", f"the probe failed: {error}")
+
+
+def _throttle(kind: str) -> ProbeResult:
+    with loaded() as child, open_throttle(kind, child.pid, SHARE) as held:
+        time.sleep(PROBE_S)
+    got = held.achieved()
     share = got.cpu_s / got.wall_s
     seen = f"held a busy process to {share:.0%} of a core, {SHARE:.0%} asked for"
     version = f" (control groups v{find('cpu').version})" if kind == "cgroup" else ""
     if abs(share / SHARE - 1.0) > WITHIN:
-        return Found(kind, f"{seen}{version}", "it acts, but not as asked: this machine may be overloaded")
-    return Found(kind, f"works{version}: {seen}")
+        why_not = "it acts, but not as asked: this machine may be overloaded"
+        return ProbeResult(kind, f"{seen}{version}", why_not)
+    return ProbeResult(kind, f"works{version}: {seen}")
 
 
-def memory_group() -> Found:
-    """Let a process take twice the memory that its group allows."""
-    try:
-        with loaded("take", 2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
-            assert child.stdin is not None
-            child.stdin.close()
-            code = child.wait(10.0)
-            killed = held.killed
-    except ConfigError as error:
-        return Found("cgroup", "none", str(error))
-    except (OSError, subprocess.SubprocessError) as error:
-        return Found("cgroup", "none", f"the probe failed: {error}")
+def _memory_group() -> ProbeResult:
+    with loaded(2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
+        assert child.stdin is not None
+        child.stdin.close()
+        code = child.wait(10.0)
+        killed = held.killed
     if not killed:
-        return Found("cgroup", f"a process over its limit ended with {code}", "the limit does not act")
-    return Found(
-        "cgroup", f"works (control groups v{find('memory').version}): the kernel killed a process over it"
-    )
+        return ProbeResult("cgroup", f"a process over its limit ended with {code}", "the limit does not act")
+    version = find("memory").version
+    return ProbeResult("cgroup", f"works (control groups v{version}): the kernel killed a process over it")
 
 
 @contextlib.contextmanager
-def loaded(what: str, amount: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has started to compute, or waits to be told to take memory; gone at the end."""
+def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has started to keep one core busy, for `LONGEST_S` at most; gone at the end.
+
+    With ``take_mib`` it touches so much memory instead, once its standard input is closed.
+    """
+    code = f"{inspect.getsource(_be_load)}\n_be_load({LONGEST_S!r}, {take_mib!r})"
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(load.__file__)), what, str(amount)],
+        [sys.executable, "-I", "-S", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -90,3 +102,26 @@ def loaded(what: str, amount: float) -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
         child.stdin.close()
         child.stdout.close()
+
+
+def _be_load(compute_s: float, take_mib: float) -> None:
+    # Its source is a program of its own, without edgefl, so that it starts in milliseconds.
+    import ctypes
+    import os
+    import sys
+    import time
+
+    parent = os.getppid()
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+    if os.getppid() != parent:
+        return
+    print("!", end="", flush=True)
+    if take_mib:
+        sys.stdin.read(1)
+        taken = bytearray(int(take_mib * (1 << 20)))
+        taken[::4096] = b"\x01" * len(taken[::4096])
+    else:
+        until = time.monotonic() + compute_s
+        while time.monotonic() < until:
+            sum(range(1000))

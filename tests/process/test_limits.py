@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edgefl import ConfigError, limits
-from edgefl.limits import groups, load, probe
+from edgefl.limits import groups, probe
 from edgefl.limits.groups import Groups, find, words
 from edgefl.limits.throttle import cpu_ns
 from tests.process.runs import UNPRIVILEGED, needs_groups, needs_unprivileged
@@ -35,7 +35,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def busy() -> Iterator[subprocess.Popen[bytes]]:
     """A process that computes all the time."""
-    with probe.loaded("compute", load.LONGEST_S) as child:
+    with probe.loaded() as child:
         yield child
 
 
@@ -90,7 +90,7 @@ def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: sub
 
 
 def test_many_at_once(kind: str) -> None:
-    with probe.loaded("compute", load.LONGEST_S) as one, probe.loaded("compute", load.LONGEST_S) as other:
+    with probe.loaded() as one, probe.loaded() as other:
         first = limits.open(kind, one.pid, 0.05)
         second = limits.open(kind, other.pid, 0.1)
         until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
@@ -122,7 +122,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
 
 def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
     needs_groups("memory")
-    with probe.loaded("take", 128) as child, limits.open_memory(child.pid, 64) as held:
+    with probe.loaded(128) as child, limits.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(BOUND_S) == -signal.SIGKILL
@@ -133,7 +133,7 @@ def test_a_process_over_its_groups_memory_is_killed_by_the_kernel() -> None:
 
 def test_a_process_below_its_groups_memory_is_left_alone() -> None:
     needs_groups("memory")
-    with probe.loaded("take", 32) as child, limits.open_memory(child.pid, 64) as held:
+    with probe.loaded(32) as child, limits.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(BOUND_S) == 0
