@@ -1,4 +1,4 @@
-"""How a process is held to a device.
+"""The means that hold a process to a device, and the judgement of how well they did.
 
 pacing           work-paced waiting against absolute deadlines: exact, and needs no privileges
 held             a phase of computing that a governor slows, and that governor

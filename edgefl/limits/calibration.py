@@ -1,8 +1,4 @@
-"""What this host computes and moves a second, measured with one thread and kept for a week.
-
-calibrate()                            the stored calibration, or a new one
-stored_calibration()                   the stored one or None; measures nothing
-"""
+"""The rates at which one thread of this host computes and moves data, measured and kept for a week."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ from edgefl.errors import RunError
 from edgefl.limits.capacity import host
 
 MAX_CV = 0.10
-"""Of a rate's repetitions; above it the calibration is refused."""
+"""Coefficient of variation of a rate's repetitions above which the calibration is refused."""
 EXPIRES_S = 7 * 24 * 3600.0
 VERSION = 3
-"""Of what is measured and how; a calibration of another version does not hold."""
+"""Number of the measuring method; a calibration of another version does not hold."""
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -39,7 +35,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What one thread does in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes.
+    """The work of one thread in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes.
 
     CPU time, not wall time: that the host does other work as well does not change it.
     """
@@ -75,20 +71,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """One thread of this host."""
 
     fingerprint: str
-    """Of CPU model, cores, library, versions and threads: another one is another calibration."""
+    """Hash of CPU model, cores, library, versions and threads: another one is another calibration."""
     cpu: str
     cores: int
     library: str
     at_unix_s: float
     measured: Measured
 
-    @property
-    def worst_cv(self) -> float:
-        """The largest coefficient of variation of all rates."""
-        return max(rate.cv for _, rate, _ in self.measured.rates())
-
     def expired(self, now_unix_s: float) -> bool:
-        """Whether it is older than a week, or from the future."""
+        """Says whether it is older than a week, or from the future."""
         return not 0 <= now_unix_s - self.at_unix_s <= EXPIRES_S
 
 
@@ -99,8 +90,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
     fingerprint. RunError if rates vary by more than 10% after three rounds: nothing noisy is stored or
     returned.
     """
-    path = (folder or cache_folder()) / f"calibration-{fingerprint()}.json"
-    if not force and (stored := _read(path)) is not None and not stored.expired(time.time()):
+    if not force and (stored := stored_calibration(folder)) is not None:
         return stored
     this = host()
     measured = Calibration(
@@ -117,18 +107,25 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
             f"calibration refused: this host is too noisy now (coefficient of variation: {', '.join(noisy)}; "
             f"allowed: {MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
         )
-    _write(path, measured)
+    _write(_path(folder), measured)
     return measured
 
 
 def stored_calibration(folder: Path | None = None) -> Calibration | None:
     """The fresh calibration of this host if there is one; measures nothing."""
-    stored = _read((folder or cache_folder()) / f"calibration-{fingerprint()}.json")
-    return None if stored is None or stored.expired(time.time()) else stored
+    try:
+        stored = msgspec.json.decode(_path(folder).read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return None if stored.expired(time.time()) else stored
+
+
+def _path(folder: Path | None) -> Path:
+    return (folder or cache_folder()) / f"calibration-{fingerprint()}.json"
 
 
 def cache_folder() -> Path:
-    """Where calibrations are kept for this user."""
+    """Returns the folder of this user's calibrations."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "edgefl"
 
@@ -141,7 +138,7 @@ def fingerprint() -> str:
 
 
 def library() -> str:
-    """What computes here, with the versions."""
+    """Names the libraries that compute here, with their versions."""
     return f"torch {version('torch')}, numpy {version('numpy')}"
 
 
@@ -162,14 +159,6 @@ def _measure_apart() -> Measured:
             f"calibration failed with exit code {done.returncode}: {why[-1] if why else 'no message'}"
         )
     return msgspec.json.decode(done.stdout, type=Measured)
-
-
-def _read(path: Path) -> Calibration | None:
-    """A stored calibration; None if there is none or it is not one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _write(path: Path, calibration: Calibration) -> None:

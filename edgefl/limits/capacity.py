@@ -1,7 +1,4 @@
-"""Does the fleet fit the host: how far emulated time must be stretched, and what the host is.
-
-Who used the host, and what others have set: the quota and memory of the control groups around this process.
-"""
+"""The host's capacity: the time scale at which a fleet fits it, and its cores, quotas and users."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ on time when other clients train at that moment."""
 
 
 Together = Literal["never", "at first", "always"]
-"""When the trips of all clients start at one instant: at the run's start only, or in each round."""
+"""The trips of all clients start at one instant: never, at the run's start only, or in each round."""
 
 
 class Burst(NamedTuple):
@@ -51,7 +48,7 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What one client asks of the host on one trip."""
+    """The host's work for one trip of one client."""
 
     host_cpu_s: float
     """CPU seconds that the host spends on the trip."""
@@ -330,7 +327,7 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """How long the quotas around this process have kept its group from running, since this was made.
+    """Time that the quotas around this process have kept its group from running, since this was made.
 
     >>> share = ThrottleMeter().share()
     >>> share is None or 0.0 <= share <= 1.0
@@ -367,13 +364,13 @@ class Usage(NamedTuple):
     """Shares of the host's cores, or of time; None where the system does not tell."""
 
     used: float | None
-    """Of the cores, by this process and all that it started and has seen end."""
+    """Share of the cores used by this process and all that it started and has seen end."""
     others: float | None
-    """Of the cores, by everybody else."""
+    """Share of the cores used by everybody else."""
     steal: float | None
-    """Of the time, by the hypervisor for others."""
+    """Share of the time that the hypervisor gave to others."""
     throttled: float | None
-    """Of the wall time, in which a core stood still because of a CPU quota around the run."""
+    """Share of the wall time in which a core stood still because of a CPU quota around the run."""
 
 
 class UsageMeter:
@@ -403,7 +400,7 @@ class UsageMeter:
             self._taken = self._meters[0].share(), self._meters[1].share()
 
     def usage(self) -> Usage:
-        """What was measured; all processes of the run have ended."""
+        """Returns the shares since this was made, once all processes of the run have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = _own_cpu_s() - self._own_s
         if core_s <= 0:

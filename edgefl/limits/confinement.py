@@ -1,4 +1,4 @@
-"""What holds the clients of a run besides their own pacing: memory limits and CPU throttles.
+"""Memory limits and CPU throttles of a run's clients, besides their own pacing.
 
 The supervisor finds out what works here (`enforced`) and makes the control groups; the zygote makes a
 `ClientLimits` for each client before it forks it; the client enters it.
@@ -22,7 +22,7 @@ MemoryBy = Literal["cgroup", "rlimit", "off"]
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """With what a run's clients are held."""
+    """The mechanisms that hold a run's clients."""
 
     memory: MemoryBy = "off"
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
@@ -65,7 +65,7 @@ def enforced(experiment: Experiment) -> Iterator[Enforcement]:
 
 
 def memory_by(experiment: Experiment) -> MemoryBy:
-    """What enforces the clients' memory limits."""
+    """Names the mechanism that enforces the clients' memory limits."""
     fleet = experiment.fleet
     if experiment.clock.kind == "virtual":
         return "off"
@@ -73,14 +73,14 @@ def memory_by(experiment: Experiment) -> MemoryBy:
 
 
 class ClientLimits:
-    """What holds one client's process; made before it starts."""
+    """The limits of one client's process; made before it starts."""
 
     def __init__(
         self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None
     ) -> None:
         self.throttle = enforcement.throttle
         self.governor = governor
-        """Where it tells the governor of its computing; None without a throttle."""
+        """The pipe on which it tells the governor of its computing; None without a throttle."""
         self._limit_mib = limit_mib if enforcement.memory != "off" else None
         self._group = ControlGroup(enforcement.groups, name) if enforcement.groups else None
         self._memory: MemoryLimit | GroupMemory | None = None
@@ -89,18 +89,18 @@ class ClientLimits:
             self._memory = GroupMemory(self._group.place("memory"), self._limit_mib)
 
     def enter(self) -> None:
-        """In the process itself, first of all: be in the control group."""
+        """Put this process into its control group; called in it, first of all."""
         if self._group is not None:
             self._group.enter()
 
     def limit(self) -> MemoryLimit | GroupMemory | None:
-        """In the process itself, when it is ready to work: the memory limit, in force; None without one."""
+        """Put the memory limit in force and return it; called in the process when it is ready to work."""
         if self._memory is None and self._limit_mib is not None:
             self._memory = limit_memory(self._limit_mib)
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """After the process's end: how it died of too little memory, in words, else empty.
+        """Says in words how the process died of too little memory, else nothing; called after its end.
 
         ``gave_up``: it said itself that an allocation had failed.
         """
@@ -111,6 +111,6 @@ class ClientLimits:
         return f"{limit}, {'killed by the kernel' if killed else 'an allocation failed'}"
 
     def remove(self) -> None:
-        """After the process's end: nothing of it is left."""
+        """Leave nothing of it; called after the process's end."""
         if self._group is not None:
             self._group.remove()

@@ -1,4 +1,4 @@
-"""How far the emulation was from what it declared, and whether that may be believed.
+"""The emulation's errors against what it declared, and the verdict whether to believe it.
 
 The error of a quantity on one trip is ``achieved/declared - 1`` in seconds, both for the same work: +0.1
 says the client took a tenth longer than its device. (Of a rate e the error in seconds is 1/(1+e) - 1: the
@@ -7,7 +7,7 @@ plan's; achieved seconds are differences of clock readings.
 
 ``compute``, ``down``, ``up``, ``delay`` (the links' one-way delays in a trip) and ``trip`` are read off the
 client's clock. ``round`` is the trip as the server saw it, from sending the task to the update's arrival:
-what messages and the server take is in it, and no phone would have waited for that.
+what messages and the server take is in it, and no device would have waited for that.
 
 The headline pools the computing error and the whole-trip error of every trip, each quantity only where
 its declared time is at least 5 ms on the wall: below that the clock and the scheduler are measured, not
@@ -29,9 +29,8 @@ import numpy.typing as npt
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
 """Quantities that a trip need not have: NaN."""
-HEADLINE = ("compute", "trip")
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
-"""Whose sums may not be off, of the fleet and of each device; of the fleet, training's may not either."""
+"""Quantities whose sums may not be off, of the fleet and of each device."""
 RESOLUTION_WALL_S = 0.005
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20
@@ -52,38 +51,38 @@ Seconds = npt.NDArray[np.float64]
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     """The error of one quantity over many trips. ``None`` where nothing could be measured."""
 
-    measured: int
+    measured: int = 0
     """Trips on which it was long enough to measure."""
-    declared_s: float
+    declared_s: float = 0.0
     """Emulated seconds on these trips, in all."""
-    achieved_s: float
-    mean_error: float | None
-    """Of the sums: ``achieved_s / declared_s - 1``."""
-    median_error: float | None
+    achieved_s: float = 0.0
+    mean_error: float | None = None
+    """Error of the sums: ``achieved_s / declared_s - 1``."""
+    median_error: float | None = None
     """Signed: above 0 is slower than declared."""
-    median_abs_error: float | None
-    p95_abs_error: float | None
+    median_abs_error: float | None = None
+    p95_abs_error: float | None = None
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Under which a run took place; None where unknown. All are shares."""
+    """The host's state during a run, in shares; None where unknown."""
 
     load: float | None = None
-    """Of the host's cores that the fleet was expected to ask for."""
+    """Host's cores that the fleet was expected to ask for."""
     used: float | None = None
-    """Of the host's cores that the run really used."""
+    """Host's cores that the run really used."""
     others: float | None = None
-    """Of the host's cores that other processes used."""
+    """Host's cores that other processes used."""
     steal: float | None = None
-    """Of the time that the hypervisor gave to others."""
+    """Time that the hypervisor gave to others."""
     throttled: float | None = None
-    """Of the wall time in which a core stood still because of a CPU quota around the run."""
+    """Wall time in which a core stood still because of a CPU quota around the run."""
     step_cost: float | None = None
     """CPU time of training over what it was measured to cost before the run."""
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the emulation is worth. Not ``valid`` says INVALID, and ``reasons`` say why."""
+    """The judgement of a run. Not ``valid`` says INVALID, and ``reasons`` say why."""
 
     valid: bool
     median_abs_error: float | None
@@ -146,12 +145,12 @@ def assess(
         measured = finite & (np.where(finite, declared, 0.0) * time_scale >= RESOLUTION_WALL_S)
         columns[quantity] = np.where(measured, declared, np.nan), np.where(measured, achieved, np.nan)
 
-    judged = {quantity: columns[quantity] for quantity in HEADLINE if trips}
+    headline = []
     if trips:
-        judged["compute"] = _considerable(columns["compute"], _column(declared_s, "trip", trips))
-    pooled = [achieved / declared - 1.0 for declared, achieved in judged.values()]
-    headline = np.concatenate(pooled) if pooled else np.empty(0)
-    errors = np.abs(headline[~np.isnan(headline)])
+        training = _considerable(*columns["compute"], _column(declared_s, "trip", trips))
+        headline = [achieved / declared - 1.0 for declared, achieved in (training, columns["trip"])]
+    errors = np.abs(np.concatenate([*headline, np.empty(0)]))
+    errors = errors[~np.isnan(errors)]
     median = float(np.median(errors)) if errors.size else None
     p95 = float(np.percentile(errors, 95)) if errors.size else None
     by_quantity = {quantity: _summary(*pair) for quantity, pair in columns.items()}
@@ -169,12 +168,12 @@ def assess(
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms on the wall, too short to measure")
     reasons += bounds(median, p95, conditions)
     reasons += _drift("", by_quantity)
-    if trips and (training := drift("training", _summary(*judged["compute"]).mean_error)):
-        reasons.append(training)
+    if trips and (late := drift("training", _summary(*training).mean_error)):
+        reasons.append(late)
     reasons += _worst_device(by_device)
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
         reasons.append(f"other processes used {conditions.others:.0%} of the host")
-    late = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
+    lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
         median_abs_error=median,
@@ -183,14 +182,14 @@ def assess(
         trips=trips,
         by_quantity=by_quantity,
         by_device=by_device,
-        p95_lateness_s=float(np.percentile(late, 95)) if late.size else None,
-        max_lateness_s=float(late.max()) if late.size else None,
+        p95_lateness_s=float(np.percentile(lateness, 95)) if lateness.size else None,
+        max_lateness_s=float(lateness.max()) if lateness.size else None,
         conditions=conditions,
     )
 
 
 def bounds(median: float | None, p95: float | None, conditions: Conditions) -> list[str]:
-    """Which bounds on the headline's errors and on the conditions are not held, one line each.
+    """Returns a line for each bound on the headline's errors and on the conditions that is not held.
 
     >>> bounds(0.01, 0.3, Conditions(load=0.5))
     ['95th percentile of errors 30.0%, at most 20% is allowed']
@@ -211,7 +210,7 @@ def bounds(median: float | None, p95: float | None, conditions: Conditions) -> l
 
 
 def drift(what: str, error: float | None) -> str:
-    """Why a sum of emulated times is too far off, or empty."""
+    """Says by how much a sum of emulated times is too far off; empty if it is not."""
     if error is None or abs(error) <= MEAN_MAX:
         return ""
     longer = "longer" if error > 0 else "less"
@@ -219,32 +218,25 @@ def drift(what: str, error: float | None) -> str:
 
 
 def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
-    lines = [
-        drift(name + device, found[quantity].mean_error)
-        for quantity, name in SUMMED.items()
-        if quantity in found
-    ]
+    lines = (drift(name + device, found[what].mean_error) for what, name in SUMMED.items() if what in found)
     return [line for line in lines if line]
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """The device that is furthest off, if it is too far; how many more there are."""
-    bad = {
-        name: worst
+    """Names the device that is furthest off, if it is too far, and the number of others."""
+    off = {
+        name: max((abs(found[what].mean_error or 0.0) for what in SUMMED if what in found), default=0.0)
         for name, found in by_device.items()
-        if (worst := max((abs(found[q].mean_error or 0.0) for q in SUMMED if q in found), default=0.0))
-        > MEAN_MAX
     }
+    bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
     if not bad:
         return []
-    name = max(bad, key=lambda device: bad[device])
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
-    return [_drift(f" of {name}", by_device[name])[0] + more]
+    return [_drift(f" of {bad[0]}", by_device[bad[0]])[0] + more]
 
 
-def _considerable(training: tuple[Seconds, Seconds], trip_declared: Seconds) -> tuple[Seconds, Seconds]:
+def _considerable(declared: Seconds, achieved: Seconds, trip_declared: Seconds) -> tuple[Seconds, Seconds]:
     """Declared and achieved training where it is more than a minor part of its trip, else NaN."""
-    declared, achieved = training
     minor = declared < MINOR_PART * trip_declared
     return np.where(minor, np.nan, declared), np.where(minor, np.nan, achieved)
 
@@ -259,18 +251,10 @@ def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> 
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
-    """Of the trips that could be measured (not NaN)."""
+    """Sums up the trips that could be measured (not NaN)."""
     known = ~np.isnan(declared)
     if not known.any():
-        return Quantity(
-            measured=0,
-            declared_s=0.0,
-            achieved_s=0.0,
-            mean_error=None,
-            median_error=None,
-            median_abs_error=None,
-            p95_abs_error=None,
-        )
+        return Quantity()
     errors = achieved[known] / declared[known] - 1.0
     declared_s, achieved_s = float(declared[known].sum()), float(achieved[known].sum())
     return Quantity(

@@ -1,4 +1,4 @@
-"""Control groups: where they are, of version 1 and 2, and those of edgefl's own, gone with its process."""
+"""Control groups of version 1 and 2: the existing ones, and those of edgefl's own, gone with its process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _mounts() -> list[tuple[Path, str, str, list[str]]]:
 
 
 def _below(mount: Path, root: str, path: str) -> Path:
-    """Where a group's path is found under a mount that shows the hierarchy from ``root`` on."""
+    """Returns a group's folder under a mount that shows the hierarchy from ``root`` on."""
     relative = os.path.relpath(path, root)
     # In a container the path may be the host's; what can be seen of it starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
@@ -156,7 +156,7 @@ class Groups:
         }
 
     def group(self, name: str) -> ControlGroup:
-        """A group for one process."""
+        """Returns a new group for one process."""
         return ControlGroup(self.folders(), name)
 
     def close(self) -> None:
@@ -305,13 +305,13 @@ def remove(folder: Path) -> None:
 
 
 def started(pid: int) -> str:
-    """When a process started, in the system's ticks: with the id it names the process for good."""
+    """Returns a process's start in the system's ticks: with the id it names the process for good."""
     # Not psutil's create_time(): that moves when the system's date is set.
     return next(iter(process_stat(pid)[19:20]), "")
 
 
 def process_stat(pid: int) -> list[str]:
-    """What the kernel says of a process from its state on, proc_pid_stat(5); empty if there is none."""
+    """Fields of a process in proc_pid_stat(5), from its state on; empty if there is none."""
     return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 

@@ -47,7 +47,7 @@ MESSAGE_BYTES = _FORMAT.size
 
 
 class HoldRequest(NamedTuple):
-    """What a process tells the governor; far below PIPE_BUF, so no other's request gets between its bytes."""
+    """A client's message to the governor; far below PIPE_BUF, so that no other's gets between its bytes."""
 
     pid: int
     at_ns: int
@@ -134,7 +134,7 @@ class HeldPhase:
 # ---- the governor's side -------------------------------------------------------------------------
 
 SLICE_SHARE = 0.02
-"""Of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of when it should."""
+"""A slice's part of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of its due."""
 SHORTEST_SLICE_NS = 300_000
 LONGEST_WAIT_S = 3600.0
 

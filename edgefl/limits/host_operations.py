@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
+from edgefl.learning.cnn import cnn_femnist
 from edgefl.limits.calibration import MAX_CV, Measured, Rate
 
 REPETITIONS = 9
@@ -29,7 +30,7 @@ ROUNDS = 5
 """A rate that came out noisy is measured again, at most so often; the calmest round counts."""
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64
-"""Of each of the triad's three arrays at least."""
+"""Least size of each of the triad's three arrays."""
 _REPETITION_S = 0.05
 _CALLS = 3
 """A repetition is at least so long and so many calls: one call alone is at the mercy of one interruption."""
@@ -42,8 +43,7 @@ one: the work that the devices' ``train`` rates were measured with (docs/profile
 
 
 def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
-    """Measure in this process, noisy or not; the triad past the last-level cache unless ``triad_mib`` says
-    otherwise. Seconds."""
+    """Measure in this process, noisy or not; the triad past the cache unless ``triad_mib`` is given."""
     torch.set_num_threads(1)
     cache_mib = last_level_cache_mib()
     if triad_mib is None:
@@ -65,27 +65,22 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
-    """What ``run`` does in a second of CPU time, warmed up; of several rounds the one that varies least."""
+    """Rate of ``run`` a second of CPU time, warmed up; of several rounds the one that varies least."""
+
+    def took(calls: int) -> float:
+        start = time.thread_time()
+        for _ in range(calls):
+            run()
+        return time.thread_time() - start
+
     run()
-    start = time.thread_time()
-    run()
-    calls = max(_CALLS, int(_REPETITION_S / max(time.thread_time() - start, 1e-9)))
-    best: Rate | None = None
-    for _ in range(ROUNDS):
-        rates = []
-        for _ in range(REPETITIONS):
-            start = time.thread_time()
-            for _ in range(calls):
-                run()
-            rates.append(calls * work / (time.thread_time() - start))
+    calls = max(_CALLS, int(_REPETITION_S / max(took(1), 1e-9)))
+    rounds: list[Rate] = []
+    while len(rounds) < ROUNDS and not any(found.cv <= MAX_CV / 2 for found in rounds):
+        rates = [calls * work / took(calls) for _ in range(REPETITIONS)]
         cv = statistics.stdev(rates) / statistics.fmean(rates)
-        found = Rate(median=statistics.median(rates), cv=cv, samples=tuple(rates))
-        if best is None or found.cv < best.cv:
-            best = found
-        if best.cv <= MAX_CV / 2:
-            break
-    assert best is not None
-    return best
+        rounds.append(Rate(median=statistics.median(rates), cv=cv, samples=tuple(rates)))
+    return min(rounds, key=lambda found: found.cv)
 
 
 def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
@@ -131,18 +126,7 @@ def _triad(n: int) -> Callable[[], Any]:
 
 
 def _training_step() -> Callable[[], Any]:
-    net = nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, 2048),
-        nn.ReLU(),
-        nn.Linear(2048, 62),
-    )
+    net = cnn_femnist((1, 28, 28), 62)
     images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
     return sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01)
 

@@ -61,7 +61,7 @@ class MemoryLimit:
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """What is enforced here: of ``rlimit`` and ``watch``."""
+        """The mechanisms in force here: of ``rlimit`` and ``watch``."""
         rlimit = ("rlimit",) if self._before is not None else ()
         return (*rlimit, "watch") if self._start_bytes is not None else rlimit
 
@@ -141,7 +141,7 @@ class GroupMemory:
 
     @property
     def kills(self) -> int:
-        """How many processes the kernel has killed because of this limit."""
+        """Number of processes that the kernel has killed because of this limit."""
         file = "memory.events" if self._version == 2 else "memory.oom_control"
         return figures(self._folder / file).get("oom_kill", 0)
 

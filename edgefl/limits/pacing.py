@@ -80,16 +80,16 @@ def wait_until(deadline_ns: int) -> None:
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What one phase took, in emulated seconds, read from the clock."""
+    """Emulated seconds of one phase, read from the clock."""
 
     work: float
     """Work done: FLOPs or bytes."""
     declared_s: float
-    """What the device takes for it: lead + work / rate."""
+    """The device's time for it: lead + work / rate."""
     achieved_s: float
-    """What it took here, from the end of the phase before (or the start of the trip) to its own end."""
+    """Its time here, from the end of the phase before (or the start of the trip) to its own end."""
     lateness_s: float
-    """How long after its scheduled moment the phase ended."""
+    """Time by which the phase ended after its scheduled moment."""
 
     def then(self, after: Spent) -> Spent:
         """This phase and the one ``after`` it, as one."""
@@ -126,7 +126,7 @@ class Phase:
         return self._lead_s + (work / self._rate if self._takes is None else self._takes(work))
 
     def due_ns(self, work: float) -> float:
-        """When the device has done ``work``, on the monotonic clock."""
+        """The instant at which the device has done ``work``, on the monotonic clock."""
         return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
     def lead(self) -> None:
@@ -187,9 +187,9 @@ class Pacer:
         self._wait = wait
         self._clock = clock
         self._cursor_ns: float | None = None
-        """Where the next phase is scheduled to start."""
+        """Scheduled start of the next phase."""
         self._last_ns = 0
-        """When the phase before really ended."""
+        """Real end of the phase before."""
         self.delay_declared_s = self.delay_s = 0.0
         """Leads of the trip's phases that were waited for by `Phase.lead`: declared, and by the clock."""
 

@@ -1,4 +1,4 @@
-"""Which mechanisms work here: each is tried for a moment on a real process that knows nothing of it."""
+"""Trials of each mechanism, for a moment, on a real process that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LONGEST_S = 30.0
 
 
 class ProbeResult(NamedTuple):
-    """What became of one probe."""
+    """The outcome of one probe."""
 
     mechanism: str
     what: str
-    """What it was seen to do."""
+    """Its effect, as seen."""
     why_not: str = ""
-    """Why it cannot be used here, in one line; empty if it can."""
+    """The reason why it cannot be used here, in one line; empty if it can."""
 
 
 def throttle(kind: str) -> ProbeResult:

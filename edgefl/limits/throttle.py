@@ -24,7 +24,7 @@ from edgefl.limits.pacing import set_time_slice, set_timer_slack
 
 
 class Achieved(NamedTuple):
-    """What a throttle has let its process have."""
+    """CPU time that a throttle has let its process have."""
 
     wall_s: float
     cpu_s: float
@@ -59,7 +59,7 @@ class Account:
         self._allowed_ns = 0.0
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
-        """By how much the process is ahead of its share (below 0: behind), given what it has used by now."""
+        """Returns the process's lead over its share (below 0: it is behind), by what it has used by now."""
         granted = self.share * (now_ns - self.at_ns)
         self.at_ns, self.used_ns = now_ns, used_ns
         self._declared_ns += granted
@@ -68,7 +68,7 @@ class Account:
         return used - self._allowed_ns
 
     def achieved(self) -> Achieved:
-        """What was used and declared when the account was last looked at."""
+        """Returns what was used and declared when the account was last looked at."""
         wall_ns, used_ns = self.at_ns - self._began_ns, self.used_ns - self._used_before_ns
         return Achieved(wall_ns / 1e9, used_ns / 1e9, self._declared_ns / 1e9)
 
@@ -155,7 +155,7 @@ SLICE_NS = 2_000_000
 SHORTEST_NS = 100_000
 """It runs at least so long, and has stood still so long when its clock is read: a signal takes some 20 µs."""
 LEAST_GAIN = 0.05
-"""Of a core: how fast a process is held to get ahead at least, so that one with more threads is found out."""
+"""Least pace, in cores, at which a process is taken to get ahead: one with more threads is found out."""
 IDLE = 0.1
 """A process that used less than this of half a slice in its last run may be asleep: it is asked."""
 
@@ -229,14 +229,14 @@ LEAST_QUOTA_US = 1_000
 LONGEST_PERIOD_US = 1_000_000
 """The kernel's."""
 MOST_CORRECTION = 0.5
-"""Of the share, in one turn."""
+"""Part of the share by which one turn corrects the quota at most."""
 WORTHWHILE = 0.02
 """A quota that is off by less stays: a new one wipes the debt of the old and hands out a period's worth."""
 HALF_BURST_NS = 1_300_000
 """The kernel takes a process off its core at a tick, every 4 ms for most, and makes it pay in the periods
 after. So whenever it runs it is ahead: by so much on average (measured on Linux 6.18)."""
 BURSTS_A_TURN = 80
-"""In a shorter turn, where in its bursts a process is says more than what the quota does."""
+"""Length of a turn: in a shorter one, where in its bursts a process is says more than what the quota does."""
 
 
 def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) -> None:
@@ -288,7 +288,7 @@ class Quota:
         return now_ns + turn_ns
 
     def look(self, now_ns: int) -> float:
-        """By how much the process is ahead, ns. ProcessLookupError once it is gone."""
+        """Returns the process's lead, ns. ProcessLookupError once it is gone."""
         return self.account.ahead_ns(now_ns, self.target.cpu_ns())
 
     def renew(self, account: Account) -> bool:
@@ -474,11 +474,11 @@ class Throttle:
 
     @property
     def trouble(self) -> str:
-        """Why the process is held no more, such as a control group that somebody removed; else empty."""
+        """Says why the process is held no more, such as a control group that somebody removed; else empty."""
         return _thread.queue.trouble.get(self._throttled, "")
 
     def achieved(self) -> Achieved:
-        """What the process was let have so far: by a quota now, by signals when it last stood still."""
+        """Returns what the process was let have, with signals as of when it last stood still."""
         if self._open and isinstance(self._throttled, Quota):
             _thread.look(self._throttled)
         return self._throttled.account.achieved()
