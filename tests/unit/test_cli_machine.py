@@ -106,7 +106,7 @@ def test_a_profiles_own_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_profiles_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
+    sample = Path(__file__).parent / "import_samples" / "connectivity.ini"
     assert main(["profiles", "import", "webpagetest", str(sample), "--only", "Hill"]) == 0
     assert 'id = "hill"' in capsys.readouterr().out
     assert main(["profiles", "import", "webpagetest", str(sample)]) == 2
@@ -139,7 +139,7 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
 
     written = importlib.import_module("edgefl.results.run_folder").write_bytes
     monkeypatch.setattr("edgefl.results.run_folder.write_bytes", full)
-    sample = Path(__file__).parent / "interchange_samples" / "connectivity.ini"
+    sample = Path(__file__).parent / "import_samples" / "connectivity.ini"
     assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(tmp_path)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -8,22 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trip_parts import network, rng
 
 from edgefl.devices.cells import Cell, CellMeter, CellShare, FinishedTrip, SharedCells, fair_level
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan
-from edgefl.devices.schema import Direction, Network
 from edgefl.limits.pacing import Pacer
 
 
 def plan(down_bytes: int, compute_s: float, up_bytes: int, **way: Any) -> TripPlan:
-    direction = Direction(**way)
-    network = Network(id="t", name="t", down=direction, up=direction, header_bytes=0, sources={})
-    link = Link(network, np.random.default_rng(0))
+    link = Link(network(**way), rng())
     return TripPlan(link.down(down_bytes), 1.0, 0.0, 1.0 / compute_s, link.up(up_bytes))
 
 
-def air(capacity: float | None, limits: list[float], cells: int = 1) -> SharedCells:
+def cells_of(capacity: float | None, limits: list[float], cells: int = 1) -> SharedCells:
     return SharedCells(cells, {"down": capacity, "up": capacity}, {"down": limits, "up": limits})
 
 
@@ -36,10 +34,10 @@ def test_the_level_fills_from_below() -> None:
 
 
 def test_no_capacity_is_lost_and_nobody_gets_more_than_its_link() -> None:
-    rng = np.random.default_rng(1)
+    generator = rng(1)
     for _ in range(200):
-        limits = rng.uniform(0.1, 10.0, rng.integers(1, 12)).tolist()
-        capacity = float(rng.uniform(0.1, 40.0))
+        limits = generator.uniform(0.1, 10.0, generator.integers(1, 12)).tolist()
+        capacity = float(generator.uniform(0.1, 40.0))
         rates = [min(limit, fair_level(limits, capacity)) for limit in limits]
         assert sum(rates) == pytest.approx(min(capacity, sum(limits)))
 
@@ -60,10 +58,10 @@ def simulated(starts: list[tuple[float, float, float]], capacity: float, step_s:
 
 
 def test_a_cell_is_what_small_steps_through_time_say() -> None:
-    rng = np.random.default_rng(7)
+    generator = rng(7)
     for _ in range(5):
         starts = [
-            (float(rng.uniform(0, 3)), float(rng.uniform(10, 200)), float(rng.choice([30.0, 80.0, math.inf])))
+            (*generator.uniform((0, 10), (3, 200)).tolist(), float(generator.choice([30.0, 80.0, math.inf])))
             for _ in range(8)
         ]
         cell, found = Cell(100.0), [math.nan] * len(starts)
@@ -82,18 +80,17 @@ def test_a_cell_is_what_small_steps_through_time_say() -> None:
 
 def test_one_trip_alone_takes_what_its_plan_says() -> None:
     trip = plan(1_000_000, 2.0, 500_000, rate_mbps=8.0, delay_ms=100.0)
-    alone = air(None, [1e6])
+    alone = cells_of(None, [1e6])
     alone.begin(7, 0, trip, 3.0)
     (through,) = alone.advance(100.0)
-    assert through == FinishedTrip(
-        pytest.approx(3 + trip.total_s), 7, 0, pytest.approx(1.1), pytest.approx(0.6)
-    )
+    at_s = pytest.approx(3 + trip.total_s)
+    assert through == FinishedTrip(at_s, 7, 0, pytest.approx(1.1), pytest.approx(0.6))
     assert alone.next_s == math.inf
 
 
 def test_two_downloads_at_once_take_twice_as_long() -> None:
     trip = plan(1_000_000, 1.0, 0, rate_mbps=None)
-    shared = air(1e6, [math.inf] * 2)
+    shared = cells_of(1e6, [math.inf] * 2)
     shared.begin(0, 0, trip, 0.0)
     shared.begin(1, 1, trip, 0.5)
     found = shared.advance(100.0)
@@ -107,7 +104,7 @@ def test_two_downloads_at_once_take_twice_as_long() -> None:
 
 def test_phones_in_other_cells_do_not_matter() -> None:
     trip = plan(1_000_000, 1.0, 1_000_000, rate_mbps=None)
-    shared = air(1e6, [math.inf] * 4, cells=2)
+    shared = cells_of(1e6, [math.inf] * 4, cells=2)
     for client in (0, 1, 3):
         shared.begin(client, client, trip, 0.0)
     found = {through.client: through.down_s for through in shared.advance(100.0)}
@@ -116,7 +113,7 @@ def test_phones_in_other_cells_do_not_matter() -> None:
 
 def test_a_trip_that_is_given_up_leaves_its_share_to_the_others() -> None:
     trip = plan(1_000_000, 1.0, 0, rate_mbps=None)
-    shared = air(1e6, [math.inf] * 2)
+    shared = cells_of(1e6, [math.inf] * 2)
     shared.begin(0, 0, trip, 0.0)
     shared.begin(1, 1, trip, 0.0)
     assert shared.advance(1.0) == []
@@ -128,10 +125,10 @@ def test_a_trip_that_is_given_up_leaves_its_share_to_the_others() -> None:
 
 def test_how_far_it_is_advanced_at_a_time_changes_no_bit() -> None:
     def ends(steps: list[float]) -> list[FinishedTrip]:
-        rng, shared, found = np.random.default_rng(3), air(3e5, [2e5, 1e5, math.inf] * 4, cells=3), []
+        generator, shared, found = rng(3), cells_of(3e5, [2e5, 1e5, math.inf] * 4, cells=3), []
         for task in range(40):
-            begun_s = float(rng.uniform(0, 20))
-            shared.begin(task, task % 12, plan(int(rng.integers(1000, 400_000)), 0.5, 50_000), begun_s)
+            begun_s = float(generator.uniform(0, 20))
+            shared.begin(task, task % 12, plan(int(generator.integers(1000, 400_000)), 0.5, 50_000), begun_s)
         for at_s in steps:
             found += shared.advance(at_s)
         return found + shared.advance(1e9)
@@ -142,7 +139,7 @@ def test_how_far_it_is_advanced_at_a_time_changes_no_bit() -> None:
 def test_a_broken_link_ends_the_trip_where_it_breaks() -> None:
     trip = plan(1_000_000, 1.0, 500_000, rate_mbps=None)
     broken = trip._replace(up=trip.up._replace(breaks_after=100_000))
-    shared = air(1e6, [math.inf])
+    shared = cells_of(1e6, [math.inf])
     shared.begin(0, 0, broken, 0.0)
     (through,) = shared.advance(100.0)
     assert (through.down_s, through.up_s) == (pytest.approx(1.0), pytest.approx(0.1))

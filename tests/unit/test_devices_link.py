@@ -1,4 +1,4 @@
-"""Links, delays and whole trips: exact times, declared distributions, the same draws every time."""
+"""Links: exact times, declared distributions, the same draws every time; recorded traces."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trip_parts import device, network, plan, rng
+from scipy import stats
+from trip_parts import device, network, paced, plan, rng
 
 from edgefl.devices import load_network, network_names
-from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, move
+from edgefl.devices.link import (
+    CHUNK_BYTES,
+    OPPORTUNITY_BYTES,
+    Disconnected,
+    Link,
+    Trace,
+    move,
+    read_trace,
+)
 from edgefl.devices.plan import plan_trip
 from edgefl.devices.schema import Network
-from edgefl.limits.pacing import Pacer
+from edgefl.errors import ProfileError
 from edgefl.seeds import stream
-
-SOURCES = {"all": "a test"}
 
 
 def test_bytes_take_size_over_rate() -> None:
@@ -62,32 +69,17 @@ def leads(profile: Network, count: int = 4000) -> np.ndarray[Any, Any]:
     return np.array([link.down(1).lead_s for _ in range(count)]) * 1e3
 
 
-def test_jitter_has_its_declared_distribution() -> None:
-    normal = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="normal"))
-    assert abs(normal.mean() - 100) < 4 * 10 / math.sqrt(4000)
-    assert abs(normal.std() - 10) < 0.6
-    uniform = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="uniform"))
-    assert uniform.min() >= 90
-    assert uniform.max() <= 110
-    assert abs(uniform.std() - 20 / math.sqrt(12)) < 0.4
-    exponential = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist="exponential"))
-    assert exponential.min() >= 100
-    assert abs(exponential.mean() - 110) < 4 * 10 / math.sqrt(4000)
-
-
-@pytest.mark.parametrize("dist", ["normal", "uniform", "exponential"])
-def test_jitter_passes_a_kolmogorov_smirnov_test_against_its_distribution(dist: str) -> None:
-    """At the 1% level, asymptotically: D·√n < 1.63."""
-    cumulative = {
-        "normal": lambda ms: 0.5 * (1 + math.erf((ms - 100) / (10 * math.sqrt(2)))),
-        "uniform": lambda ms: (ms - 90) / 20,
-        "exponential": lambda ms: 1 - math.exp(-(ms - 100) / 10),
-    }[dist]
-    drawn = np.sort(leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist=dist)))
-    expected = np.array([cumulative(float(ms)) for ms in drawn])
-    steps = np.arange(drawn.size + 1) / drawn.size
-    distance = max(np.abs(steps[1:] - expected).max(), np.abs(steps[:-1] - expected).max())
-    assert distance * math.sqrt(drawn.size) < 1.63
+@pytest.mark.parametrize(
+    ("jitter", "declared"),
+    [
+        ("normal", stats.norm(100, 10)),
+        ("uniform", stats.uniform(90, 20)),
+        ("exponential", stats.expon(100, 10)),
+    ],
+)
+def test_jitter_has_its_declared_distribution(jitter: str, declared: Any) -> None:
+    drawn = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist=jitter))
+    assert stats.kstest(drawn, declared.cdf).pvalue > 0.01
 
 
 def test_jitter_is_cut_off_at_no_delay() -> None:
@@ -131,15 +123,14 @@ def test_a_lost_packet_may_cost_the_connection() -> None:
 
 
 def test_a_connection_that_breaks_has_moved_what_came_before_it() -> None:
-    now, copied = [0], [0]
+    copied = [0]
 
     def copy(start: int, stop: int) -> None:
         copied[0] += stop - start
 
     link = Link(lossy(1.0), rng(5))
     transfer = next(t for t in (link.up(1_000_000) for _ in range(100)) if (t.breaks_after or 0) > 70_000)
-    pacer = Pacer(time_scale=1.0, wait=lambda ns: now.__setitem__(0, ns), clock=lambda: now[0])
-    pacer.begin(0)
+    pacer, now = paced()
     with pytest.raises(Disconnected, match=f"after {transfer.breaks_after} of 1000000 bytes"):
         move(pacer, transfer, copy)
     assert copied[0] == transfer.breaks_after
@@ -190,14 +181,8 @@ def test_the_paced_client_follows_a_trace(tmp_path: Path) -> None:
     generator = np.random.default_rng(4)
     times = np.sort(generator.integers(1, 2000, 500))
     net = traced(tmp_path, "\n".join(map(str, times)) + "\n", delay_ms=30.0)
-    now: list[int] = [0]
+    pacer, now = paced()
     reached: list[tuple[int, int]] = []
-
-    def wait(deadline_ns: int) -> None:
-        now[0] = max(now[0], deadline_ns)
-
-    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: now[0])
-    pacer.begin(0)
     transfer = Link(net, rng(), at_s=3.1).down(1_500_000)
     spent = move(pacer, transfer, lambda start, stop: reached.append((start, now[0])))
     assert spent.achieved_s == pytest.approx(transfer.declared_s)
@@ -206,11 +191,7 @@ def test_the_paced_client_follows_a_trace(tmp_path: Path) -> None:
 
 
 def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
-    now = [0]
-
-    def wait(deadline_ns: int) -> None:
-        now[0] = max(now[0], deadline_ns)
-
+    pacer, now = paced()
     source = rng(2).integers(0, 256, 200_001, dtype=np.uint8)
     target = np.zeros_like(source)
     seen: list[tuple[int, int, int]] = []
@@ -219,8 +200,6 @@ def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
         target[start:stop] = source[start:stop]
         seen.append((start, stop, now[0]))
 
-    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: now[0])
-    pacer.begin(0)
     transfer = Link(network(rate_mbps=8.0, delay_ms=100.0), rng()).down(source.size)
     spent = move(pacer, transfer, copy)
     assert np.array_equal(source, target)
@@ -230,8 +209,74 @@ def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
 
 
 def test_move_of_nothing_waits_out_the_delay() -> None:
-    now = [0]
-    pacer = Pacer(time_scale=1.0, wait=lambda ns: now.__setitem__(0, ns), clock=lambda: now[0])
-    pacer.begin(0)
+    pacer, _ = paced()
     spent = move(pacer, Link(network(delay_ms=30.0), rng()).up(0), lambda start, stop: None)
     assert spent.achieved_s == spent.declared_s == 0.03
+
+
+# ---- traces ------------------------------------------------------------------------------------
+
+
+def delivered(trace: Trace, start_s: float, end_s: float) -> int:
+    """Opportunities in [start, end], by going through the trace line by line."""
+    count = turn = 0
+    while turn * trace.period_ms <= end_s * 1e3:
+        count += sum(start_s * 1e3 <= turn * trace.period_ms + at <= end_s * 1e3 for at in trace.at_ms)
+        turn += 1
+    return count
+
+
+def test_one_packet_a_millisecond_is_12_mbps() -> None:
+    trace = Trace((1,), 1)
+    assert trace.rate_mbps == pytest.approx(12.032)
+    assert trace.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES) == pytest.approx(1.0)
+    assert trace.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES + 1) == pytest.approx(1.001)
+
+
+def test_a_packet_waits_for_its_opportunity() -> None:
+    trace = Trace((10, 30), 40)
+    assert trace.delivers_s(0.011, 0.0) == 0.0
+    assert trace.delivers_s(0.011, 1.0) == pytest.approx(0.019)
+    assert trace.delivers_s(0.031, 1.0) == pytest.approx(0.019)  # the next period's first
+    assert trace.delivers_s(4.010, 1.0) == pytest.approx(0.0)
+
+
+def test_it_delivers_what_counting_opportunities_says() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        times = np.sort(rng.integers(0, 500, rng.integers(1, 60)))
+        trace = Trace(times.tolist(), max(1, int(times[-1])))
+        start_s = float(rng.integers(0, 3000)) / 1e3 + 0.0003
+        for packets in (1, 2, 17, 200):
+            end_s = start_s + trace.delivers_s(start_s, packets * OPPORTUNITY_BYTES)
+            assert delivered(trace, start_s, end_s + 1e-7) >= packets
+            assert delivered(trace, start_s, end_s - 1e-7) < packets
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("0\n0\n3\n10\n")
+    trace = read_trace(str(tmp_path / "t"))
+    assert (list(trace.at_ms), trace.period_ms) == ([0, 0, 3, 10], 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "got 0 lines"),
+        (b"0\n0\n", "its last time is 0 ms"),
+        (b"1\n-2\n", "line 2: got '-2'"),
+        (b"3\n2\n", "line 2: got '2'"),
+        (b"1\n2.5\n", "line 2: got '2.5'"),
+        (b"1\nabc\n", "line 2: got 'abc'"),
+        (b"1\n" + b"9" * 400 + b"\n", "line 2"),
+        (b"\xff\xfe\n", "not text"),
+    ],
+)
+def test_a_wrong_file_is_one_line(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(ProfileError) as error:
+        read_trace(str(tmp_path / "t"))
+    assert says in str(error.value)
+    assert len(str(error.value)) < 300
+    with pytest.raises(ProfileError, match="No such file"):
+        read_trace(str(tmp_path / "none"))

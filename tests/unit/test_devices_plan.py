@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
-from trip_parts import device, network, plan, rng
+from trip_parts import device, network, paced, plan, rng
 
 from edgefl.devices import load_device, load_network
-from edgefl.devices.link import Link, Transfer, move
+from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Delay
-from edgefl.limits.pacing import Pacer
 from edgefl.seeds import stream
-
-SOURCES = {"all": "a test"}
+from edgefl.validation import faults
 
 
 def test_a_trip_is_download_training_and_upload() -> None:
@@ -55,14 +54,8 @@ def test_a_delay_with_no_work_to_stretch_is_a_lead() -> None:
 
 
 def test_the_paced_client_takes_the_plans_times() -> None:
-    now = [0]
-
-    def wait(deadline_ns: int) -> None:
-        now[0] = max(now[0], deadline_ns)
-
-    pacer = Pacer(time_scale=3.0, wait=wait, clock=lambda: now[0])
+    pacer, now = paced(3.0)
     trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), flops=8.82e8)
-    pacer.begin(0)
     down = move(pacer, trip.down, lambda start, stop: None)
     training = trip.compute(pacer)
     for _ in range(5):
@@ -100,10 +93,6 @@ def test_a_device_without_a_slowdown_draws_nothing() -> None:
 def test_flops_must_be_a_number(flops: float) -> None:
     with pytest.raises(ValueError, match="flops must be"):
         plan(device(), network(), rng(), flops=flops)
-
-
-def test_declared_time_of_an_empty_transfer_on_an_unlimited_link() -> None:
-    assert Transfer(0, 0, 0, 0.0, math.inf, 1).declared_s == 0.0
 
 
 def whole() -> TripPlan:
@@ -152,3 +141,56 @@ def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
         device(delay_model=delay), Link(load_network("none"), generator), generator, 9, 1e9, 9, None, 40
     )
     assert found.total_s == pytest.approx(delay.draw(rng(3), 40))
+
+
+# ---- delays ------------------------------------------------------------------------------------
+
+MEANS = [
+    (Delay(dist="uniform", low_s=1.0, high_s=2.0), 1.5),
+    (Delay(dist="half-normal", scale_s=math.sqrt(math.pi / 2)), 1.0),
+    (Delay(dist="exponential", mean_s=3.0), 3.0),
+    (Delay(dist="log-normal", median_s=2.0, sigma=0.5), 2.0 * math.exp(0.5**2 / 2)),
+    (Delay(dist="pareto", min_s=1.0, alpha=4.0), 4.0 / 3.0),
+    (Delay(dist="list", values_s=(1.0, 2.0, 6.0)), 3.0),
+]
+
+
+@pytest.mark.parametrize(("delay", "mean"), MEANS, ids=lambda value: getattr(value, "dist", ""))
+def test_delays_have_their_mean_and_are_never_negative(delay: Delay, mean: float) -> None:
+    generator = rng(11)
+    drawn = np.array([delay.draw(generator) for _ in range(8000)])
+    assert drawn.min() >= 0
+    assert abs(drawn.mean() - mean) < 4.5 * drawn.std() / math.sqrt(8000)
+
+
+def test_fedbuffs_clients_have_mean_one() -> None:
+    delay = load_device("paper-half-normal").delay_model
+    assert delay is not None
+    assert delay.scale_s is not None
+    assert delay.scale_s * math.sqrt(2 / math.pi) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        Delay(dist="log-normal", median_s=1e9, sigma=10.0),
+        Delay(dist="pareto", min_s=1e9, alpha=0.1),
+        Delay(dist="exponential", mean_s=1e9),
+    ],
+    ids=lambda d: d.dist,
+)
+def test_the_widest_delays_that_are_allowed_are_finite(delay: Delay) -> None:
+    class Extreme:
+        """Draws as far out as a generator can."""
+
+        def standard_normal(self) -> float:
+            return 40.0
+
+        def random(self) -> float:
+            return math.nextafter(1.0, 0.0)
+
+        def exponential(self, mean: float) -> float:
+            return 800.0 * mean
+
+    assert list(faults(msgspec.to_builtins(delay), Delay)) == []
+    assert math.isfinite(delay.draw(Extreme(), examples=10**9))  # type: ignore[arg-type]

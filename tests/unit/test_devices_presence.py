@@ -7,6 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.errors import ProfileError
@@ -26,21 +27,11 @@ def test_windows_repeat() -> None:
     assert [day.on(at_s) for at_s in changes] == [False, True, False, True, False, True, False, True, False]
 
 
-def test_a_window_over_the_end_of_a_period_is_one() -> None:
-    night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
-    assert (night.on(0.0), night.changes_s(0.0), night.changes_s(6.0), night.changes_s(22.0)) == (
-        True,
-        6,
-        22,
-        30,
-    )
-
-
 def test_windows_that_touch_are_one() -> None:
+    night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
+    assert night.on(0.0)
+    assert [night.changes_s(at_s) for at_s in (0.0, 6.0, 22.0)] == [6, 22, 30]
     assert Windows([(1.0, 2.0), (2.0, 3.0)], period_s=4.0).changes_s(1.0) == 3.0
-
-
-def test_a_window_of_a_whole_period_never_ends() -> None:
     always = Windows([(0.0, 5.0)], period_s=5.0)
     assert (always.on(1e6 + 4.999), always.changes_s(1.0)) == (True, math.inf)
 
@@ -65,23 +56,19 @@ def test_windows_are_right_at_and_around_every_change() -> None:
 
 
 def test_churn_takes_turns_of_the_declared_lengths() -> None:
-    phone, at_s = churn(), 0.0
-    changes = [at_s := phone.changes_s(at_s) for _ in range(4001)]
-    first_on = phone.on(changes[0])
+    client, at_s = churn(), 0.0
+    changes = [at_s := client.changes_s(at_s) for _ in range(4001)]
+    first_on = client.on(changes[0])
     lengths = np.diff(changes)
-    for mean_s, found in (
-        (60.0, lengths[0 if first_on else 1 :: 2]),
-        (20.0, lengths[1 if first_on else 0 :: 2]),
-    ):
-        ordered = np.sort(found)
-        empirical = np.arange(1, ordered.size + 1) / ordered.size
-        assert np.abs(empirical - (1 - np.exp(-ordered / mean_s))).max() < 1.63 / math.sqrt(ordered.size)
+    on, off = lengths[0 if first_on else 1 :: 2], lengths[1 if first_on else 0 :: 2]
+    assert stats.kstest(on, stats.expon(0, 60.0).cdf).pvalue > 0.01
+    assert stats.kstest(off, stats.expon(0, 20.0).cdf).pvalue > 0.01
 
 
 def test_a_fleet_is_online_as_much_at_its_start_as_later() -> None:
     fleet = [churn(client) for client in range(2000)]
     for at_s in (0.0, 13.0, 500.0):
-        share = sum(phone.on(at_s) for phone in fleet) / len(fleet)
+        share = sum(client.on(at_s) for client in fleet) / len(fleet)
         assert abs(share - 0.75) < 2.576 * math.sqrt(0.75 * 0.25 / len(fleet))
 
 
@@ -95,16 +82,16 @@ def test_churn_is_the_same_in_whatever_order_it_is_asked() -> None:
 
 def test_presence_is_the_intersection() -> None:
     sources = [LateJoin(50.0), Windows([(0.0, 30.0), (40.0, 60.0)], 70.0, 3.0), churn(3)]
-    phone, at_s = Presence(sources), 0.0
+    client, at_s = Presence(sources), 0.0
     for _ in range(50):
-        comes_s = phone.comes_s(at_s)
-        goes_s = phone.goes_s(comes_s)
+        comes_s = client.comes_s(at_s)
+        goes_s = client.goes_s(comes_s)
         assert at_s <= comes_s < goes_s
         for between in np.linspace(at_s, comes_s, 7)[:-1]:
             assert comes_s == at_s or not all(source.on(between) for source in sources)
         for between in np.linspace(comes_s, goes_s, 7)[:-1]:
             assert all(source.on(between) for source in sources)
-        assert not phone.online(goes_s)
+        assert not client.online(goes_s)
         at_s = goes_s
 
 
@@ -125,6 +112,8 @@ def test_an_availability_file_is_read(tmp_path: object) -> None:
     path = written(tmp_path, [{"intervals_s": [[0, 5], [7, 9]], "period_s": 10}])
     (entry,) = read_availability(path)
     assert (entry.intervals_s, entry.period_s) == (((0.0, 5.0), (7.0, 9.0)), 10.0)
+    with pytest.raises(ProfileError, match="No such file"):
+        read_availability("/nowhere/a.json")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +134,3 @@ def test_an_availability_file_that_is_wrong_is_one_line(content: object, says: s
         read_availability(written(tmp_path, content))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_availability_file_that_is_missing_is_one_line() -> None:
-    with pytest.raises(ProfileError, match="No such file"):
-        read_availability("/nowhere/a.json")

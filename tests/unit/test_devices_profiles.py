@@ -11,9 +11,6 @@ from edgefl import devices, toml
 from edgefl.devices import check_file, profiles
 from edgefl.errors import ConfigError, ProfileError
 
-FOLDER = profiles.bundled_folder()
-FILES = sorted(FOLDER.rglob("*.toml"))
-
 DEVICE = """
 id = "mine"
 name = "Mine"
@@ -304,13 +301,10 @@ def test_a_trace_that_is_missing_or_broken_is_found(tmp_path: Path) -> None:
 
 
 def test_check_file_reports_everything_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path, DEVICE.replace("train = 1.5", "trian = 1.5").replace("ram_mib", "ram"))
-    assert len(check_file(path)) == 4
-
-
-def test_the_base_files_are_right(tmp_path: Path) -> None:
     for text in (DEVICE, NETWORK, FLEET):
         assert check_file(write(tmp_path, text)) == []
+    path = write(tmp_path, DEVICE.replace("train = 1.5", "trian = 1.5").replace("ram_mib", "ram"))
+    assert len(check_file(path)) == 4
 
 
 def test_profiles_are_found_installed_and_in_a_checkout(

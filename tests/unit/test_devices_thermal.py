@@ -7,6 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from trip_parts import paced
 
 from edgefl.devices.condition import Condition, ConditionModel
 from edgefl.devices.link import Link
@@ -155,13 +156,7 @@ def test_a_trip_from_a_warm_start_takes_longer() -> None:
 
 
 def test_the_paced_client_follows_the_curve() -> None:
-    now = [0]
-
-    def wait(deadline_ns: int) -> None:
-        now[0] = max(now[0], deadline_ns)
-
-    pacer = Pacer(time_scale=2.0, wait=wait, clock=lambda: now[0])
-    pacer.begin(0)
+    pacer, now = paced(2.0)
     trip = hot_trip(25.0)
     assert trip.heat is not None
     training, errors = trip.compute(pacer), []

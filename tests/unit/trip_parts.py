@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from edgefl.devices import load_device
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Device, Direction, Network
+from edgefl.limits.pacing import Pacer
 
 SOURCES = {"all": "a test"}
 
@@ -24,10 +26,20 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def device(**fields: Any) -> Device:
-    import msgspec
-
     return msgspec.structs.replace(load_device("pixel-3a"), **fields)
 
 
 def plan(of: Device, net: Network, generator: np.random.Generator, flops: float = 3.5e9) -> TripPlan:
     return plan_trip(of, Link(net, generator), generator, 1_000_000, flops, 500_000)
+
+
+def paced(time_scale: float = 1.0) -> tuple[Pacer, list[int]]:
+    """A pacer at the start of a trip, and the nanoseconds that its clock reads."""
+    now = [0]
+
+    def wait(deadline_ns: int) -> None:
+        now[0] = max(now[0], deadline_ns)
+
+    pacer = Pacer(time_scale=time_scale, wait=wait, clock=lambda: now[0])
+    pacer.begin(0)
+    return pacer, now
