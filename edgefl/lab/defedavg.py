@@ -47,13 +47,15 @@ def _against(other: list[float], mine: list[float], ended_s: list[float]) -> str
     return f"{there} against {mean_s:.3g} s ({'> ' if missed else ''}{other_s / mean_s:.1f}×)"
 
 
-_IID = ("data.partition=iid",)
-_POLLS = ("strategy.interval_s=0.05", "strategy.server_lr=1.0")
-
-
 def _steps(server: float, local: float) -> tuple[str, str]:
     return (f"strategy.server_lr={server}", f"training.lr={local}")
 
+
+_FEDAVG = ("strategy.name=fedavg", "strategy.cohort=10")
+_FEDBUFF = ("strategy.name=fedbuff", "strategy.buffer_size=10")
+_FAVANO = ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")
+_ASYSG = ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1")
+_IID = ("data.partition=iid",)
 
 study = Study(
     name="defedavg",
@@ -64,51 +66,21 @@ study = Study(
         Arm(
             NIID,
             ("strategy.name=defedavg-niid", "strategy.participants=10"),
-            full=_steps(0.1, 0.05),
-            quick=_steps(1.0, 0.1),
+            _steps(0.1, 0.05),
+            _steps(1.0, 0.1),
         ),
-        Arm(
-            "non-IID FedAvg",
-            ("strategy.name=fedavg", "strategy.cohort=10"),
-            full=_steps(0.1, 0.05),
-            quick=_steps(1.0, 0.1),
-        ),
-        Arm(
-            "non-IID FedBuff",
-            ("strategy.name=fedbuff", "strategy.buffer_size=10"),
-            full=_steps(0.1, 0.005),
-            quick=_steps(1.0, 0.1),
-        ),
-        Arm(
-            "non-IID FAVANO",
-            ("strategy.name=favano", "strategy.participants=10", *_POLLS),
-            full=("training.lr=0.05",),
-            quick=("training.lr=0.1",),
-        ),
+        Arm("non-IID FedAvg", _FEDAVG, _steps(0.1, 0.05), _steps(1.0, 0.1)),
+        Arm("non-IID FedBuff", _FEDBUFF, _steps(0.1, 0.005), _steps(1.0, 0.1)),
+        Arm("non-IID FAVANO", _FAVANO, _steps(1.0, 0.05), _steps(1.0, 0.1)),
         Arm(
             IID,
             ("strategy.name=defedavg-iid", "strategy.buffer_size=10", *_IID),
-            full=_steps(0.1, 0.05),
-            quick=_steps(1.0, 0.005),
+            _steps(0.1, 0.05),
+            _steps(1.0, 0.005),
         ),
-        Arm(
-            "IID FedAvg",
-            ("strategy.name=fedavg", "strategy.cohort=10", *_IID),
-            full=_steps(1.0, 0.1),
-            quick=_steps(1.0, 0.1),
-        ),
-        Arm(
-            "IID FAVANO",
-            ("strategy.name=favano", "strategy.participants=10", *_POLLS, *_IID),
-            full=("training.lr=0.1",),
-            quick=("training.lr=0.1",),
-        ),
-        Arm(
-            "IID AsySG",
-            ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1", *_IID),
-            full=_steps(0.1, 0.01),
-            quick=_steps(1.0, 0.01),
-        ),
+        Arm("IID FedAvg", (*_FEDAVG, *_IID), _steps(1.0, 0.1), _steps(1.0, 0.1)),
+        Arm("IID FAVANO", (*_FAVANO, *_IID), _steps(1.0, 0.1), _steps(1.0, 0.1)),
+        Arm("IID AsySG", (*_ASYSG, *_IID), _steps(0.1, 0.01), _steps(1.0, 0.01)),
     ),
     judge=judge,
     notes=(

@@ -354,21 +354,21 @@ def found(figures: dict[str, float | None]) -> str:
     known = {name: value for name, value in figures.items() if value is not None}
     if known.keys() < figures.keys() or not known:
         return "–"
-    if "rmse" in known:
-        return f"RMSE {known['rmse']:.2%}"
-    if "median" in known:
-        return f"{known['median']:.2%}, p95 {known['p95']:.2%}"
-    if "p95_ms" in known:
-        return f"{known['median_ms']:.2f}, p95 {known['p95_ms']:.2f} ms"
-    if "ks" in known:
-        return f"D {known['ks']:.3f}, p {known['p_value']:.2f}"
-    if "lost" in known:
-        return f"{known['lost']:.0f} lost"
-    if "rho" in known:
-        return f"ρ {known['rho']:.4f}"
+    for name, form in FORMS.items():
+        if name in known:
+            return form.format(**known)
     return f"{max(known.values()):.2%} at most"
 
 
+FORMS = {
+    "rmse": "RMSE {rmse:.2%}",
+    "median": "{median:.2%}, p95 {p95:.2%}",
+    "p95_ms": "{median_ms:.2f}, p95 {p95_ms:.2f} ms",
+    "ks": "D {ks:.3f}, p {p_value:.2f}",
+    "lost": "{lost:.0f} lost",
+    "rho": "ρ {rho:.4f}",
+}
+"""The words for the figures of a quantity, by one that it has."""
 BAR = 3.0
 """The compute rate's 95th percentile, %."""
 HOT = 4

@@ -23,19 +23,11 @@ COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": 
 
 def table(findings: Sequence[Finding]) -> Table:
     """The claims for a terminal of 80 columns."""
-    return tables.table(
-        ("claim", "paper", "here", "verdict"),
-        [
-            (
-                one.claim,
-                one.paper,
-                one.ours + (f"\n({one.note})" if one.note else ""),
-                Text(one.verdict, COLOURS[one.verdict]),
-            )
-            for one in findings
-        ],
-        fold=True,
-    )
+    cells = []
+    for one in findings:
+        ours = one.ours + (f"\n({one.note})" if one.note else "")
+        cells.append((one.claim, one.paper, ours, Text(one.verdict, COLOURS[one.verdict])))
+    return tables.table(("claim", "paper", "here", "verdict"), cells, fold=True)
 
 
 def rows_of(curves: Curves) -> list[comparison.RunGroup]:
@@ -62,11 +54,12 @@ def write(
     extra: dict[str, Any] | None = None,
 ) -> None:
     """Write ``summary.json`` and ``report.html`` into ``out``."""
+    target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
     document = {
         "title": title,
         "citation": citation,
         **(extra or {}),
-        "target_accuracy": _target(rows),
+        "target_accuracy": None if target is None else rounded(target),
         "findings": [one._asdict() for one in findings],
         "arms": {
             row.label: {
@@ -81,12 +74,6 @@ def write(
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(out / SUMMARY_FILE, text + "\n")
     write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
-
-
-def _target(rows: Sequence[comparison.RunGroup]) -> float | None:
-    """The target of the arms' figures "to target": the highest accuracy that every run reached."""
-    target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
-    return None if target is None else rounded(target)
 
 
 def _page(

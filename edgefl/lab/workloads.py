@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from edgefl.devices import Device
@@ -25,6 +24,8 @@ from edgefl.experiment import Experiment
 from edgefl.run.control import Prepared
 
 IDLE = "edgefl.lab.workloads:IdleWorkload"
+NOMINAL_S = 1.0
+"""The stated length of a trip that takes no time, which could not be paced."""
 DELTA = 2.0**-20
 """Client i changes its first parameter by (i + 1) times this, so that each client's checksum is its own."""
 
@@ -44,6 +45,7 @@ class IdleWorkload:
     """``model.args.parameters`` zeros, one example a client, transfers and training that take no time."""
 
     upload = "delta"
+    flops_per_step = 0.0
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         self.experiment = experiment
@@ -84,23 +86,30 @@ class IdleWorkload:
         """Nothing is computed anywhere."""
 
     def prepared(self) -> Prepared:
-        count = len(self._clients)
+        host_step_s = self.measure_step_s()
+        clients = [info.client for info in self._clients]
+        plans = [self.plan(client, 0) for client in clients]
+        steps = [self.examples(client) for client in clients]
         return Prepared(
             size=self.flat.size,
             layout=[("parameters", [self.flat.size], 0)],
             classes=1,
-            examples=[1] * count,
-            labels=[[0]] * count,
-            flops_per_example=0.0,
-            flops=[0.0] * count,
-            steps=[1] * count,
-            host_step_s=0.0,
-            emulated_trip_s=[1.0] * count,  # nominal: what takes no time at all could not be paced
-            emulated_down_s=[0.0] * count,
-            emulated_compute_s=[0.0] * count,
+            examples=steps,
+            labels=[[0] for _ in clients],
+            flops_per_example=self.flops_per_step,
+            flops=[plan.flops for plan in plans],
+            steps=steps,
+            host_step_s=host_step_s,
+            emulated_trip_s=[plan.total_s or NOMINAL_S for plan in plans],
+            emulated_down_s=[plan.down_s for plan in plans],
+            emulated_compute_s=[plan.compute_s for plan in plans],
             test_examples=1,
             dataset="none",
         )
+
+    def measure_step_s(self) -> float:
+        """CPU seconds of one step of training."""
+        return 0.0
 
 
 EXERCISE = "edgefl.lab.workloads:ExerciseWorkload"
@@ -126,11 +135,11 @@ class ExerciseWorkload(IdleWorkload):
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
         asked = ExerciseArgs(**experiment.model.args)
-        self.flops_per_product = PRODUCT_FLOP / asked.real
+        self.flops_per_step = PRODUCT_FLOP / asked.real
         rates = [self.device(info.client).train_flop_per_s for info in clients]
-        self._products = [max(1, round(rate * asked.compute_s / self.flops_per_product)) for rate in rates]
+        self._products = [max(1, round(rate * asked.compute_s / self.flops_per_step)) for rate in rates]
         nbytes = 4 * asked.parameters
-        self._trips = Trips(experiment, clients, self._products, self.flops_per_product, nbytes, nbytes)
+        self._trips = Trips(experiment, clients, self._products, self.flops_per_step, nbytes, nbytes)
         self.ns_per_flop = 0.0
         self._a = np.full((N, N), 1.0 / N, np.float32)
         self._b, self._out = self._a.copy(), self._a.copy()
@@ -150,30 +159,16 @@ class ExerciseWorkload(IdleWorkload):
         for _ in range(products):
             np.matmul(self._a, self._b, out=self._out)
             if done is not None:
-                done(self.flops_per_product)
+                done(self.flops_per_step)
         return IdleResult(steps=products, examples=products)
 
-    def prepared(self) -> Prepared:
-        plans = [self.plan(info.client, 0) for info in self._clients]
-        product_s = self._measure_product_s()
-        self.ns_per_flop = product_s * 1e9 / self.flops_per_product
-        return msgspec.structs.replace(
-            super().prepared(),
-            examples=self._products,
-            flops_per_example=self.flops_per_product,
-            flops=[plan.flops for plan in plans],
-            steps=self._products,
-            host_step_s=product_s,
-            emulated_trip_s=[plan.total_s for plan in plans],
-            emulated_down_s=[plan.down_s for plan in plans],
-            emulated_compute_s=[plan.compute_s for plan in plans],
-        )
-
-    def _measure_product_s(self) -> float:
+    def measure_step_s(self) -> float:
         """Median CPU seconds of one product."""
         costs = []
         for _ in range(1 + MEASURED):
             started = time.thread_time()
             np.matmul(self._a, self._b, out=self._out)
             costs.append(time.thread_time() - started)
-        return float(np.median(costs[1:]))
+        product_s = float(np.median(costs[1:]))
+        self.ns_per_flop = product_s * 1e9 / self.flops_per_step
+        return product_s
