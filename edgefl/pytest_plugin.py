@@ -1,4 +1,4 @@
-"""pytest: run a function in a process held to a phone's pace and memory, and fail if it takes too much.
+"""pytest: run a function in a process held to a device's pace and memory, and fail if it takes too much.
 
     @pytest.mark.edge_device("pixel-3a", "moto-g4")
     def test_training_step(edge_device):
@@ -33,7 +33,7 @@ _LINES = 3
 """Lines of an exception's message that the table shows."""
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
-_ROWS: pytest.StashKey[list[ResultRow]] = pytest.StashKey()
+_ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -184,17 +184,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
-        import msgspec
-
         # A report's attributes travel from a worker of pytest-xdist as they are.
-        report.edgefl = msgspec.to_builtins(rows)  # type: ignore[attr-defined]
+        report.edgefl = rows  # type: ignore[attr-defined]
     return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    measuring = session.config.stash.get(_SESSION, None)
-    if measuring is not None:
-        measuring.close()
 
 
 class _SessionReport:
@@ -209,7 +201,9 @@ class _SessionReport:
         self._plain += getattr(report, "edgefl", ())
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (measuring := session.config.stash.get(_SESSION, None)) is not None:
+            measuring.close()
         if self._worker or not any(row["entry"] for row in self._plain):
             return
         from edgefl.regression.table import save_all
@@ -245,12 +239,15 @@ def _in_short(message: str) -> str:
 
 
 def _keep(item: pytest.Function, device: EdgeDevice, failed: str, invalid: str) -> None:
+    import msgspec
+
     from edgefl.regression.baseline import path_of
     from edgefl.regression.table import properties, rows
 
     file = str(path_of(item.path)) if item.config.getoption("edgefl_save") else None
-    item.stash[_ROWS] = rows(device, item.nodeid, failed, invalid, file)
-    for row in item.stash[_ROWS]:
+    found = rows(device, item.nodeid, failed, invalid, file)
+    item.stash[_ROWS] = msgspec.to_builtins(found)
+    for row in found:
         item.user_properties.extend(properties(row))
 
 

@@ -1,4 +1,4 @@
-"""Tests on emulated devices: does this function take too long, or too much, on that phone?
+"""Tests on emulated devices: does this function take too long, or too much, on that device?
 
 A test sees `edgefl.pytest_plugin`; its parts, from the outside in:
 

@@ -39,13 +39,12 @@ DRIFT_WAITED = 0.16
 """The same for the time spent waiting for a core: a process that was interrupted finds the caches cold."""
 _DIGITS = 5
 
-MOST_SAMPLES = 2_000_000
 MOST = 1e12
 """Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
-_Length = msgspec.Meta(min_length=1, max_length=MOST_SAMPLES)
+_Length = msgspec.Meta(min_length=1, max_length=2_000_000)
 Figures = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=MOST)], ...], _Length]
 Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], _Length]
 

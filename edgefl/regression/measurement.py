@@ -28,6 +28,7 @@ from edgefl.regression.process import (
     PrepareRequest,
     RepeatRequest,
     Repetition,
+    Request,
     TrialRun,
     alone,
 )
@@ -78,7 +79,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 class MeasurementPlan(NamedTuple):
-    """How a function is measured."""
+    """The request and the extent of a measurement."""
 
     device: Device
     network: Network | None
@@ -100,44 +101,33 @@ class Measurement:
         self.trial = trial
         self.repetitions = repetitions
         self.steal = steal
-
-    @property
-    def model_s(self) -> float:
+        shots, rate = trial.shots, plan.device.train_flop_per_s
+        self.model_s = trial.flop / rate
         """Counted FLOP over the device's rate: the same for every repetition."""
-        return self.trial.flop / self.device.train_flop_per_s
-
-    @cached_property
-    def cpu_s(self) -> list[float]:
+        # The least of a repetition's shots: interference only adds time, and seldom to all of them.
+        self.host_cpu_s = [min(one.cpu_s) / shots.calls for one in repetitions]
+        """CPU seconds of this host that a call takes."""
+        self.reference_cpu_s = [min(one.reference_cpu_s) / shots.units for one in repetitions]
+        """CPU seconds of this host that a unit of the reference takes."""
+        unit_s, units = trial.reference_flop / rate, shots.units / shots.calls
+        self.cpu_s = [
+            min(one.cpu_s) / min(one.reference_cpu_s) * units * unit_s + one.blocked_s for one in repetitions
+        ]
         """The CPU clock, with the time that the function was blocked; a change is looked for in it.
 
         cpu_s = (CPU time of a call / CPU time of the reference) · reference's FLOP / device's rate + blocked
-
-        Each CPU time is the least of the repetition's shots: interference only adds time, and seldom to all.
         """
-        unit_s = self.trial.reference_flop / self.device.train_flop_per_s
-        shots = self.trial.shots.units / self.trial.shots.calls
-        return [
-            min(one.cpu_s) / min(one.reference_cpu_s) * shots * unit_s + one.blocked_s
-            for one in self.repetitions
-        ]
-
-    @cached_property
-    def seconds(self) -> list[float]:
-        """Device time: the larger of both clocks, and the transfers."""
-        return [
+        self.seconds = [
             max(self.model_s + one.blocked_s, cpu_s) + one.radio_s
-            for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
+            for one, cpu_s in zip(repetitions, self.cpu_s, strict=True)
         ]
+        """Device time: the larger of both clocks, and the transfers."""
+        self.peak_mib = [one.peak_mib for one in repetitions]
+        self.sent_mib = [one.sent_bytes / MIB for one in repetitions]
+        self.waited = statistics.median(one.waited for one in repetitions)
+        """Median share of the time in which the function could have run and had no core."""
 
     @property
-    def peak_mib(self) -> list[float]:
-        return [one.peak_mib for one in self.repetitions]
-
-    @property
-    def sent_mib(self) -> list[float]:
-        return [one.sent_bytes / MIB for one in self.repetitions]
-
-    @cached_property
     def joules(self) -> list[float]:
         """Energy that each repetition takes from the battery. ProfileError where the profile does not say."""
         bearer = self.plan.network.bearer if self.plan.network is not None else "mobile"
@@ -153,28 +143,13 @@ class Measurement:
         ]
 
     @property
-    def host_cpu_s(self) -> list[float]:
-        """CPU seconds of this host that a call takes."""
-        return [min(one.cpu_s) / self.trial.shots.calls for one in self.repetitions]
-
-    @property
-    def reference_cpu_s(self) -> list[float]:
-        """CPU seconds of this host that a unit of the reference takes."""
-        return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
-
-    @property
-    def waited(self) -> float:
-        """Median share of the time in which the function could have run and had no core."""
-        return statistics.median(one.waited for one in self.repetitions)
-
-    @property
     def pace(self) -> list[float]:
         """Achieved over declared time of the paced calls; empty where they were not paced."""
         if not self.plan.time_scale:
             return []
         return [one.achieved_s / one.declared_s for one in self.repetitions if one.declared_s > 0]
 
-    @property
+    @cached_property
     def noise(self) -> float:
         """Half the width of the 90% interval of the median CPU clock, as a share of the median."""
         return median_interval(self.cpu_s).half_width
@@ -231,9 +206,7 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
             return Measurement(plan, trial, repetitions, meter.share())
 
 
-def _ask(
-    process: MeasuringProcess, plan: MeasurementPlan, request: PrepareRequest | RepeatRequest
-) -> TrialRun | Repetition:
+def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> TrialRun | Repetition:
     __tracebackhide__ = True
     answer = process.ask(request)
     if not isinstance(answer, Failure):
@@ -248,7 +221,7 @@ def _ask(
             raise NotMet(
                 f"{name} on {device}: not done after {answer.why} s; limit_s= in the mark allows more"
             )
-        case "raised":
+        case _:
             raise NotMet(f"{name} failed on {device}:\n{answer.why}")
 
 

@@ -1,7 +1,7 @@
 """The measuring process from the test's side: how it is told where a function is, and what it answers.
 
-    PrepareRequest ──► TrialRun | Refusal | Failure      once a function
-    RepeatRequest  ──► Repetition | Refusal | Failure    once a repetition, each in a process of its own
+    PrepareRequest ──► TrialRun | Failure      once a function
+    RepeatRequest  ──► Repetition | Failure    once a repetition, each in a process of its own
 
 Requests and answers are plain data; nothing in them runs.
 """
@@ -127,21 +127,15 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     """Share of the timed part in which it could have run and had no core."""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The reason why a function cannot be measured."""
-
-    why: str
-
-
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """The end of a process that gave no measurement."""
+    """The reason why a function cannot be measured, or the end of a process that gave no measurement."""
 
-    kind: Literal["memory", "raised", "signal", "late"]
+    kind: Literal["refused", "memory", "raised", "signal", "late"]
     why: str
 
 
 Request = PrepareRequest | RepeatRequest
-Answer = TrialRun | Repetition | Refusal | Failure
+Answer = TrialRun | Repetition | Failure
 
 
 class MeasuringProcess:
@@ -165,7 +159,7 @@ class MeasuringProcess:
             )
         self._channel: Channel[Answer] = Channel(ours, Answer)
 
-    def ask(self, request: PrepareRequest | RepeatRequest) -> TrialRun | Repetition | Failure:
+    def ask(self, request: Request) -> Answer:
         """Prepare a function, or measure the one that was prepared last. ConfigError if that is refused."""
         try:
             self._channel.send(request)
@@ -178,7 +172,7 @@ class MeasuringProcess:
         except BaseException:
             self.close()  # its answer is still to come, and would be taken for the next one's
             raise
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
         return answer
 

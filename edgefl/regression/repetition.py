@@ -231,14 +231,12 @@ def _runnable_ns() -> int:
 
 
 class CallTimes(NamedTuple):
-    """Times of one call, in emulated seconds."""
+    """Times of one call, in emulated seconds, as a `Repetition` has them."""
 
     blocked_s: float
     radio_s: float
     declared_s: float
-    """Time that the call takes the device."""
     achieved_s: float
-    """Time that it took here by the clock."""
 
 
 class DeviceClock:
@@ -443,19 +441,10 @@ def _small() -> tuple[nn.Module, torch.Tensor]:
 
 def _large() -> tuple[nn.Module, torch.Tensor]:
     """Make a net whose step is dominated by convolutions and products."""
-    net = nn.Sequential(
-        nn.Conv2d(1, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1568, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
-    return net, torch.randn(8, 1, 28, 28)
+    first = nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
+    last = nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)
+    return nn.Sequential(*first, *second, *last), torch.randn(8, 1, 28, 28)
 
 
 _NETS: dict[ReferenceName, Callable[[], tuple[nn.Module, torch.Tensor]]] = {

@@ -1,4 +1,4 @@
-"""What a session reports at its end: the table, 80 columns wide, JUnit's properties, and saved baselines."""
+"""The report of a session at its end: the table, 80 columns wide, JUnit's properties, saved baselines."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edgefl.regression.device import EdgeDevice
 WIDTH = 80
 _COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
 _VERDICT = 9
+_METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +50,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
             device=result.device,
             outcome=result.outcome,
             why="; ".join(result.failures) or result.invalid or "",
-            seconds=result.seconds,
-            host_cpu_s=result.host_cpu_s,
-            peak_mib=result.peak_mib,
-            sent_mib=result.sent_mib,
-            joules=result.joules,
+            **{metric: getattr(result, metric) for metric in _METRICS},
             repetitions=result.repetitions,
             entry=device.entry(result) if baseline and result.outcome == "PASS" and not failed else None,
             file=baseline or "",
@@ -70,9 +67,8 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
     """Yield the properties that a JUnit file has of a row."""
     name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
     yield f"{name}.outcome", row.outcome
-    for metric in ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules"):
-        value = getattr(row, metric)
-        if value is not None:
+    for metric in _METRICS:
+        if (value := getattr(row, metric)) is not None:
             yield f"{name}.{metric}", float(f"{value:.5g}")
     if row.repetitions:
         yield f"{name}.repetitions", row.repetitions

@@ -20,8 +20,8 @@ BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that are compared with a baseline by a test, and their names."""
 TOLERANCE = 0.05
-LEAST_MIB = {"peak_mib": 4.0, "sent_mib": 0.0}
-"""A change of so few MiB is none, however small what changed was."""
+LEAST_MIB = 4.0
+"""A change of so little memory is none, however small what changed was."""
 
 
 class DeviceResult:
@@ -171,7 +171,7 @@ def compare(
     found = []
     for metric in TESTED:
         old, new = getattr(before, metric), getattr(now, metric)
-        median, least = statistics.median(old), LEAST_MIB.get(metric, 0.0)
+        median, least = statistics.median(old), LEAST_MIB if metric == "peak_mib" else 0.0
         found.append(
             Compared(
                 device=now.device,

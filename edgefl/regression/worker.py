@@ -27,48 +27,38 @@ import psutil
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.regression.process import (
-    Answer,
-    Failure,
-    PrepareRequest,
-    Refusal,
-    RepeatRequest,
-    Repetition,
-    Request,
-    TrialRun,
-    find,
-)
+from edgefl.regression import process
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.process import adopt_orphans, become_child, outlive_parent
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 _encode = msgspec.msgpack.Encoder().encode
-_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
 
 class RegressionWorker:
     """Answers requests until the channel ends."""
 
-    def __init__(self, channel: Channel[Request]) -> None:
+    def __init__(self, channel: Channel[process.Request]) -> None:
         self._channel = channel
-        self._measure: Callable[[RepeatRequest], Repetition] | None = None
+        self._measure: Callable[[process.RepeatRequest], process.Repetition] | None = None
         self._limit_s = 0.0
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
             while True:
                 request = self._channel.receive()
-                if isinstance(request, PrepareRequest):
+                if isinstance(request, process.PrepareRequest):
                     self._channel.send(self._prepare(request))
                 else:
                     assert self._measure is not None
                     self._channel.send(self._in_a_fork(partial(self._measure, request), quiet=True))
 
-    def _prepare(self, request: PrepareRequest) -> Answer:
+    def _prepare(self, request: process.PrepareRequest) -> process.Answer:
         try:
             sys.path[:] = request.path
-            function = find(request.function)
-            setup = None if request.setup is None else find(request.setup)
+            function = process.find(request.function)
+            setup = None if request.setup is None else process.find(request.setup)
             # After the user's module, which may have a reason to be the first to import torch.
             from edgefl.regression import repetition
 
@@ -80,7 +70,7 @@ class RegressionWorker:
             outlive_parent()
             self._limit_s = request.limit_s
             trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=False)
-            if isinstance(trial, TrialRun):
+            if isinstance(trial, process.TrialRun):
                 # Making the first optimizer imports 800 modules: a second, which no repetition shall take.
                 for name in trial.imported:
                     with contextlib.suppress(ImportError):
@@ -89,9 +79,9 @@ class RegressionWorker:
                 _become_forkable(request.function.file)
             return trial
         except EdgeflError as error:
-            return Refusal(str(error))
+            return process.Failure("refused", str(error))
 
-    def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> Answer:
+    def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
         """Return what ``measure`` returns in a process of its own, or how that ended.
 
         `Closed` if nobody waits any more. Once this returns or raises, that process and whatever it started
@@ -105,21 +95,21 @@ class RegressionWorker:
             self._channel.close()
             _become_device(parent, write, measure, quiet)
         os.close(write)
-        process = os.pidfd_open(pid)
+        child = os.pidfd_open(pid)
         try:
-            data = self._read_until_it_ends(read, process)
-            return Failure("late", f"{self._limit_s:g}") if data is None else _outcome(data, pid)
+            data = self._read_until_it_ends(read, child)
+            return process.Failure("late", f"{self._limit_s:g}") if data is None else _outcome(data, pid)
         finally:
-            os.close(process)
+            os.close(child)
             os.close(read)
             _end_children()
 
-    def _read_until_it_ends(self, read: int, process: int) -> bytes | None:
+    def _read_until_it_ends(self, read: int, child: int) -> bytes | None:
         """Return what it wrote; None if it is not done in time. Its children may keep the pipe open."""
         until_s = time.monotonic() + self._limit_s
         data = bytearray()
         poller = select.poll()
-        for descriptor in (read, process, self._channel.fileno()):
+        for descriptor in (read, child, self._channel.fileno()):
             poller.register(descriptor, select.POLLIN)
         while (left_s := until_s - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poller.poll(left_s * 1e3)}
@@ -130,18 +120,20 @@ class RegressionWorker:
                 data += part
                 if not part:
                     poller.unregister(read)
-            elif process in ready:
+            elif child in ready:
                 return bytes(data)
         return None
 
 
-def _outcome(data: bytes, pid: int) -> Answer:
+def _outcome(data: bytes, pid: int) -> process.Answer:
     _, status = os.waitpid(pid, 0)
     if data:
         return _decoder.decode(data)
     if os.WIFSIGNALED(status):
-        return Failure("signal", signal.Signals(os.WTERMSIG(status)).name)
-    return Failure("raised", f"the function ended its process with exit code {os.WEXITSTATUS(status)}")
+        return process.Failure("signal", signal.Signals(os.WTERMSIG(status)).name)
+    return process.Failure(
+        "raised", f"the function ended its process with exit code {os.WEXITSTATUS(status)}"
+    )
 
 
 def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: bool) -> NoReturn:
@@ -167,13 +159,13 @@ def _result(measure: Callable[[], Any]) -> Any:
     try:
         return measure()
     except MemoryError:
-        return Failure("memory", "")
+        return process.Failure("memory", "")
     except ConfigError as error:
-        return Refusal(str(error))
+        return process.Failure("refused", str(error))
     except BaseException as error:
         if "can't allocate memory" in str(error):  # how torch says MemoryError
-            return Failure("memory", "")
-        return Failure("raised", _traceback(error))
+            return process.Failure("memory", "")
+        return process.Failure("raised", _traceback(error))
 
 
 def _traceback(error: BaseException) -> str:
@@ -246,7 +238,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-regression")
     adopt_orphans()
     try:
-        RegressionWorker(Channel.inherit(channel_fd, Request)).serve()
+        RegressionWorker(Channel.inherit(channel_fd, process.Request)).serve()
     finally:
         _end_children()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,6 @@ from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.regression.measurement import MeasurementPlan, measure
 from edgefl.regression.process import (
-    Failure,
     FunctionLocation,
     MeasuringProcess,
     PrepareRequest,
@@ -87,9 +89,6 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
     assert min(found.cpu_s + found.reference_cpu_s) > 0
     assert found.blocked_s == 0.0
     assert 0 <= found.waited < 1
-
-
-def test_the_reference_and_the_shots_asked_for_are_taken(process: MeasuringProcess) -> None:
     wanted = ShotSizes(reference="interpreted", units=3, calls=2)
     trial = process.ask(request(steps.step, shots=wanted))
     assert isinstance(trial, TrialRun)
@@ -138,32 +137,24 @@ def test_too_much_memory_ends_the_process_as_the_device_would(
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "given", "says"),
     [
-        (steps.broken, "ValueError: the loss is\nnot finite"),
-        (steps.dies, "its process was ended by SIGSEGV"),
-        (steps.leaves, "the function ended its process with exit code 3"),
+        # The traceback begins in the user's code.
+        (
+            steps.broken,
+            {},
+            r'^broken failed on .*:\n  File ".*measured_steps.py(.|\n)*Error: the loss is\nnot finite$',
+        ),
+        (steps.step, {"size": 1}, "unexpected keyword argument 'size'"),
+        (steps.dies, {}, "dies on pixel-3a: its process was ended by SIGSEGV"),
+        (steps.leaves, {}, "leaves failed on .*\nthe function ended its process with exit code 3"),
     ],
 )
 def test_a_function_that_fails_says_how(
-    process: MeasuringProcess, function: Callable[..., Any], says: str
+    process: MeasuringProcess, function: Callable[..., Any], given: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(NotMet) as caught:
-        measure(process, plan(function))
-    assert function.__name__ in str(caught.value)
-    assert says in str(caught.value)
-
-
-def test_a_traceback_begins_in_the_users_code(process: MeasuringProcess) -> None:
-    ended = process.ask(request(steps.broken))
-    assert isinstance(ended, Failure)
-    assert ended.why.startswith('  File "')
-    assert "measured_steps.py" in ended.why.splitlines()[0]
-
-
-def test_arguments_that_do_not_fit_are_the_functions_own_error(process: MeasuringProcess) -> None:
-    with pytest.raises(NotMet, match="unexpected keyword argument 'size'"):
-        measure(process, plan(steps.step, kwargs={"size": 1}))
+    with pytest.raises(NotMet, match=says):
+        measure(process, plan(function, kwargs=given))
 
 
 def test_sending_without_a_network_is_one_line(process: MeasuringProcess) -> None:
@@ -203,69 +194,37 @@ def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) 
     assert psutil.Process(process.popen.pid).children() == []
 
 
-def test_two_measurements_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    script = (
-        "import sys\n"
-        "from edgefl.regression.process import alone\n"
-        "with alone():\n"
-        "    print('in', flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        assert other.stdout.readline() == "in\n"
-        waiting = subprocess.Popen(
-            [sys.executable, "-c", script.replace("sys.stdin.read()", "pass")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with waiting:
-            assert waiting.stdout is not None
-            while not _waits_for_a_lock(waiting.pid):
-                assert waiting.poll() is None
-            other.stdin.close()
-            assert waiting.stdout.readline() == "in\n"
+def test_two_measurements_at_once_wait_for_each_other() -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with alone():
+            entered.set()
+
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     with alone():
-        pass
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not entered.is_set()
+    waiting.join()
+    assert entered.is_set()
+    os.close(folder)
 
 
-def _waits_for_a_lock(pid: int) -> bool:
-    """Whether the kernel's list of locks has it behind an arrow: waiting."""
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any("->" in line and f" {pid} " in line for line in lines)
-
-
-def test_an_interrupted_question_ends_the_process_and_what_it_runs() -> None:
-    process = MeasuringProcess()
-    measuring = psutil.Process(process.popen.pid)
-    previous = signal.signal(signal.SIGALRM, _interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            process.ask(request(steps.hangs))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    assert process.popen.poll() is not None
-    assert not measuring.is_running()
-
-
-def test_an_interrupted_import_ends_too(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import pathlib, threading\n"
-        "pathlib.Path(__file__).with_name('started').touch()\n"
-        "threading.Event().wait()\n"
-    )
+@pytest.mark.parametrize("during", ["import", "call"])
+def test_an_interrupted_question_ends_the_process_and_what_it_runs(tmp_path: Path, during: str) -> None:
+    hang = "pathlib.Path(__file__).with_name('started').touch(); threading.Event().wait()"
+    text = f"import pathlib, threading\n{hang if during == 'import' else f'def step(): {hang}'}\n"
+    (tmp_path / "hangs_of_this_test.py").write_text(text)
+    function = FunctionLocation("hangs_of_this_test", str(tmp_path / "hangs_of_this_test.py"), "step")
 
     def interrupt(*_: object) -> None:
         if (tmp_path / "started").exists():
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
-    function = FunctionLocation("slow", str(tmp_path / "slow.py"), "step")
     process = MeasuringProcess()
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
@@ -275,7 +234,7 @@ def test_an_interrupted_import_ends_too(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert process.popen.poll() is not None
+    assert process.popen.poll() is not None  # what it ran is for the fixture of every process test to find
 
 
 def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
@@ -291,20 +250,6 @@ def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
         assert testing.stdout is not None
         assert testing.stdout.readline() == "hanging\n"
         testing.kill()  # what is left is for the fixture of every process test to find
-
-
-def _interrupt(*_: object) -> None:
-    children = psutil.Process().children(recursive=True)
-    if any(_name(child) == "edgefl-device" for child in children):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise KeyboardInterrupt
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
 
 
 def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:
