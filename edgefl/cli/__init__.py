@@ -36,7 +36,7 @@ for commands in (run, lab, profiles, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a wrong command line, whether it brings its own click or uses the installed one."""
+"""The error that typer raises for a wrong command line, be it of its own click or of the installed one."""
 
 
 def _version(wanted: bool) -> None:

@@ -31,7 +31,7 @@ class Check(NamedTuple):
     what: str
     found: str
     problem: str = ""
-    """What does not work without it, in one line; empty if nothing is amiss."""
+    """A line on what does not work without it; empty if nothing is amiss."""
 
 
 def add(app: typer.Typer) -> None:

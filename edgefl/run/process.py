@@ -1,4 +1,4 @@
-"""What every child process of a run does first: it must not outlive its parent, nor hear the terminal."""
+"""First steps of every child process of a run: it must not outlive its parent, nor hear the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_ON_HEAP_BYTES = 32 * 2**20
-"""What glibc allows."""
+"""The most that glibc allows."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 

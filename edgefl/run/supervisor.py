@@ -53,7 +53,7 @@ from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
 GRACE_S = 10.0
-"""How long a process may take to leave before it is killed."""
+"""Time that a process is given to leave before it is killed."""
 
 
 def run(
@@ -159,7 +159,7 @@ class _Supervisor:
         self._buffer: ParameterBuffer | None = None
         self._plan: control.Serve
         self._address = ""
-        """Where the server listens; empty before it does."""
+        """The server's address; empty before it listens."""
         self._pids: dict[tuple[control.Role, int], int] = {}
         self._memory = MemoryUse()
         self._usage = UsageMeter()

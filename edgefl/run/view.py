@@ -1,4 +1,4 @@
-"""What the user sees of a run: a panel redrawn in place on a terminal, plain lines elsewhere, or nothing."""
+"""The view of a run: a panel that is redrawn in place on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -74,7 +74,7 @@ class RunView:
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
-        """What goes on besides training, such as loading."""
+        """An activity besides training, such as loading; empty without one."""
         self.total = 0
         """Clients."""
         self.workload = ""
@@ -126,6 +126,7 @@ class RunView:
         """Returns every figure that is known, the most important first."""
         fidelity = self.fidelity(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
+        error = f"median {percent(progress.fidelity_median, 2)}, p95 {percent(progress.fidelity_p95, 2)}"
         known = {
             "version": f"{progress.version:,}",
             "trips": f"{progress.trips:,} ({rate}/s)",
@@ -134,7 +135,7 @@ class RunView:
             "fidelity": fidelity,
             "dropped": f"{progress.dropped:,}",
             "failed": many(progress.incidents, "client") if progress.incidents else "",
-            "error": _error(progress) if fidelity.endswith("VALID") else "",
+            "error": "" if progress.fidelity_median is None or fidelity == "times computed" else error,
             "loss": "" if progress.loss is None else f"{progress.loss:.4f}",
             "staleness": f"mean {progress.staleness_mean:.3g}, max {progress.staleness_max:,}",
             "emulated": seconds(progress.emulated_s),
@@ -201,9 +202,9 @@ class TerminalView(RunView):
         # What Python code prints meanwhile goes above the panel, unless it has a place of its own.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
         self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
+            "{task.description}",
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[left]}", markup=False),
+            "{task.fields[left]}",
             console=console,
             auto_refresh=False,
             speed_estimate_period=PACE_S,
@@ -322,11 +323,6 @@ def printable(text: str) -> str:
     'a?[2Jb'
     """
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _error(progress: control.Progress) -> str:
-    median, p95 = percent(progress.fidelity_median, 2), percent(progress.fidelity_p95, 2)
-    return f"median {median}, p95 {p95}"
 
 
 def _one_line(text: str, style: str, most: int | None = None) -> Text:

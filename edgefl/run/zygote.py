@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 WORKLOAD = "edgefl.run.workload:Workload"
-"""What the clients compute. A measurement names another class with the same interface on the command line."""
+"""The clients' computation. A measurement names another class with the same interface on the command line."""
 SLICE_NS = 400_000
 """Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
 switching costs little."""
