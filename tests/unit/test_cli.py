@@ -44,7 +44,11 @@ class Calls(list[tuple[Any, ...]]):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an experiment, an ``old`` run, and a folder that is ``full`` of something else."""
     (tmp_path / "e.toml").write_text(EXPERIMENT)
+    for file in ("old/experiment.toml", "full/x"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -145,23 +149,10 @@ def test_times_that_are_computed_are_not_called_measured(
     assert "INVALID: error median" in capsys.readouterr().out
 
 
-def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "e.toml", "--out", "o", "-q"]) == 0
-    text = refused(capsys, 2, "run", "e.toml", "--out", "o")
-    assert text == "--out o: holds a run; give another folder, or carry on: edgefl resume o"
-    (here / "full").mkdir()
-    (here / "full" / "x").touch()
-    text = refused(capsys, 2, "run", "e.toml", "--out", "full")
-    assert text == "--out full: not empty, expected a new or empty folder"
-    text = refused(capsys, 2, "run", "e.toml", "--out", "e.toml")
-    assert text == "--out e.toml: a file, expected a new or empty folder"
-    long = "x" * 300
-    text = refused(capsys, 2, "run", "e.toml", "--out", long)
-    assert text == f"{'x' * 59}…: a name too long for the file system"
-    assert refused(capsys, 2, "run", "e.toml", "--out", "") == "--out '': no name, expected a folder"
+def test_an_empty_folder_is_used(here: Path, runs: Calls) -> None:
     (here / "empty").mkdir()
     assert main(["run", "e.toml", "--out", "empty", "-q"]) == 0
-    assert len(runs) == 2
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,6 +160,14 @@ def test_an_old_run_is_not_overwritten(here: Path, runs: Calls, capsys: pytest.C
     [
         (["run", "none.toml"], "none.toml: no such file"),
         (["run", "."], ".: a folder, expected a TOML file"),
+        (
+            ["run", "e.toml", "--out", "old"],
+            "--out old: holds a run; give another folder, or carry on: edgefl resume old",
+        ),
+        (["run", "e.toml", "--out", "full"], "--out full: not empty, expected a new or empty folder"),
+        (["run", "e.toml", "--out", "e.toml"], "--out e.toml: a file, expected a new or empty folder"),
+        (["run", "e.toml", "--out", "x" * 300], f"{'x' * 59}…: a name too long for the file system"),
+        (["run", "e.toml", "--out", ""], "--out '': no name, expected a folder"),
         (["run", "e.toml", "--set", "lr=1"], "--set lr=1: unknown key 'lr'; did you mean 'training.lr'?"),
         (["run", "e.toml", "--set", "nonsense"], "--set 'nonsense': expected KEY=VALUE"),
         (
@@ -238,20 +237,17 @@ def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.
         main(["run", "e.toml"])
 
 
-@pytest.mark.parametrize("command", [["run", "e.toml", "--out", "o"], ["resume", "o"]])
+@pytest.mark.parametrize("command", [["run", "e.toml", "--out", "new"], ["resume", "old"]])
 def test_ctrl_c_says_how_to_carry_on(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     def interrupted(*_: Any) -> Any:
-        (here / "o").mkdir(exist_ok=True)
-        (here / "o" / "experiment.toml").touch()
+        (here / "new").mkdir()
+        (here / "new" / "experiment.toml").touch()
         raise KeyboardInterrupt
 
-    if command[0] == "resume":
-        (here / "o").mkdir()
-        (here / "o" / "experiment.toml").touch()
     stand_in(monkeypatch, "edgefl.run.supervisor", run=interrupted, resume=interrupted)
-    assert refused(capsys, 130, *command) == "interrupted; carry on with: edgefl resume o"
+    assert refused(capsys, 130, *command) == f"interrupted; carry on with: edgefl resume {command[-1]}"
 
 
 def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,36 +259,30 @@ def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err.strip() == "edgefl: interrupted"
 
 
-def test_resume_compare_and_report_call_what_they_should(
+def test_resume_and_compare_call_what_they_should(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a", "b"):
-        (here / name).mkdir()
-        (here / name / "experiment.toml").touch()
-    calls = Calls()
+    calls, beside = Calls(), Calls()
     calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
-    assert main(["resume", "a", "-q"]) == 0
-    assert calls == [(Path("a"), True)]
+    assert main(["resume", "old", "-q"]) == 0
+    assert calls == [(Path("old"), True)]
 
-    beside = Calls()
     beside.then = lambda *_: "a beside b"
     stand_in(monkeypatch, "edgefl.results.compare", compare=beside)
-    assert main(["compare", "a", "b", "--out", "c"]) == 0
-    assert main(["compare", "a"]) == 0
-    assert beside == [([Path("a"), Path("b")], Path("c")), ([Path("a")], None)]
+    assert main(["compare", "old", "old", "--out", "c"]) == 0
+    assert main(["compare", "old"]) == 0
+    assert beside == [([Path("old"), Path("old")], Path("c")), ([Path("old")], None)]
     assert capsys.readouterr().out == "a beside b\na beside b\n"
 
-    written = Calls()
-    written.then = lambda folder: folder / "report.html"
-    stand_in(monkeypatch, "edgefl.results.report", write_report=written)
-    assert main(["report", "a"]) == 0
-    assert capsys.readouterr().out == "a/report.html\n"
-    traced = Calls()
-    traced.then = lambda folder: folder / "trace.json"
-    stand_in(monkeypatch, "edgefl.results.trace", write_trace=traced)
-    assert main(["trace", "a"]) == 0
-    assert capsys.readouterr().out == "a/trace.json\n"
+
+@pytest.mark.parametrize(("command", "file"), [("report", "report.html"), ("trace", "trace.json")])
+def test_report_and_trace_say_where_they_are(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, file: str
+) -> None:
+    stand_in(monkeypatch, f"edgefl.results.{command}", **{f"write_{command}": lambda folder: folder / file})
+    assert main([command, "old"]) == 0
+    assert capsys.readouterr().out == f"old/{file}\n"
 
 
 BENCHES = ["aggregate", "ingest", "spawn"]
