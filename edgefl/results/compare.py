@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.results import page, trace
-from edgefl.results.comparison import FIGURES, Run, RunGroup, common_target, count, group, load, plain, share
+from edgefl.results.comparison import FIGURES, Run, RunGroup, common_target, count, group, load, share
 from edgefl.results.measures import (
     by_profile,
     class_accuracy,
@@ -60,11 +60,11 @@ def comparison_table(rows: Sequence[RunGroup]) -> Table:
     cells = []
     for row in rows:
         f = row.figures
-        stale = f"{plain(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}"
+        stale = f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}"
         verdict = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
         cells.append(
             (row.label, share(f["accuracy"]), share(f["slow_accuracy"]), count(f["client_trips"]),
-             count(f["versions"]), stale, plain(f["slow_weight"].mean), verdict)
+             count(f["versions"]), stale, number(f["slow_weight"].mean), verdict)
         )  # fmt: skip
     return table(
         ("run", ">accuracy", ">slow*", ">trips", ">versions", ">stale", ">weight†", ""),
@@ -190,8 +190,8 @@ def _table(rows: Sequence[RunGroup]) -> str:
         weight = str(f["slow_weight"]) if np.isfinite(f["slow_weight"].mean) else None
         cells.append(
             [row.label, share(f["accuracy"]), share(f["slow_accuracy"]), count(f["client_trips"]),
-             count(f["versions"]), plain(f["staleness_mean"].mean), plain(f["staleness_max"].mean),
-             weight, count(f["trips_to_target"]), plain(f["emulated_s_to_target"].mean), row.verdict]
+             count(f["versions"]), number(f["staleness_mean"].mean), number(f["staleness_max"].mean),
+             weight, count(f["trips_to_target"]), number(f["emulated_s_to_target"].mean), row.verdict]
         )  # fmt: skip
     return html_table(head, cells)
 

@@ -188,8 +188,3 @@ def share(value: Estimate) -> str:
 def count(value: Estimate) -> str:
     """An estimate of a count."""
     return "–" if not np.isfinite(value.mean) else f"{value.mean:,.0f}"
-
-
-def plain(value: float) -> str:
-    """A figure of three digits."""
-    return "–" if not np.isfinite(value) else f"{value:.3g}"

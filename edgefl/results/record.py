@@ -329,6 +329,12 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
 
 
+def read_events(db: sqlite3.Connection, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
+    """The events after ``after_seq`` with their numbers, in order."""
+    for seq, event in db.execute("SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)):
+        yield seq, event_decoder.decode(event)
+
+
 class Columns(Mapping[str, NDArray[Any]]):
     """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array.
 
@@ -352,16 +358,12 @@ class Columns(Mapping[str, NDArray[Any]]):
     def _load(self, name: str) -> NDArray[Any]:
         kind = self._types[name][0]
         key = next(iter(self._types))
-        missing = {int: "-1", float: "NULL", str: "''"}[kind] if name not in _CHECKSUMS else "0"
+        missing = "0" if name in _CHECKSUMS else {int: "-1", float: "NULL", str: "''"}[kind]
         rows = self._record.select(f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}")
-        if kind is float:
-            values = np.array([row[0] for row in rows], dtype=np.float64)
-        elif kind is int:
-            values = np.array([row[0] for row in rows], dtype=np.int64)
-            if name in _CHECKSUMS:
-                values = values.view(np.uint64)
-        else:
-            values = np.array([row[0] for row in rows], dtype=object)
+        dtype = {int: np.int64, float: np.float64, str: object}[kind]
+        values: NDArray[Any] = np.array([value for (value,) in rows], dtype=dtype)
+        if name in _CHECKSUMS:
+            values = values.view(np.uint64)
         values.flags.writeable = False
         return values
 
@@ -511,10 +513,7 @@ class Record:
     def events(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """The journal, with each event's number, in order."""
         with self._errors():
-            for seq, event in self._db.execute(
-                "SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)
-            ):
-                yield seq, event_decoder.decode(event)
+            yield from read_events(self._db, after_seq)
 
     def moves(self) -> Iterator[Joined | Left]:
         """The coming and going of clients, in order: found without decoding the other events."""

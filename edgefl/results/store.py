@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,9 +18,10 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import astuple, replace
 
-from edgefl.core.events import Event, event_decoder, event_encoder
+from edgefl.core.events import Event, event_encoder
 from edgefl.errors import ConfigError, FolderError
 from edgefl.results.record import (
     APPLICATION_ID,
@@ -35,14 +35,13 @@ from edgefl.results.record import (
     TripRow,
     VersionRow,
     check_file,
+    read_events,
     schema,
     to_signed,
 )
 
 WAIT_MS = 10_000
 """How long a commit waits for another writer."""
-FOLD_MS = 100
-"""How long the log's folding waits for a reader; nothing depends on it."""
 
 
 class _End(msgspec.Struct):
@@ -55,6 +54,14 @@ class _End(msgspec.Struct):
     uses: int = 0
     weight: float = 0.0
     seq: int = 0
+
+    def use(self, version: int, weight: float, seq: int) -> None:
+        """The update was summed with ``weight`` into ``version``, as event ``seq`` was journaled."""
+        if self.version is None:
+            self.version = version
+        self.uses += 1
+        self.weight += weight
+        self.seq = seq
 
 
 class Store:
@@ -135,18 +142,9 @@ class Store:
         """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
         if len(tasks) != len(weights):
             raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
-        self._sums.append(
-            (version, struct.pack(f"<{len(tasks)}q", *tasks), struct.pack(f"<{len(tasks)}d", *weights))
-        )
-        used: dict[int, float] = {}
-        for task, weight in zip(tasks, weights, strict=True):
-            used[task] = used.get(task, 0.0) + weight
-        for task, weight in used.items():
-            end = self._end(task)
-            if end.version is None:
-                end.version = version
-            end.uses += 1
-            end.weight += weight
+        self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
+        for task, weight in _by_task(tasks, weights).items():
+            self._end(task).use(version, weight, self._seq)
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """What the server computed from the slot, for a trip whose row is on record already."""
@@ -253,16 +251,6 @@ class Store:
         with suppress(sqlite3.OperationalError):  # a reader may hold the tail of the log back: later then
             self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
 
-    def _fold(self, *pragmas: str) -> None:
-        """Bring the log into the file; a reader may hold its tail back, and then it is left for later."""
-        self._db.execute(f"PRAGMA busy_timeout = {FOLD_MS}")
-        try:
-            with suppress(sqlite3.OperationalError):
-                for pragma in pragmas:
-                    self._db.execute(pragma).fetchone()
-        finally:
-            self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
-
     def truncate(self, after_seq: int) -> None:
         """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.
 
@@ -282,32 +270,20 @@ class Store:
         cut = {
             task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
         }
-        kept: dict[int, list[Any]] = {}
+        self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
+        kept: dict[int, _End] = {}
         for version, tasks, weights, seq in self._db.execute(
             "SELECT sums.*, COALESCE(seq, 0) FROM sums LEFT JOIN versions USING (version) ORDER BY version"
         ):
-            used: dict[int, float] = {}
-            for (task,), (weight,) in zip(
-                struct.iter_unpack("<q", tasks), struct.iter_unpack("<d", weights), strict=True
-            ):
-                if task in cut:
-                    used[task] = used.get(task, 0.0) + weight
-            for task, weight in used.items():
-                # applied_version, weight, uses, fate_seq, task
-                row = kept.setdefault(task, [version, 0.0, 0, 0, task])
-                row[1:4] = [row[1] + weight, row[2] + 1, seq]
-        self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
-        self._db.executemany(
-            "UPDATE trips SET applied_version = ?, weight = ?, uses = ?, fate_seq = ? WHERE task = ?",
-            kept.values(),
-        )
+            used = _by_task(np.frombuffer(tasks, "<i8").tolist(), np.frombuffer(weights, "<f8").tolist())
+            for task in used.keys() & cut:
+                end = kept.setdefault(task, _End(task))
+                end.use(version, used[task], seq)
+        self._db.executemany(FINISH_TRIP, map(astuple, kept.values()))
 
     def replay(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """The committed events after ``after_seq``, with their numbers, in order."""
-        for seq, event in self._db.execute(
-            "SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)
-        ):
-            yield seq, event_decoder.decode(event)
+        return read_events(self._db, after_seq)
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. Leaves a single file, without a log beside it, if no reader has it open."""
@@ -372,6 +348,13 @@ DELETE FROM evaluations WHERE version > (SELECT COALESCE(MAX(version), 0) FROM v
 UPDATE trips SET fate = NULL, reason = '', applied_version = NULL, weight = NULL, uses = 0
   WHERE fate_seq > :seq;
 """
+
+
+def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]:
+    used: dict[int, float] = {}
+    for task, weight in zip(tasks, weights, strict=True):
+        used[task] = used.get(task, 0.0) + weight
+    return used
 
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> tuple[Any, ...]:

@@ -137,28 +137,25 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
     """A run's summary, the figures that one looks at first."""
-    staleness = summary.get("staleness") or {}
-    fidelity = summary.get("fidelity") or {}
-    aggregation = summary.get("aggregation") or {}
+    staleness, aggregation = summary["staleness"], summary["aggregation"]
     rows = [
-        ("strategy", f"{summary.get('strategy')}, {summary.get('clock')} clock, seed {summary.get('seed')}"),
-        ("accuracy, loss", f"{figure(summary.get('accuracy'))}, {figure(summary.get('loss'))}"),
-        ("versions, client trips", f"{summary.get('versions')}, {summary.get('client_trips')}"),
-        ("staleness mean, max", f"{figure(staleness.get('mean'))}, {figure(staleness.get('max'))}"),
-        ("emulated, wall", f"{figure(summary.get('emulated_s'))} s, {figure(summary.get('wall_s'))} s"),
-        ("fidelity", _fidelity(fidelity, computed=summary.get("clock") == "virtual")),
-        ("aggregation", f"{aggregation.get('backend')}, {figure(aggregation.get('gbytes_per_s'))} GB/s"),
-        ("model", str(summary.get("model_sha256"))[:16]),
+        ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
+        ("accuracy, loss", f"{figure(summary['accuracy'])}, {figure(summary['loss'])}"),
+        ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
+        ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
+        ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
+        ("fidelity", _fidelity(summary["fidelity"], computed=summary["clock"] == "virtual")),
+        ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
+        ("model", summary["model_sha256"][:16]),
         ("folder", str(folder)),
     ]
-    return table(("run", summary.get("name") or str(folder.name)), rows)
+    return table(("run", summary["name"] or folder.name), rows)
 
 
 def _fidelity(fidelity: Mapping[str, Any], *, computed: bool) -> str:
-    median, p95 = fidelity.get("median_abs_error"), fidelity.get("p95_abs_error")
-    if not isinstance(median, (int, float)) or not isinstance(p95, (int, float)):
+    if fidelity["median_abs_error"] is None:
         return "not measured"
-    if computed and fidelity.get("valid"):
+    if computed and fidelity["valid"]:
         return "times computed, not enforced"
-    valid = "valid" if fidelity.get("valid") else "INVALID"
-    return f"{valid}: error median {100 * median:.2f}%, p95 {100 * p95:.2f}%"
+    valid = "valid" if fidelity["valid"] else "INVALID"
+    return f"{valid}: error median {fidelity['median_abs_error']:.2%}, p95 {fidelity['p95_abs_error']:.2%}"

@@ -16,6 +16,7 @@ from edgefl.errors import ConfigError, RunError
 
 EXPERIMENT = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\nversions = 3\n"
 SUMMARY: dict[str, Any] = {
+    "name": "",
     "strategy": "fedbuff",
     "clock": "wall",
     "seed": 3,
