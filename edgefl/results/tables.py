@@ -153,9 +153,9 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
 
 
 def _fidelity(fidelity: Mapping[str, Any], *, computed: bool) -> str:
-    if fidelity["median_abs_error"] is None:
+    median, p95 = fidelity.get("median_abs_error"), fidelity.get("p95_abs_error")
+    if median is None or p95 is None:
         return "not measured"
     if computed and fidelity["valid"]:
         return "times computed, not enforced"
-    valid = "valid" if fidelity["valid"] else "INVALID"
-    return f"{valid}: error median {fidelity['median_abs_error']:.2%}, p95 {fidelity['p95_abs_error']:.2%}"
+    return f"{'valid' if fidelity['valid'] else 'INVALID'}: error median {median:.2%}, p95 {p95:.2%}"
