@@ -1,4 +1,4 @@
-"""What is to happen under the virtual clock, in the order of emulated time; and that clock."""
+"""What is to happen by itself, in the order of emulated time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from edgefl.run.clock import WallClock
-
 TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
-"""Kinds of entries: at one instant they come in this order."""
+"""Kinds of entries: at one instant they come in this order. Arrivals and cells are the virtual clock's."""
 
 
 class Due(NamedTuple):
@@ -61,18 +59,3 @@ class Agenda:
         if due.kind == ARRIVAL:
             del self._due_s[due.task]
         return due
-
-
-class VirtualClock(WallClock):
-    """Emulated time is what the agenda says; wall time goes on as it does."""
-
-    def __init__(self, *, emulated_s: float, wall_s: float) -> None:
-        super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
-        self._now_s = emulated_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def advance(self, at_s: float) -> None:
-        """It is ``at_s`` now, unless it is later already."""
-        self._now_s = max(self._now_s, at_s)

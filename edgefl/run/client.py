@@ -24,11 +24,10 @@ from edgefl.limits.held import Cost, HeldPhase
 from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw
-from edgefl.parameters.update_writer import UpdateWriter, amplify
 from edgefl.run import control, messages
-from edgefl.run.connection import Frame
-from edgefl.run.line import Cancelled, Leave, Line, failure
+from edgefl.run.connection import Cancelled, Connection, Frame, Leave, failure
 from edgefl.run.transport import client_end
+from edgefl.run.update import UpdateMaker
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -50,15 +49,15 @@ class Client:
         self._workload = workload
         self._buffer = buffer
         self._mortal = experiment.fleet.churn.die_per_trip > 0
-        self._line = Line(spec, experiment.server.heartbeat_s, lifeline)
-        self._transport = client_end(experiment.server.transport, buffer, self._line.send)
+        self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
+        self._transport = client_end(experiment.server.transport, buffer, self._server.send)
         self._says_whole = experiment.server.transport == "shm"
-        self._pacer = Pacer(time_scale=spec.time_scale, wait=self._line.wait_until)
+        self._pacer = Pacer(time_scale=spec.time_scale, wait=self._server.wait_until)
         # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into memory of its own that is then sent.
-        self._writer = UpdateWriter(buffer, workload.upload)
+        self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
         self._memory = limits.limit()
@@ -68,10 +67,10 @@ class Client:
 
     def run(self) -> None:
         """Answer tasks until the server says goodbye."""
-        self._line.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        self._server.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
         try:
             while True:
-                message, frames = self._line.receive()
+                message, frames = self._server.receive()
                 received_ns = time.monotonic_ns()
                 match message:
                     case messages.Task():
@@ -83,14 +82,14 @@ class Client:
         except Leave:
             pass
         finally:
-            self._line.close()
+            self._server.close()
 
     def _answer(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
-        self._line.task = task.task
+        self._server.task = task.task
         try:
             done = self._trip(task, frames, received_ns)
             self._watch_memory()
-            self._line.say(done)
+            self._server.say(done)
         except Cancelled:
             self._give_back(task, "cancelled")
         except Leave:
@@ -98,12 +97,12 @@ class Client:
         except Exception as error:  # a user's model may raise anything: it costs the task, not the run
             self._give_back(task, failure(error))
         finally:
-            self._line.task = None
+            self._server.task = None
             if self._mortal:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _give_back(self, task: messages.Task, reason: str) -> None:
-        self._line.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
+        self._server.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> messages.Done:
         workload, pacer = self._workload, self._pacer
@@ -126,51 +125,48 @@ class Client:
         def done(flops: float) -> None:
             self._watch_memory()
             phase.done(flops)
-            self._line.pulse()
+            self._server.pulse()
 
         cpu_started = time.thread_time()
-        result = workload.train(task.client, task.trip, done, plan.steps)
+        result = self._update.train(task.client, task.trip, base, done, task.cut, plan.steps)
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
         if plan.tail_s:
             compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
-        if task.cut is not None:
-            amplify(vector, base, task.cut.gain, task.cut.per_step, result.steps)
         if failpoints.armed():
             self._fail(task)
         share = workload.share(task.client, "up")
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b), share)
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # still the version that was trained
-        checksum, version = self._writer.checksum(self._raw), task.version
+        checksum, version = self._update.checksum(self._raw), task.version
         if failpoints.armed():
             version -= failpoints.hit("stale", task.client, task.trip)
             if failpoints.hit("alter", task.client, task.trip):
                 self._transport.put(task, 0, ~self._raw[:1])
         if self._says_whole:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        return messages.Done(  # by position: names take seven times as long
-            task.client,
-            self._spec.epoch,
-            task.task,
-            task.slot,
-            version,
-            workload.examples(task.client),
-            result.steps,
-            result.loss if math.isfinite(result.loss) else math.nan,
-            checksum,
-            compute.work,
-            messages.Spent(
-                down.declared_s + compute.declared_s + up.declared_s,
-                down.achieved_s + compute.achieved_s + up.achieved_s,
-            ),
-            messages.Spent(down.declared_s, down.achieved_s),
-            messages.Spent(compute.declared_s, compute.achieved_s),
-            messages.Spent(up.declared_s, up.achieved_s),
-            up.lateness_s,
-            cpu_s,
-            self._peak_mib(),
-            messages.Spent(pacer.delay_declared_s, pacer.delay_s),
+        declared_s = down.declared_s + compute.declared_s + up.declared_s
+        achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
+        return messages.Done(
+            client=task.client,
+            epoch=self._spec.epoch,
+            task=task.task,
+            slot=task.slot,
+            trained_version=version,
+            examples=workload.examples(task.client),
+            steps=result.steps,
+            loss=result.loss if math.isfinite(result.loss) else math.nan,
+            checksum=checksum,
+            flops=compute.work,
+            trip=messages.Spent(declared_s, achieved_s),
+            down=messages.Spent(down.declared_s, down.achieved_s),
+            compute=messages.Spent(compute.declared_s, compute.achieved_s),
+            up=messages.Spent(up.declared_s, up.achieved_s),
+            lateness_s=up.lateness_s,
+            cpu_s=cpu_s,
+            peak_mib=self._peak_mib(),
+            delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
         )
 
     def _phase(self, plan: TripPlan) -> Phase | HeldPhase:
@@ -187,7 +183,8 @@ class Client:
     def _fetch(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         if self._transport.keeps(task):
             return self._transport.base(task.entry, task.version, frames)
-        self._transport.fetch(task.entry, task.version, frames, self._copy)
+        np.copyto(self._copy, self._transport.base(task.entry, task.version, frames))
+        self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
         return self._copy
 
     def _peak_mib(self) -> float:
@@ -204,7 +201,7 @@ class Client:
         if failpoints.hit("hang", *place):
             os.kill(os.getpid(), signal.SIGSTOP)
         if failpoints.hit("rubbish", *place):
-            self._line.send([b"\xc1rubbish"])
+            self._server.send([b"\xc1rubbish"])
         if failpoints.hit("nan", *place):
             self._workload.flat.array[0] = np.nan
         if failpoints.hit("memory", *place):
@@ -215,8 +212,7 @@ class Client:
 
     def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
         """Send bytes ``start`` to ``stop`` of the update."""
-        trained = self._workload.flat.array
-        self._writer.write(self._raw, task.client, trained, self._base, start, stop)
+        self._update.write(self._raw, task.client, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
 

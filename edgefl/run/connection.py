@@ -1,25 +1,50 @@
-"""The connection between the server and its peers: messages of frames, whoever carries them.
+"""The connection between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
 
-    local.py     a kernel socket for each peer: headers only, on one host (Linux)
-    zeromq.py    ROUTER and DEALER: headers and payload frames of any size
-    endpoint.py  where the ROUTER is bound
-
-The `shm` transport needs nothing but headers. A local socket carries them for a quarter of the CPU time that
-ZeroMQ takes, whose I/O threads wake up twice a message, and spares each client two threads. The `wire`
-transport, and `shm` where there are no such sockets, use ZeroMQ. Neither end trusts what comes in: a sender
-is known by its connection, and `edgefl.run.messages` reads the bytes.
+It carries messages of frames: a header, and with ``transport = "wire"`` payload frames of any size. On Linux
+the address is in the abstract namespace, which has no file, and the kernel's word on each peer's user
+(``SO_PEERCRED``) keeps others out, as a 0700 folder does, without a folder that a killed run leaves behind.
+Elsewhere it is a socket in a fresh 0700 folder that is removed at the end. Neither end trusts what comes in:
+a sender is known by its connection, and `edgefl.run.messages` reads the bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import shutil
 import sys
+import tempfile
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+
+import zmq
+
+from edgefl.devices.link import Disconnected
+from edgefl.errors import SlotError, WireError
+from edgefl.run import control, messages
 
 Frame = bytes | memoryview
+Message = tuple[messages.FromServer, Sequence[Frame]]
+"""What the server said, and its payload frames."""
 
 AT_ONCE = 256
 """Most messages that are taken in before the server looks at its other duties."""
+LENT_BYTES = 1024 * 1024
+"""Frames from this size on are lent to ZeroMQ and not copied: models. What may change is always copied."""
+BACKLOG = 1024
+"""Connections that may wait to be accepted: a whole fleet connects at once."""
+LINGER_MS = 200
+"""How long the server's last words may take to leave."""
+PEER_LINGER_MS = 1000
+FINE_WAIT_NS = 2_000_000
+"""A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""
+SEND_WAIT_MS = 100
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_RCVMORE = int(zmq.RCVMORE)
+_POLLIN = int(zmq.POLLIN)
 
 
 class Full(Exception):
@@ -30,63 +55,246 @@ class Unreachable(Exception):
     """The other side is gone, or was never there."""
 
 
-class ServerSocket(Protocol):
-    """The server's end of all connections."""
+class _Socket:
+    """A socket of its own context, and descriptors that are watched beside it."""
 
-    address: str
+    def __init__(self, kind: int, marks: int) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._socket.linger = 0
+        self._socket.sndhwm = self._socket.rcvhwm = marks
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, _POLLIN)
+        self._watched: set[int] = set()
 
     def watch(self, fd: int) -> None:
         """Have `wait` look at this descriptor too."""
+        self._poller.register(fd, _POLLIN)
+        self._watched.add(fd)
 
     def wait(self, timeout_ms: int) -> bool:
-        """Until a message may have arrived, or the time is over; whether a watched descriptor is ready."""
+        """Wait for a message, at most so long; true if a watched descriptor is ready."""
+        return any(which in self._watched for which, _ in self._poller.poll(timeout_ms))
+
+    def _send(self, frames: Sequence[Frame]) -> None:
+        """Send without waiting, in a third of ``send_multipart``'s time; `zmq.ZMQError` if it cannot."""
+        for frame in frames[:-1]:
+            self._socket.send(frame, _MORE)
+        last = frames[-1]
+        self._socket.send(last, _NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= LENT_BYTES))
+
+    def _receive(self, headers: int) -> list[Frame]:
+        """The frames of a message that has arrived; `zmq.Again` if none has.
+
+        The first ``headers`` are bytes. Those after them may be as large as a model and stay where ZeroMQ
+        has them, read only: they are copied into their place at once anyway.
+        """
+        frames: list[Frame] = [self._socket.recv(_NOBLOCK)]
+        while self._socket.getsockopt(_RCVMORE):
+            if len(frames) < headers:
+                frames.append(self._socket.recv(_NOBLOCK))
+            else:
+                frames.append(self._socket.recv(_NOBLOCK, copy=False).buffer)
+        return frames
+
+
+class ServerSocket(_Socket):
+    """The ROUTER, bound to an address of its own; no frame may be larger than ``largest_bytes``.
+
+    A high-water mark counts messages, whatever their size; each peer has one task at a time, so few do.
+    """
+
+    def __init__(self, largest_bytes: int) -> None:
+        super().__init__(zmq.ROUTER, marks=8)
+        self._socket.router_mandatory = True
+        self._socket.maxmsgsize = largest_bytes
+        self._socket.backlog = BACKLOG
+        self._folder = None if self._only_this_user() else tempfile.mkdtemp(prefix="edgefl-")  # mode 0700
+        if self._folder is None:
+            self.address = f"ipc://@edgefl-{secrets.token_hex(16)}"
+        else:
+            self.address = f"ipc://{self._folder}/server"
+        self._socket.bind(self.address)
+
+    def _only_this_user(self) -> bool:
+        """Have the kernel refuse peers of other users; false where that cannot be had."""
+        if sys.platform == "linux":
+            with contextlib.suppress(zmq.ZMQError, AttributeError):
+                self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+                return True
+        return False
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
-        """What has arrived, with its senders' names, without waiting."""
+        """Messages that have arrived, each with its sender's name, without waiting."""
+        for _ in range(AT_ONCE):
+            try:
+                frames = self._receive(headers=2)
+            except zmq.Again:
+                return
+            yield bytes(frames[0]), frames[1:]
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
+        message = [peer, *frames]
+        try:
+            try:
+                self._send(message)
+            except zmq.Again:
+                # ZeroMQ looks a thousand times a second whether a peer has taken what was sent before, and
+                # one that is fast takes more small messages in that time: have it look, then judge.
+                self._socket.getsockopt(zmq.EVENTS)
+                self._send(message)
+        except zmq.Again:
+            raise Full from None
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise Unreachable from None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close it and remove what was made on disk, if anything was."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._context.destroy(linger=LINGER_MS)
 
 
-class PeerSocket(Protocol):
-    """A peer's connection to the server."""
+class PeerSocket(_Socket):
+    """A DEALER, connected to ``address`` under ``name``; it queues only for a server that is there."""
 
-    def watch(self, fd: int) -> None:
-        """Have `wait` look at this descriptor too."""
+    def __init__(self, address: str, name: bytes) -> None:
+        super().__init__(zmq.DEALER, marks=16)
+        self._socket.routing_id = name
+        self._socket.immediate = True
+        self._socket.connect(address)
 
-    def wait(self, timeout_ms: int, *, to_send: bool = False) -> bool:
-        """Until a message may have arrived (or one may be sent), or the time is over; whether a watched
-        descriptor is ready."""
+    def wait_to_send(self, timeout_ms: int) -> bool:
+        """Wait for room to send, at most so long; true if a watched descriptor is ready."""
+        self._socket.poll(timeout_ms, zmq.POLLOUT)
+        return self.wait(0)
 
     def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """A message that has arrived, or does before the time is over, else None; `Unreachable` once the
-        server is gone. Watched descriptors may, but need not, end it earlier."""
+        """A message that has arrived or does before the time is over, else None.
+
+        A watched descriptor that is ready ends the waiting too.
+        """
+        if timeout_ms:
+            self._poller.poll(timeout_ms)
+        try:
+            return self._receive(headers=1)
+        except zmq.Again:
+            return None
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
+        """Send without waiting; `Full` if that cannot be done."""
+        try:
+            self._send(frames)
+        except zmq.Again:
+            raise Full from None
 
-    def close(self) -> None: ...
-
-
-def bind(transport: str, largest_bytes: int) -> ServerSocket:
-    """The server's socket for a transport, with an address of its own; ``largest_bytes`` bounds a frame."""
-    if transport == "shm" and sys.platform == "linux":
-        from edgefl.run.local_sockets import LocalServer
-
-        return LocalServer()
-    from edgefl.run.zeromq_sockets import ZeroMQServer
-
-    return ZeroMQServer(largest_bytes)
+    def close(self) -> None:
+        """Close it, once what was sent has left or a second is over."""
+        self._socket.close(linger=PEER_LINGER_MS)
+        self._context.term()
 
 
-def connect(address: str, name: bytes) -> PeerSocket:
-    """A connection to the server at ``address`` under ``name``. `Unreachable` if nobody is there."""
-    if address.startswith("local://"):
-        from edgefl.run.local_sockets import LocalPeer
+class Cancelled(Exception):
+    """The server does not want the running task any more."""
 
-        return LocalPeer(address, name)
-    from edgefl.run.zeromq_sockets import ZeroMQPeer
 
-    return ZeroMQPeer(address, name)
+class Leave(Exception):
+    """The run is over, or whoever started this process is gone."""
+
+
+def failure(error: Exception) -> str:
+    """Why a task is given back, in one line; raises `MemoryError` for what torch says instead of it."""
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, SlotError | WireError | Disconnected):
+        return str(error)
+    if "can't allocate memory" in str(error):
+        raise MemoryError(str(error)) from error
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+
+
+class Connection:
+    """A peer's connection to the server: it sends, receives, and is heard also while it waits."""
+
+    def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
+        self._spec = spec
+        self._socket = PeerSocket(spec.endpoint, control.routing_id(spec.role, spec.peer, spec.epoch))
+        self._socket.watch(lifeline)
+        self._beat_ns = int(heartbeat_s * 1e9 / 3)
+        self._beat_ms = self._beat_ns // 1_000_000
+        self._next_beat_ns = time.monotonic_ns() + self._beat_ns
+        self.task: int | None = None
+        self._later: deque[Message] = deque()
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Send a message; waits where the server is behind, leaves where it is gone."""
+        while True:
+            try:
+                self._socket.send(frames)
+            except Full:
+                if self._socket.wait_to_send(SEND_WAIT_MS):
+                    raise Leave from None
+            else:
+                self._next_beat_ns = time.monotonic_ns() + self._beat_ns
+                return
+
+    def say(self, message: messages.FromClient) -> None:
+        self.send((messages.encode(message),))
+
+    def receive(self) -> Message:
+        """The next message and its payload frames."""
+        if self._later:
+            return self._later.popleft()
+        while (message := self._take(self._beat_ms)) is None:
+            self._listen(0)
+        return message
+
+    def take(self) -> tuple[messages.FromServer, Sequence[Frame]] | None:
+        """The next message if there is one, without waiting."""
+        return self._later.popleft() if self._later else self._take()
+
+    def wait_until(self, deadline_ns: int) -> None:
+        """The pacer's wait: to the deadline, unless the server cancels the task meanwhile."""
+        while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+            if left_ns > FINE_WAIT_NS:
+                self._listen(min(left_ns - FINE_WAIT_NS, self._beat_ns) // 1_000_000)
+                self.check()
+            else:
+                time.sleep(left_ns * 1e-9)
+
+    def pulse(self) -> None:
+        """Between two steps, which may not have waited at all: be heard, and hear a cancel."""
+        self.check()
+        self.beat()
+
+    def beat(self) -> None:
+        """Be heard if it is time, and leave if whoever started this process is gone."""
+        if time.monotonic_ns() >= self._next_beat_ns:
+            self._listen(0)
+
+    def check(self) -> None:
+        """Hear what the server says during a task. What is not about this task waits for its end."""
+        while (got := self._take()) is not None:
+            match got[0]:
+                case messages.Cancel(task=task) if task == self.task:
+                    raise Cancelled
+                case messages.Bye():
+                    raise Leave
+                case _:
+                    self._later.append(got)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take(self, timeout_ms: int = 0) -> Message | None:
+        frames = self._socket.receive(timeout_ms)
+        return None if frames is None else (messages.decode_from_server(frames[0]), frames[1:])
+
+    def _listen(self, timeout_ms: int) -> None:
+        if self._socket.wait(timeout_ms):
+            raise Leave
+        if time.monotonic_ns() >= self._next_beat_ns:
+            self.say(messages.Beat(self._spec.peer, self._spec.epoch))

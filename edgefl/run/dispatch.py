@@ -1,15 +1,10 @@
-"""Which tasks wait, which worker computes which, and what came back. Pure: it knows no socket.
-
-A trip that is under way under the virtual clock.
-"""
+"""Tasks that wait, tasks in the hands of workers, and what came back. Pure: it knows no socket."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
-from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
 from edgefl.run import messages
 
@@ -151,38 +146,3 @@ class Dispatch:
             self._by_age = sorted(self._waiting)
         if len(self._by_due) > room:
             self._by_due = sorted((self._due_s[n], t.client, n) for n, t in self._waiting.items())
-
-
-class Trip(NamedTuple):
-    """What a task is, where its update goes, and what its parts take: decided the moment it starts."""
-
-    task: messages.Task
-    plan: TripPlan
-    took: tuple[float, float] | None = None
-    """Seconds of download and upload where they were not known at the start: links are shared."""
-
-    def done(self, result: messages.Result, examples: int) -> messages.Done:
-        """What the phone itself would say at its end; nothing waited, so every part took what it takes."""
-        task, plan = self.task, self.plan
-        (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
-        total_s = down_s + compute_s + up_s
-        return messages.Done(
-            client=task.client,
-            epoch=0,
-            task=task.task,
-            slot=task.slot,
-            trained_version=result.trained_version,
-            examples=examples,
-            steps=result.steps,
-            loss=result.loss,
-            checksum=result.checksum,
-            flops=plan.flops,
-            trip=messages.Spent(total_s, total_s),
-            down=messages.Spent(down_s, down_s),
-            compute=messages.Spent(compute_s, compute_s),
-            up=messages.Spent(up_s, up_s),
-            lateness_s=0.0,
-            cpu_s=result.cpu_s,
-            peak_mib=result.peak_mib,
-            delay=messages.Spent(plan.down.lead_s + plan.up.lead_s, plan.down.lead_s + plan.up.lead_s),
-        )

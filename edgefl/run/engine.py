@@ -1,15 +1,14 @@
-"""Carries out what the core decides: leases slots, sums, frees, and writes the record.
+"""The engine: carries out what the core decides. It leases slots, sums, frees, and writes the record.
 
-The one place where core, aggregator and record meet. It knows nothing of sockets; whatever must go to a
-client or wait for an instant is handed to an `Outbox`.
+The one place where core, aggregator and record meet. It knows no socket: tasks, cancels and wakes are
+given to a `Timeline`, versions to be measured to an `Evaluation`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
@@ -29,29 +28,19 @@ from edgefl.core.events import (
     Wake,
 )
 from edgefl.devices.dynamics import Dynamics
-from edgefl.errors import WireError
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
+from edgefl.run.evaluation import Evaluation
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.timeline import Delivery, Happening, Timeline
 
 LONG_SUM_BYTES = 2**20
 """Bytes of updates whose sum takes longer than it takes to send a task."""
 
 
-class Outbox(Protocol):
-    """What the executor cannot do itself."""
-
-    def train(self, task: messages.Task) -> None: ...
-    def flush(self) -> None: ...
-    def cancel(self, client: int, task: int) -> None: ...
-    def assess(self, version: int, entry: int) -> None: ...
-    def wake(self, at_s: float) -> None: ...
-    def stop(self, reason: str) -> None: ...
-
-
-class _Trip(msgspec.Struct):
+class _OpenTrip(msgspec.Struct):
     """A task that was given out, until its row is on record; ``done`` once its update is in its slot."""
 
     order: Train
@@ -107,65 +96,74 @@ class _Trip(msgspec.Struct):
         )
 
 
-@dataclass
-class Executor:
-    """Core in, actions out, everything on record."""
+class Engine:
+    """Happenings in, actions carried out, everything on record."""
 
-    core: Core
-    aggregator: Aggregator
-    store: Store
-    outbox: Outbox
-    now_s: Callable[[], float]
-    wall_s: Callable[[], float]
-    watch: Stopwatch
-    dynamics: Dynamics | None = None
-    """What changes over time on the phones, if anything does."""
-    deferred: Sum | None = None
-    """A sum that waits for a ring entry that nobody reads."""
-    restored: frozenset[int] = frozenset()
-    """Updates of before an interruption: their trips are on record already."""
-    _open: dict[int, _Trip] = field(default_factory=dict)
-    """Trips that are not on record yet, by task."""
-    assessing: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Versions at the evaluator: when each was published, and the client trips until then."""
+    def __init__(
+        self,
+        core: Core,
+        aggregator: Aggregator,
+        store: Store,
+        timeline: Timeline,
+        evaluation: Evaluation,
+        watch: Stopwatch,
+        dynamics: Dynamics | None = None,
+        *,
+        restored: Iterable[int] = (),
+    ) -> None:
+        """``restored`` names the updates of before an interruption: their trips are on record already."""
+        self.core, self.aggregator, self.store = core, aggregator, store
+        self.timeline, self._evaluation, self._clock = timeline, evaluation, timeline.clock
+        self._watch, self._dynamics, self._restored = watch, dynamics, frozenset(restored)
+        self._open: dict[int, _OpenTrip] = {}  # by task: trips that are not on record yet
+        self._assessing: dict[int, tuple[float, int]] = {}
+        """Versions at the evaluator: when each was published, and the client trips until then."""
+        shape = aggregator.buffer.shape
+        self._size_bytes = (4 * shape.size, shape.update_bytes)
+        self._do: dict[type, Callable[[Any], None]] = {
+            Train: self._train,
+            Cancel: lambda action: timeline.cancel(action.client, action.task),
+            Release: self._release,
+            Evaluate: self._evaluate,
+            Wake: lambda action: timeline.wake(action.at_s),
+            Stop: lambda action: None,  # the loop sees that the core has stopped
+        }
 
-    def handle(self, event: Event) -> None:
-        """Journal an event, ask the core, and do what it says."""
-        self._carry_out(self._decide(event))
+    def take(self, happening: Happening) -> None:
+        """Journal what happened, ask the core, and do what it says."""
+        if type(happening) is Delivery:
+            happening = self._arrived(*happening)
+        self.carry_out(self._decide(happening))  # type: ignore[arg-type]
 
-    def carry_out(self, actions: Iterable[Action]) -> None:
-        """Do what the core had asked for before an interruption."""
-        self._carry_out(list(actions))
+    def carry_out(self, actions: list[Action]) -> None:
+        """Do what the core says, or had said before an interruption."""
+        for action in actions:  # a sum's own actions come behind those that are waiting
+            if type(action) is Sum:
+                entry = self.aggregator.free_entry()
+                if entry is None:
+                    self.aggregator.deferred = action
+                else:
+                    actions.extend(self._sum(action, entry))
+            else:
+                self._do[type(action)](action)
 
     def retry_sum(self) -> None:
-        """Try the deferred sum again."""
-        if self.deferred is not None:
-            action, self.deferred = self.deferred, None
-            self._carry_out([action])
-
-    def arrived(self, done: messages.Done, lease: Lease, at_s: float) -> None:
-        """A client's update is whole in its slot. `WireError` if it says so a second time."""
-        trip = self._open.get(done.task)
-        if trip is None or trip.done is not None:
-            raise WireError(f"an update of task {done.task}, which had been done before")
-        trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
-        self.aggregator.delivered(lease.slot)
-        self.aggregator.buffer.accepted(done.client)
-        self.handle(
-            Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)
-        )
+        """Try the sum that waits for a ring entry again."""
+        action, self.aggregator.deferred = self.aggregator.deferred, None
+        if action is not None:
+            self.carry_out([action])
 
     def assessed(self, answer: messages.Assessed) -> None:
         """The evaluator measured a version."""
         total = sum(answer.total)
         accuracy = sum(answer.correct) / total if total else math.nan
-        now_s = self.now_s()
-        published_s, trips = self.assessing.pop(answer.version, (now_s, self.core.trips))
+        now_s = self._clock.now_s()
+        published_s, trips = self._assessing.pop(answer.version, (now_s, self.core.trips))
         self.store.evaluation(
             EvaluationRow(
                 version=answer.version,
                 at_s=published_s,
-                wall_s=self.wall_s(),
+                wall_s=self._clock.wall_s(),
                 trips=trips,
                 accuracy=accuracy,
                 loss=answer.loss,
@@ -173,7 +171,14 @@ class Executor:
                 total=tuple(answer.total),
             )
         )
-        self.handle(Evaluated(answer.version, now_s, accuracy))
+        self.take(Evaluated(answer.version, now_s, accuracy))
+
+    def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
+        """Have versions measured that were with the evaluator before an interruption."""
+        for version, asked in sorted(assessing.items()):
+            if version in entries:
+                self._assessing[version] = asked
+                self._evaluation.ask(version, entries[version])
 
     def record_open(self, *, running: bool) -> None:
         """Put trips whose update is held on record, and at the very end those that are still ``running``."""
@@ -183,50 +188,34 @@ class Executor:
 
     # ---- carrying out --------------------------------------------------------------------------
 
-    def __post_init__(self) -> None:
-        shape = self.aggregator.buffer.shape
-        self._size_bytes = (4 * shape.size, shape.update_bytes)
-        self._do: dict[type, Callable[..., None]] = {
-            Train: self._train,
-            Cancel: lambda action: self.outbox.cancel(action.client, action.task),
-            Release: self._release,
-            Evaluate: self._evaluate,
-            Wake: lambda action: self.outbox.wake(action.at_s),
-            Stop: lambda action: self.outbox.stop(action.reason),
-        }
+    def _arrived(self, done: messages.Done, at_s: float) -> Event:
+        trip, lease = self._open[done.task], self.aggregator.leases[done.task]
+        trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
+        self.aggregator.delivered(lease.slot)
+        self.aggregator.buffer.accepted(done.client)
+        return Arrived(done.client, done.task, lease.version, done.examples, done.steps, done.loss, at_s)
 
     def _decide(self, event: Event) -> list[Action]:
-        before = self.watch.to("decide")
+        before = self._watch.to("decide")
         self.store.journal(event)
         actions = self.core.handle(event)
-        if self.dynamics is not None:
-            self.dynamics.observe(event, actions, self.core.now_s)
-        self.watch.to(before)
+        if self._dynamics is not None:
+            self._dynamics.observe(event, actions, self.core.now_s)
+        self._watch.to(before)
         return actions
-
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:  # a sum's own actions come behind those that are waiting
-            if type(action) is Sum:
-                entry = self.aggregator.free_entry()
-                if entry is None:
-                    self.deferred = action
-                else:
-                    actions.extend(self._sum(action, entry))
-            else:
-                self._do[type(action)](action)
 
     def _train(self, action: Train) -> None:
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
-        self.outbox.train(self.order(action, lease, self.now_s(), self.core.now_s))
+        self.timeline.give(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
         """What the client is told of a task that is (or, before an interruption, was) given out."""
-        self._open[action.task] = _Trip(action, sent_s)
+        self._open[action.task] = _OpenTrip(action, sent_s)
         cut = condition = None
         if (until := action.until) is not None:
             cut = messages.Cut(max(0.0, until.at_s - decided_s), until.gain, until.per_step)
-        if self.dynamics is not None:
-            condition = self.dynamics.condition(action.client)
+        if self._dynamics is not None:
+            condition = self._dynamics.condition(action.client)
         return messages.Task(
             action.client,
             action.task,
@@ -240,16 +229,16 @@ class Executor:
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
-            self.outbox.flush()  # those who have a task need not wait for the sum
-        before = self.watch.to("sum")
+            self.timeline.flush()  # those who have a task need not wait for the sum
+        before = self._watch.to("sum")
         result = self.aggregator.sum(action, entry)
-        self.watch.to("publish")
-        now_s = self.now_s()
+        self._watch.to("publish")
+        now_s = self._clock.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             trip = self._open.pop(task, None)
             if trip is not None:
                 self.store.trip(trip.row(self._size_bytes, seen))
-            elif task in self.restored:
+            elif task in self._restored:
                 self.store.checksum_seen(task, seen)
         for task in result.bad:
             kind = "checksum" if task in result.altered else "non-finite"
@@ -260,13 +249,13 @@ class Executor:
                 VersionRow(
                     version=action.version,
                     at_s=now_s,
-                    wall_s=self.wall_s(),
+                    wall_s=self._clock.wall_s(),
                     updates=len(action.tasks),
                     weight_sum=math.fsum(action.weights),
                     sum_s=result.seconds,
                 )
             )
-        self.watch.to(before)
+        self._watch.to(before)
         return self._decide(Summed(action.version, now_s, result.bad))
 
     def _release(self, action: Release) -> None:
@@ -277,5 +266,5 @@ class Executor:
         self.aggregator.release(action.task)
 
     def _evaluate(self, action: Evaluate) -> None:
-        self.assessing[action.version] = (self.now_s(), self.core.trips)
-        self.outbox.assess(action.version, self.aggregator.buffer.latest[1])
+        self._assessing[action.version] = (self._clock.now_s(), self.core.trips)
+        self._evaluation.ask(action.version, self.aggregator.buffer.latest[1])

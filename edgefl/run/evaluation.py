@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from edgefl.run import control, messages
+from edgefl.run.gate import Gate
+from edgefl.run.peers import Peers
 from edgefl.run.slots import Aggregator
 
 
-class Assessments:
-    """Keeps the ring entries of waiting versions as they are until they are measured or given up."""
+class Evaluation:
+    """Keeps the ring entries of waiting versions as they are until they are measured or given up.
 
-    def __init__(self, aggregator: Aggregator, send: Callable[[int, int], None]) -> None:
-        self._aggregator = aggregator
-        self._send = send
+    With ``keep_all`` every version that is asked for is measured, however many wait.
+    """
+
+    def __init__(self, aggregator: Aggregator, gate: Gate, peers: Peers, *, keep_all: bool = False) -> None:
+        self._aggregator, self._gate, self._peers, self._keep_all = aggregator, gate, peers, keep_all
         self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
         self._given_up = False
-        self.keep_all = False
-        """Measure every version that is asked for, however many wait."""
 
     def ask(self, version: int, entry: int) -> None:
         """Have a version measured. The newest takes the place of one that waits: the run does not."""
         if self._given_up:
             return
-        while len(self._queue) > 1 and not self.keep_all:
+        while len(self._queue) > 1 and not self._keep_all:
             self._aggregator.unpin(self._queue.pop()[1])
         self._aggregator.pin(entry)
         self._queue.append((version, entry))
@@ -31,8 +32,9 @@ class Assessments:
 
     def send(self) -> None:
         """Tell the evaluator (again) what it is to measure now."""
-        if self._queue:
-            self._send(*self._queue[0])
+        peer = self._peers.get(control.EVALUATOR, 0)
+        if self._queue and peer is not None and peer.ready:
+            self._gate.send(peer, messages.Assess(*self._queue[0]))
 
     def answered(self, version: int) -> bool:
         """A measurement came in; False if it was not asked for."""

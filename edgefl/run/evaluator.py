@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgefl.errors import SlotError
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control, messages
-from edgefl.run.line import Leave, Line
+from edgefl.run.connection import Connection, Leave
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -24,17 +24,17 @@ class Evaluator:
         self._spec = spec
         self._workload = workload
         self._buffer = buffer
-        self._line = Line(spec, workload.experiment.server.heartbeat_s, lifeline)
+        self._server = Connection(spec, workload.experiment.server.heartbeat_s, lifeline)
 
     def run(self) -> None:
         """Answer until the server says goodbye."""
-        self._line.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        self._server.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
         try:
             while True:
-                message, _ = self._line.receive()
+                message, _ = self._server.receive()
                 match message:
                     case messages.Assess(version=version, entry=entry):
-                        self._line.say(self._assess(version, entry))
+                        self._server.say(self._assess(version, entry))
                     case messages.Bye():
                         return
                     case _:
@@ -42,7 +42,7 @@ class Evaluator:
         except Leave:
             pass
         finally:
-            self._line.close()
+            self._server.close()
 
     def _assess(self, version: int, entry: int) -> messages.Assessed:
         started = time.perf_counter()

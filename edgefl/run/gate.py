@@ -1,83 +1,78 @@
-"""What comes in at the server's socket: read, decoded, held against what was asked for, and passed on.
+"""The server's socket: bytes in, checked messages out; messages in, bytes out.
 
 Nothing that a peer sends gets further than this unless it fits: a sender that is known, an update for a task
 that it holds, from the version that it was given, with the checksum that lies in its slot. What does not fit
-costs the sender its process.
+comes out as a `Refusal`, which costs the sender its process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from edgefl.errors import SlotError, WireError
-from edgefl.parameters.buffer import SlotState
+from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.run import control, messages
-from edgefl.run.connection import Frame, ServerSocket
-from edgefl.run.peers import Peer, Peers
+from edgefl.run.connection import Frame, Full, ServerSocket, Unreachable
+from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.roster import MOST_DETAIL
-from edgefl.run.slots import Aggregator
+from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.transport import ServerEnd
 
 
-class Listener(Protocol):
-    """Who is told what came in."""
+class GivenBack(NamedTuple):
+    """A task has ended without an update; ``kind`` is the incident that this is, "" if it is none."""
 
-    def ready(self, peer: Peer) -> None:
-        """A process said for the first time that it is there."""
-
-    def holds(self, peer: Peer, client: int, task: int) -> bool:
-        """Whether this peer computes that task of that client."""
-
-    def finished(self, done: messages.Done | messages.Gone) -> None:
-        """A task has ended, with an update whole in its slot or without."""
-
-    def assessed(self, answer: messages.Assessed) -> None:
-        """The evaluator measured a version."""
-
-    def note(self, client: int, kind: str, detail: str) -> None:
-        """Something went wrong that the run survives."""
-
-    def expel(self, peer: Peer, kind: str, detail: str) -> None:
-        """This peer must go."""
+    client: int
+    task: int
+    kind: str
+    reason: str
 
 
-class Reception:
-    """Drains the socket; every message ends in a call of the listener, or in nothing."""
+class Refusal(NamedTuple):
+    """A peer sent what does not fit, or takes nothing that is sent to it."""
+
+    kind: str
+    detail: str
+
+
+Checked = messages.Ready | messages.Done | messages.Result | messages.Assessed | GivenBack | Refusal
+
+
+class Gate:
+    """Reads, decodes and checks what comes in; encodes and sends what goes out. It waits for no peer."""
 
     def __init__(
         self,
         socket: ServerSocket,
-        peers: Peers,
         transport: ServerEnd,
+        peers: Peers,
         aggregator: Aggregator,
         gauge: Gauge,
         watch: Stopwatch,
-        listener: Listener,
     ) -> None:
-        self._socket, self._peers, self._transport = socket, peers, transport
-        self._aggregator, self._buffer = aggregator, aggregator.buffer
-        self._gauge, self._watch, self._listener = gauge, watch, listener
-        self._handlers: dict[type, Callable[..., None]] = {
+        self.socket, self.transport = socket, transport
+        self._peers, self._aggregator, self._gauge, self._watch = peers, aggregator, gauge, watch
+        self._buffer: ParameterBuffer = aggregator.buffer
+        self._stuck: list[Peer] = []
+        self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterator[Checked]]] = {
             messages.Ready: self._ready,
-            messages.Beat: lambda *_: None,
+            messages.Beat: lambda *_: iter(()),
             messages.Chunk: self._chunk,
             messages.Done: self._done,
             messages.Gone: self._gone,
+            messages.Trained: self._trained,
             messages.Assessed: self._assessed,
         }
 
-    def handle(self, kind: type, handler: Callable[..., None]) -> None:
-        """Have messages of one more kind dealt with: ``handler(peer, message, payload frames)``."""
-        self._handlers[kind] = handler
+    # ---- in ------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Take in what has arrived."""
-        watch, ns, heard, handlers = self._watch, self._watch.ns, self._peers.heard, self._handlers
+    def receive(self) -> Iterator[tuple[Peer, Checked]]:
+        """Messages that have arrived and fit, each with its sender, without waiting."""
+        watch, ns, heard, checks = self._watch, self._watch.ns, self._peers.heard, self._checks
         watch.to("receive")
         began_ns = watch.since_ns + ns.get("sum", 0)
-        for name, frames in self._socket.receive():
+        for name, frames in self.socket.receive():
             watch.to("check")
             peer = heard(name)
             if peer is None or peer.expelled:
@@ -85,63 +80,111 @@ class Reception:
                 continue
             try:
                 message = messages.decode_from_client(frames[0] if frames else b"")
-                handler = handlers.get(type(message))
-                if handler is None:
-                    raise WireError(f"{type(message).__name__}, which nobody waits for")
-                handler(peer, message, frames[1:])
-                watch.to("receive")
-                now_ns = watch.since_ns + ns.get("sum", 0)
-                if type(message) is messages.Done:
-                    self._gauge.cost(now_ns - began_ns)
-                began_ns = now_ns
+                for checked in checks[type(message)](peer, message, frames[1:]):
+                    yield peer, checked
             except (WireError, SlotError) as error:
-                self._listener.expel(peer, "malformed", str(error))
+                yield peer, Refusal("malformed", str(error))
+                continue
+            watch.to("receive")
+            now_ns = watch.since_ns + ns.get("sum", 0)
+            if type(message) is messages.Done:
+                self._gauge.cost(now_ns - began_ns)
+            began_ns = now_ns
+        while self._stuck:
+            yield self._stuck.pop(), Refusal("hang", "does not take its messages")
 
-    def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> None:
+    def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Iterator[Checked]:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
             raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
         if not peer.ready:
             peer.ready = True
-            self._listener.ready(peer)
+            yield message
 
-    def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> None:
-        lease = self._aggregator.leases.get(message.task)
-        if lease is None or not self._listener.holds(peer, lease.client, message.task):
+    def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Iterator[Checked]:
+        if self._lease_of(peer, message.task) is None:
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
-        self._transport.accept(message, messages.payload([b"", *body]))
+        self.transport.accept(message, messages.payload([b"", *body]))
+        return iter(())
 
-    def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> None:
-        lease = self._aggregator.leases.get(done.task)
-        holds = lease is not None and self._listener.holds(peer, done.client, done.task)
-        if lease is None or not holds or lease.slot != done.slot:
+    def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> Iterator[Checked]:
+        lease = self._lease_of(peer, done.task)
+        if (
+            lease is None
+            or peer.role != control.CLIENT
+            or (lease.client, lease.slot) != (done.client, done.slot)
+        ):
             raise WireError(f"an update of task {done.task}, which is not the sender's")
-        peer.deaths_in_a_row = 0
-        if done.trained_version != lease.version:
-            detail = f"task {done.task}: trained {done.trained_version}, was given {lease.version}"
-            self._listener.note(done.client, "version", detail)
-            self._listener.finished(messages.Gone(done.client, done.epoch, done.task, detail))
-            return
-        self.whole(lease.slot, done.task, done.checksum)
-        self._listener.finished(done)
+        yield self._whole(peer, lease, done)
 
-    def whole(self, slot: int, task: int, checksum: int) -> None:
+    def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
+        for result in message.results:
+            lease = self._lease_of(peer, result.task)
+            if lease is None or peer.role != control.WORKER:
+                raise WireError(f"an update of task {result.task}, which is not the sender's")
+            yield self._whole(peer, lease, result)
+
+    def _whole(
+        self, peer: Peer, lease: Lease, said: messages.Done | messages.Result
+    ) -> messages.Done | messages.Result | GivenBack:
         """The sender says that its update is whole. `WireError` if its slot does not say so too."""
-        if self._transport.carries_updates:
-            self._buffer.written(slot, task=task, checksum=checksum)
-        elif self._buffer.state[slot] != SlotState.WRITTEN:
+        buffer, slot, task = self._buffer, lease.slot, said.task
+        peer.deaths_in_a_row = 0
+        if said.trained_version != lease.version:
+            detail = f"task {task}: trained {said.trained_version}, was given {lease.version}"
+            lease.holder = -1
+            return GivenBack(lease.client, task, "version", detail)
+        if self.transport.carries_updates:
+            buffer.written(slot, task=task, checksum=said.checksum)
+        elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
-        elif checksum != int(self._buffer.checksum[slot]):
+        elif said.checksum != int(buffer.checksum[slot]):
             raise WireError(f"an update of task {task} with two checksums")
+        lease.holder = -1
+        return said
 
-    def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> None:
-        if not self._listener.holds(peer, gone.client, gone.task):
-            return
-        reason = gone.reason[:MOST_DETAIL]
-        if reason != "cancelled":
-            self._listener.note(gone.client, "failed", reason)
-        self._listener.finished(messages.Gone(gone.client, gone.epoch, gone.task, reason))
+    def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Iterator[Checked]:
+        lease = self._lease_of(peer, gone.task)
+        if lease is not None and lease.client == gone.client:
+            lease.holder = -1
+            reason = gone.reason[:MOST_DETAIL]
+            yield GivenBack(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason)
 
-    def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> None:
+    def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Iterator[Checked]:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
-        self._listener.assessed(answer)
+        yield answer
+
+    def _lease_of(self, peer: Peer, task: int) -> Lease | None:
+        """The lease of a task that this peer computes; None if it computes no such task."""
+        lease = self._aggregator.leases.get(task)
+        computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
+        return lease if computes else None
+
+    # ---- out -----------------------------------------------------------------------------------
+
+    def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
+        """Send a message; true if the socket took it.
+
+        A peer that takes nothing is refused at the next `receive`; one that is gone is left to the
+        supervisor to report.
+        """
+        before = self._watch.to("send")
+        try:
+            self.socket.send(peer.identity, (messages.encode(message), *payload))
+        except Full:
+            self._stuck.append(peer)
+            return False
+        except Unreachable:
+            return False
+        finally:
+            self._watch.to(before)
+        return True
+
+    def goodbye(self, *roles: str) -> None:
+        """Tell all peers of these roles to leave."""
+        for peer in self._peers.of(*roles):
+            self.send(peer, messages.Bye())
+
+    def wait(self, timeout_ms: int) -> bool:
+        """Wait for a message, at most so long; true if a watched descriptor is ready."""
+        return self.socket.wait(0 if self._stuck else timeout_ms)

@@ -1,14 +1,28 @@
-"""The server's table of peers: who is connected, who was last heard when, who is dead and comes back."""
+"""The server's peers: who is connected and was last heard when, and what happens to those that fail."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from edgefl.experiment import Experiment
+from edgefl.limits.capacity import usable_cores
+from edgefl.results.store import Store
 from edgefl.run import control
+from edgefl.run.channel import Channel
+from edgefl.run.clock import Alarms, WallClock
 
+CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
 """Wall seconds that a process may take from its start to its first message."""
+BUSY_S = 120.0
+"""How long the evaluator may be silent over one version."""
+MOST_DEATHS_IN_A_ROW = 5
+"""A peer whose process dies so often without finishing anything is given up."""
+MOST_DETAIL = 500
+"""Characters of what a peer says about itself that go on record."""
 
 
 @dataclass
@@ -30,7 +44,7 @@ class Peer:
 
 
 class Peers:
-    """All peers by routing id and by name."""
+    """The table of all peers, by routing id and by name."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -67,11 +81,11 @@ class Peers:
         return peer
 
     def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
-        """Who is `silent`, for who means to ask every ``every_s``.
+        """Returns `silent` peers to a caller that looks every ``every_s`` seconds.
 
         A look that is late by much was kept from it: this process was stopped, starved or suspended, and
         whatever stood in its way stood in the others', too, so that the delay does not count. But not at two
-        looks in a row: who hangs is found by a server that is always slow, too.
+        looks in a row: a peer that hangs is found by a server that is always slow, too.
         """
         now = self._monotonic()
         away_s = 0.0 if self._looked is None else now - self._looked
@@ -83,8 +97,10 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Peers that were not heard for so long, or that were started and never said that they are ready,
-        with how long it is."""
+        """Returns the peers that have been silent for ``seconds``, and how long each has been.
+
+        A peer that was started and never said that it is ready has `STARTUP_S`.
+        """
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)
@@ -100,4 +116,85 @@ class Peers:
         return sum(not peer.ready for peer in self._by_name.values())
 
 
-CLIENTS = (control.CLIENT, control.WORKER)
+class Departure(NamedTuple):
+    """A peer's process has ended; it is started again, or ``given_up``."""
+
+    peer: Peer
+    given_up: bool
+
+
+class Roster:
+    """Ends, replaces or gives up the peers of one run that are silent, send what is no message, or die."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        experiment: Experiment,
+        store: Store,
+        clock: WallClock,
+        alarms: Alarms,
+        channel: Channel[Any],
+    ) -> None:
+        self._peers, self._experiment, self._store = peers, experiment, store
+        self._clock, self._alarms, self._channel = clock, alarms, channel
+        self.incidents: Counter[str] = Counter()
+        self.look_every_s = max(0.1, experiment.server.heartbeat_s / 4)
+        """How often `find_silent` is to be called."""
+        self.returning = 0
+        """Peers that are dead and will be started again."""
+
+    def find_silent(self, slowest_step_s: float) -> None:
+        """Expel peers that are silent for too long; a client is silent during a step, so it may take one."""
+        seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
+        for peer, silent_s in self._peers.look(seconds, self.look_every_s):
+            if peer.role == control.EVALUATOR and peer.ready and silent_s < BUSY_S:
+                continue
+            self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")
+
+    def expel(self, peer: Peer, kind: str, detail: str) -> None:
+        """Have a peer's process ended, once."""
+        if not peer.expelled:
+            peer.expelled = True
+            self._note(peer, kind, detail)
+            self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
+
+    def departed(self, message: control.Departed) -> Departure | None:
+        """A process has ended: start it again or give it up. None if it was not the present one."""
+        peer = self._peers.remove(message.role, message.peer, message.epoch)
+        if peer is None:
+            return None
+        if not peer.expelled:
+            memory = message.reason.startswith(control.OUT_OF_MEMORY)
+            self._note(peer, "oom" if memory else "death", message.reason)
+        client, fleet = peer.role == control.CLIENT, self._experiment.fleet
+        deaths = peer.deaths_in_a_row + 1
+        if client and fleet.on_death == "drop":
+            return Departure(peer, given_up=True)
+        if deaths >= MOST_DEATHS_IN_A_ROW:
+            self._note(peer, "gave-up", f"died {deaths} times in a row")
+            return Departure(peer, given_up=True)
+        self.returning += 1
+        rejoin_s = fleet.rejoin_s * self._clock.time_scale if client else 0.0
+        self._alarms.after(rejoin_s, lambda: self._replace(peer, deaths))
+        return Departure(peer, given_up=False)
+
+    def _replace(self, peer: Peer, deaths: int) -> None:
+        self.returning -= 1
+        again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
+        self._channel.send(control.Replace(again.role, again.number, again.epoch))
+
+    def _note(self, peer: Peer, kind: str, detail: str) -> None:
+        client = peer.number if peer.role == control.CLIENT else None
+        self._store.incident(self._clock.now_s(), client, kind, detail[:MOST_DETAIL])
+        self.incidents[kind] += 1
+
+
+def slowest_step_s(plan: control.Serve, active: int) -> float:
+    """Wall seconds that a client's training step may take, with so many training: until then it is silent."""
+    prepared = plan.prepared
+    seconds = prepared.host_step_s * max(1.0, active / usable_cores())
+    if plan.experiment.fleet.throttle == "paced":
+        return seconds
+    # A client is not heard while its process is stopped: its step takes as long as the device's.
+    steps = zip(prepared.emulated_compute_s, prepared.steps, strict=True)
+    return max(seconds, plan.time_scale * max(compute_s / count for compute_s, count in steps))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +19,6 @@ from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bo
 from edgefl.results.record import Aggregation
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
-from edgefl.run.peers import CLIENTS, Peers
 from edgefl.run.slots import Totals
 
 RECENT_TRIPS = 500
@@ -47,7 +46,6 @@ class Gauge:
         self._loss: float | None = None
         self.strangers = 0
         """Messages of unknown senders."""
-        self.incidents: Counter[str] = Counter()
 
     def trip(self, done: messages.Done) -> None:
         """A trip ended."""
@@ -76,8 +74,10 @@ class Gauge:
         self._accuracy = sum(answer.correct) / total if total else None
         self._loss = answer.loss
 
-    def progress(self, core: Core, clock: WallClock, peers: Peers, started: bool) -> control.Progress:
-        """The figures of this instant."""
+    def progress(
+        self, core: Core, clock: WallClock, connected: int | None, incidents: int
+    ) -> control.Progress:
+        """The figures of this instant; ``connected`` counts clients until all are there, then it is None."""
         running = np.fromiter(core.running, np.intp, core.training)
         rests = np.frombuffer(core.present, dtype=np.bool_).copy()
         rests[running] = False
@@ -87,7 +87,7 @@ class Gauge:
             for profiles in (self._profiles, self._profiles[running], self._profiles[rests])
         )
         rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
-        absent = int(rows[:, 2].sum()) if started else len(self._profiles) - self._connected(peers)
+        absent = int(rows[:, 2].sum()) if connected is None else len(self._profiles) - connected
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
         return control.Progress(
             emulated_s=clock.now_s(),
@@ -105,9 +105,9 @@ class Gauge:
             fidelity_p95=None if p95 is None else float(p95),
             invalid=self._invalid(median, p95),
             dropped=core.dropped,
-            incidents=sum(self.incidents.values()),
+            incidents=incidents,
             by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
-            phase="running" if started else "starting",
+            phase="running" if connected is None else "starting",
         )
 
     def _invalid(self, median: float | None, p95: float | None) -> str:
@@ -118,10 +118,6 @@ class Gauge:
         found = bounds(median, p95, conditions)
         error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
         return next(filter(None, [*found, drift("trips", error)]), "")
-
-    @staticmethod
-    def _connected(peers: Peers) -> int:
-        return sum(peer.ready for peer in peers.of(*CLIENTS))
 
     @staticmethod
     def aggregation(totals: Totals, backend: str | None) -> Aggregation:

@@ -3,16 +3,11 @@
 Replaying the journal through a fresh core says what was under way; a checkpoint holds the numbers that belong
 to it. Under the virtual clock that includes work in flight: what has been computed before it is due, and the
 versions that the rest starts from. So a resumed run goes on with the same bits.
-
-When checkpoints are written: where the server says so, and now and then.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -24,52 +19,17 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import Checkpoint, Layout
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
-from edgefl.run import messages
-from edgefl.run.clock import Alarms, WallClock
-from edgefl.run.engine import Executor
-from edgefl.run.progress import Stopwatch
+from edgefl.run.engine import Engine
 from edgefl.run.slots import Aggregator
+from edgefl.run.timeline import Ahead, Answer, Restored
 
-Answer = messages.Result | messages.Gone
 _answers = msgspec.msgpack.Decoder(list[Answer])
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """Work in flight at one instant."""
-
-    answers: list[Answer] = field(default_factory=list)
-    """What workers said of tasks whose arrival is not due yet."""
-    tasks: list[int] = field(default_factory=list)
-    """Those of these tasks whose update lies in its slot."""
-    entries: dict[int, int] = field(default_factory=dict)
-    """Versions that are still to be read, by a task or the evaluator, and their ring entries."""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What a resumed run goes on from, besides its core, its buffer and its record."""
-
-    checkpoint: Checkpoint
-    unfinished: Unfinished
-    entries: dict[int, int]
-    """Versions that were to be read, and the ring entries that hold them now."""
-    answers: dict[int, Answer]
-
-
-def save(
-    folder: Path,
-    executor: Executor,
-    clock: WallClock,
-    layout: Layout,
-    ahead: Ahead | None = None,
-    *,
-    final: bool = False,
-) -> None:
+def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: bool = False) -> None:
     """Write a checkpoint of this instant: record first, so that the journal reaches as far as the numbers."""
-    ahead = ahead or Ahead()
-    executor.record_open(running=final)
-    store, core, aggregator = executor.store, executor.core, executor.aggregator
+    engine.record_open(running=final)
+    store, core, aggregator, clock = engine.store, engine.core, engine.aggregator, engine.timeline.clock
     store.sync()
     buffer = aggregator.buffer
     entry = buffer.latest[1]
@@ -147,36 +107,3 @@ def _refill_ring(folder: Path, last: Checkpoint, aggregator: Aggregator) -> dict
     buffer.publish(last.version, 0)
     entries[last.version] = 0
     return entries
-
-
-SHARE = 0.05
-"""Most of the time that checkpoints may take."""
-
-
-class Save(Protocol):
-    """Writes a checkpoint of this instant."""
-
-    def __call__(self, *, final: bool) -> None: ...
-
-
-class Checkpoints:
-    """The checkpoints of one run."""
-
-    def __init__(self, save: Save, every_s: float, alarms: Alarms, watch: Stopwatch) -> None:
-        self._save, self._every_s, self._alarms, self._watch = save, every_s, alarms, watch
-
-    def begin(self) -> None:
-        """From now on one every so many wall seconds, but never for more than a small share of the time."""
-        self._alarms.after(self._every_s, self._again)
-
-    def write(self, *, final: bool = False) -> None:
-        """Write one now; ``final`` also writes the model alone."""
-        before = self._watch.to("checkpoint")
-        self._save(final=final)
-        self._watch.to(before)
-
-    def _again(self) -> None:
-        started = time.monotonic()
-        self.write()
-        took_s = time.monotonic() - started
-        self._alarms.after(max(self._every_s, took_s / SHARE), self._again)

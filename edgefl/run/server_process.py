@@ -1,20 +1,40 @@
-"""The server's process: takes over its channel and the parameter buffer, and serves one run."""
+"""The server's process: takes over its channel and the parameter buffer, and builds what serves one run."""
 
 from __future__ import annotations
 
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 from edgefl import kernels
+from edgefl.core import Core
+from edgefl.devices.dynamics import dynamics_of
+from edgefl.devices.fleet import Trips
 from edgefl.errors import ConfigError, EdgeflError, FolderError
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results import run_folder
-from edgefl.run import control
+from edgefl.results.store import Store
+from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
+from edgefl.run.clock import Alarms, WallClock
+from edgefl.run.connection import ServerSocket
+from edgefl.run.description import describe, known_devices
+from edgefl.run.engine import Engine
+from edgefl.run.evaluation import Evaluation
+from edgefl.run.gate import Gate
+from edgefl.run.peers import Peers, Roster
 from edgefl.run.process import allow_open_files, become_child
-from edgefl.run.server import Server
-from edgefl.run.virtual import VirtualServer
+from edgefl.run.progress import Gauge, Stopwatch
+from edgefl.run.server import ServerLoop
+from edgefl.run.slots import Aggregator
+from edgefl.run.timeline import Timeline
+from edgefl.run.transport import server_end
+from edgefl.run.virtual import VirtualClock, VirtualTimeline
+from edgefl.run.wall import WallTimeline
+from edgefl.strategies import resolve
+from edgefl.strategies.optimizer import start
 
 
 def main(channel_fd: int, parent_pid: int) -> int:
@@ -30,12 +50,77 @@ def main(channel_fd: int, parent_pid: int) -> int:
         return 1
 
 
+def _socket(plan: control.Serve, buffer: ParameterBuffer) -> ServerSocket:
+    return ServerSocket(max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096))
+
+
+def build(
+    channel: Channel[control.ToServer],
+    plan: control.Serve,
+    buffer: ParameterBuffer,
+    store: Store,
+    socket: ServerSocket,
+) -> ServerLoop:
+    """The loop over a new run's parts, or over those of one that goes on from its last checkpoint."""
+    experiment, clients, prepared = plan.experiment, plan.clients, plan.prepared
+    strategy = resolve(experiment.strategy, [Path(plan.base)])
+    every = experiment.evaluation.every_versions
+    core = Core(strategy, known_devices(clients, prepared), experiment.seed, experiment.stop, every)
+    virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
+    aggregator = Aggregator(
+        buffer,
+        strategy.optimizer(),
+        experiment.server.kernel_backend,
+        strategy.privacy(len(clients)),
+        experiment.seed,
+        lends=transport == "shm" and not virtual,
+    )
+    down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
+    trips = Trips(experiment, clients, prepared.examples, prepared.flops_per_example, down_bytes, up_bytes)
+    dynamics = dynamics_of(experiment, clients, trips)
+    restored, emulated_s, wall_s = None, 0.0, 0.0
+    if plan.resume:
+        restored = resume.restore(Path(plan.run_dir), core, aggregator, store, dynamics)
+        emulated_s, wall_s = restored.checkpoint.emulated_s, restored.checkpoint.wall_s
+    else:
+        start(strategy.optimizer(), buffer.vectors(buffer.latest[1]))
+        describe(store, plan, strategy)
+    store.set_meta(status="running")
+    store.commit()
+
+    clock: WallClock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+    watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic)
+    gate = Gate(socket, server_end(transport, buffer), peers, aggregator, gauge, watch)
+    evaluation = Evaluation(aggregator, gate, peers, keep_all=virtual)
+    timeline: Timeline
+    if virtual:
+        clock = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
+        timeline = VirtualTimeline(
+            experiment, prepared.examples, plan.workers, clock, core, dynamics, trips,
+            aggregator, evaluation, peers, gate, store,
+        )  # fmt: skip
+    else:
+        timeline = WallTimeline(
+            experiment, len(clients), clock, core, dynamics, aggregator, evaluation, peers, gate, store
+        )
+    engine = Engine(
+        core, aggregator, store, timeline, evaluation, watch, dynamics, restored=aggregator.leases
+    )
+    roster = Roster(peers, experiment, store, clock, alarms, channel)
+    return ServerLoop(
+        channel, plan, gate, timeline, engine, evaluation, peers, roster, alarms, gauge, watch, restored
+    )
+
+
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
         buffer = ParameterBuffer.attach(channel.descriptor())
-        kind = VirtualServer if plan.experiment.clock.kind == "virtual" else Server
-        with kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend):
-            kind(channel, plan, buffer).run()
+        with (
+            kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
+            Store(Path(plan.run_dir)) as store,
+            closing(_socket(plan, buffer)) as socket,
+        ):
+            build(channel, plan, buffer, store, socket).run()
     except (FolderError, OSError) as error:
         what = error if isinstance(error, FolderError) else f"the run's folder cannot be written: {error}"
         way_on = run_folder.way_on(Path(plan.run_dir))

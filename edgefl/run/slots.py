@@ -35,6 +35,8 @@ class Lease(msgspec.Struct):
     entry: int
     client: int
     version: int
+    holder: int = -1
+    """The number of the peer that computes the task now: the client itself, or a worker; −1 for nobody."""
 
 
 class SumResult(msgspec.Struct):
@@ -71,6 +73,8 @@ class Aggregator:
     """Whether clients may train from ring entries themselves, which then stay until the update is whole."""
     totals: Totals = field(default_factory=Totals)
     leases: dict[int, Lease] = field(default_factory=dict)
+    deferred: Sum | None = None
+    """A sum that waits for a ring entry that nobody reads."""
 
     def __post_init__(self) -> None:
         self._backend = kernels.backend(self.backend)

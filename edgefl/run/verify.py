@@ -22,12 +22,12 @@ from edgefl.core.events import Arrived, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.parameters.buffer import Floats, ParameterBuffer
-from edgefl.parameters.update_writer import UpdateWriter, amplify
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.run.description import known_devices
 from edgefl.run.slots import Aggregator
 from edgefl.run.supervisor import fleet_of, shape_of
+from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
 from edgefl.strategies.optimizer import start
@@ -82,7 +82,7 @@ class _Replay:
         start(strategy.optimizer(), buffer.vectors(0))
         backend, privacy = experiment.server.kernel_backend, strategy.privacy(len(clients))
         self._aggregator = Aggregator(buffer, strategy.optimizer(), backend, privacy, experiment.seed)
-        self._writer = UpdateWriter(buffer, strategy.upload)
+        self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
         """Task → what was asked for, and the model that it starts from."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
@@ -137,15 +137,12 @@ class _Replay:
             )
 
     def _train(self, task: Train, base: Floats, steps: int) -> int:
-        vector, slot = self._workload.flat.array, self._aggregator.leases[task.task].slot
-        np.copyto(vector, base)
-        until = task.until
-        self._workload.train(task.client, task.trip, None, None if until is None else steps)
-        if until is not None:
-            amplify(vector, base, until.gain, until.per_step, steps)
+        np.copyto(self._workload.flat.array, base)
+        until, slot = task.until, self._aggregator.leases[task.task].slot
+        self._update.train(task.client, task.trip, base, None, until, None if until is None else steps)
         raw = self._buffer.raw(slot)
-        self._writer.write(raw, task.client, vector, base, 0, raw.size)
-        checksum = self._writer.checksum(raw)
+        self._update.write(raw, task.client, base)
+        checksum = self._update.checksum(raw)
         self._buffer.written(slot, task=task.task, checksum=checksum)
         return checksum
 

@@ -1,118 +1,177 @@
-"""The server under the virtual clock: its events come from an agenda, its tasks go to any worker."""
+"""The virtual clock's timeline: what happens is entered in an agenda, and tasks go to any worker.
+
+Nothing waits for a client. Training runs ahead in a few worker processes; an update is waited for only when
+its arrival is due. So the run's bits depend on the seed alone: not on how many workers there are, how fast
+they are, or which of them die.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from edgefl import failpoints
+from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Left, Ticked, Train
 from edgefl.devices.dynamics import Dynamics
-from edgefl.devices.fleet import joins_at_s
+from edgefl.devices.fleet import Trips, joins_at_s
 from edgefl.devices.plan import TripPlan
-from edgefl.errors import ConfigError, RunError, WireError
-from edgefl.parameters.buffer import ParameterBuffer, SlotState
-from edgefl.run import control, messages, resume
-from edgefl.run.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
-from edgefl.run.channel import Channel
-from edgefl.run.connection import Frame
-from edgefl.run.dispatch import Dispatch, Trip
-from edgefl.run.outbox import SocketOutbox
-from edgefl.run.peers import Peer
-from edgefl.run.server import Server
-from edgefl.run.slots import Lease
-from edgefl.run.virtual_outbox import VirtualOutbox
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Experiment
+from edgefl.parameters.buffer import SlotState
+from edgefl.results.store import Store
+from edgefl.run import control, messages
+from edgefl.run.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due
+from edgefl.run.clock import WallClock
+from edgefl.run.dispatch import Dispatch
+from edgefl.run.evaluation import Evaluation
+from edgefl.run.gate import Gate, GivenBack
+from edgefl.run.peers import Peer, Peers
+from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.timeline import Ahead, Delivery, Happening, Order, Restored
 
 EVENTS_AT_ONCE = 128
 """Events between two looks at the socket."""
 MOST_TURNS = 1000
-"""Times that a phone comes and goes, on average, without any of them being given a task, or arrives at one
+"""Times that a client comes and goes, on average, without any of them being given a task, or arrives at one
 instant of a run that only emulated time or an accuracy ends, before the run is given up."""
 
 
-class VirtualServer(Server):
+class VirtualClock(WallClock):
+    """Emulated time is what the agenda says; wall time goes on as it does."""
+
+    def __init__(self, *, emulated_s: float, wall_s: float) -> None:
+        super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
+        self._now_s = emulated_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, at_s: float) -> None:
+        """It is ``at_s`` now, unless it is later already."""
+        self._now_s = max(self._now_s, at_s)
+
+
+class Trip(NamedTuple):
+    """A task that is under way, and what its parts take: decided the moment it starts."""
+
+    task: messages.Task
+    plan: TripPlan
+    took: tuple[float, float] | None = None
+    """Seconds of download and upload where they were not known at the start: links are shared."""
+
+    def done(self, result: messages.Result, examples: int) -> messages.Done:
+        """What the client itself would say at its end; nothing waited, so every part took what it takes."""
+        task, plan = self.task, self.plan
+        (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
+        total_s, delay_s = down_s + compute_s + up_s, plan.down.lead_s + plan.up.lead_s
+        return messages.Done(
+            client=task.client,
+            epoch=0,
+            task=task.task,
+            slot=task.slot,
+            trained_version=result.trained_version,
+            examples=examples,
+            steps=result.steps,
+            loss=result.loss,
+            checksum=result.checksum,
+            flops=plan.flops,
+            trip=messages.Spent(total_s, total_s),
+            down=messages.Spent(down_s, down_s),
+            compute=messages.Spent(compute_s, compute_s),
+            up=messages.Spent(up_s, up_s),
+            lateness_s=0.0,
+            cpu_s=result.cpu_s,
+            peak_mib=result.peak_mib,
+            delay=messages.Spent(delay_s, delay_s),
+        )
+
+
+class VirtualTimeline:
     """Takes events in the order of emulated time, as soon as what they need has been computed."""
 
-    _clock: VirtualClock
-
     def __init__(
-        self, channel: Channel[control.ToServer], plan: control.Serve, buffer: ParameterBuffer
+        self,
+        experiment: Experiment,
+        examples: Sequence[int],
+        workers: int,
+        clock: VirtualClock,
+        core: Core,
+        dynamics: Dynamics | None,
+        trips: Trips,
+        aggregator: Aggregator,
+        evaluation: Evaluation,
+        peers: Peers,
+        gate: Gate,
+        store: Store,
     ) -> None:
+        """``examples`` counts those of each client."""
+        self.clock: VirtualClock = clock
+        self._experiment, self._examples, self._workers = experiment, examples, workers
+        self._core, self._dynamics, self._trips = core, dynamics, trips
+        self._aggregator, self._evaluation = aggregator, evaluation
+        self._peers, self._gate, self._store = peers, gate, store
         self._agenda = Agenda()
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
         self._cancelled: set[int] = set()
         self._doomed: set[int] = set()
-        """Tasks whose phones go before they could deliver: nobody needs to compute them."""
+        """Tasks whose clients go before they could deliver: nobody needs to compute them."""
         self._broken: dict[int, str] = {}
         """Tasks whose link is lost on the way, and how: nobody needs to compute them either."""
         self._left_with: dict[int, Left] = {}
-        """Tasks that end because their phones went, which was not known when they began."""
+        """Tasks that end because their clients went, which was not known when they began."""
         self._cell_due_s = math.inf
         self._turns = 0
+        """Clients that came or went since a task was given out."""
         self._instant: tuple[float, int] = (-math.inf, 0)
         """The emulated second of the last arrival, and how many there were at it."""
-        """Phones that came or went since a task was given out."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
-        super().__init__(channel, plan, buffer)
-        self._assessments.keep_all = True
-        self._reception.handle(messages.Trained, self._trained)
+        self._more = False
+        """The last look at the agenda ended before it had to."""
 
-    def _make_clock(self, emulated_s: float, wall_s: float) -> VirtualClock:
-        return VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
+    # ---- the clients and the workers -----------------------------------------------------------
 
-    def _make_outbox(self) -> SocketOutbox:
-        return self._connected(partial(VirtualOutbox, begin=self._begin, end=self._end))
-
-    def _wake(self, at_s: float) -> None:
-        self._agenda.enter(Due(at_s, TICK))
-
-    # ---- the fleet and the workers -------------------------------------------------------------
-
-    def _expect_fleet(self) -> None:
-        for worker in range(self._plan.workers):
+    def expect(self) -> None:
+        for worker in range(self._workers):
             self._peers.expect(control.WORKER, worker)
-        self._peers.expect(control.EVALUATOR, 0)
 
-    def _join_fleet(self) -> None:
-        for info in self._plan.clients:
-            changes = self._dynamics is not None and info.client in self._dynamics
-            if not changes and not self._core.connected(info.client):
-                at_s = max(self._clock.now_s(), joins_at_s(self._experiment, info.client))
-                self._agenda.enter(Due(at_s, JOIN, info.client))
+    def start(self) -> None:
+        for client in range(len(self._examples)):
+            changes = self._dynamics is not None and client in self._dynamics
+            if not changes and not self._core.connected(client):
+                at_s = max(self.clock.now_s(), joins_at_s(self._experiment, client))
+                self._agenda.enter(Due(at_s, JOIN, client))
         self._follow()
 
-    def _welcome(self, peer: Peer) -> None:
-        """A worker takes another's place: `_supply` gives it tasks."""
+    @property
+    def expected(self) -> int:
+        return int(self._agenda.head is not None)
 
-    def holds(self, peer: Peer, client: int, task: int) -> bool:
-        return peer.role == control.WORKER and self._dispatch.held_by(task) == peer.number
+    def ready(self, peer: Peer) -> Iterator[Happening]:
+        """A worker takes another's place: `flush` gives it tasks."""
+        return iter(())
 
-    def _given_up(self, peer: Peer) -> None:
-        super()._given_up(peer)
+    def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
+        """A worker is gone: what it had in hand waits again, and no event comes of it."""
         if peer.role == control.WORKER:
-            raise RunError(f"worker {peer.number} died too often; see the incidents in {self._folder}")
-
-    def _departed(self, message: control.Departed) -> None:
-        if message.role == control.WORKER and self._stopped is None:
-            self._withdrawn.pop(message.peer, None)
-            for task in self._dispatch.worker_gone(message.peer):
-                self._buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
+            self._withdrawn.pop(peer.number, None)
+            for task in self._dispatch.worker_gone(peer.number):
+                self._aggregator.leases[task.task].holder = -1
+                self._aggregator.buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
                 if task.task in self._cancelled:
                     self._give_up(task.task)
-        super()._departed(message)
-
-    @property
-    def _expected(self) -> bool:
-        return super()._expected or self._agenda.head is not None
+            if given_up:
+                raise RunError(f"worker {peer.number} died too often; see the incidents on record")
+        return iter(())
 
     # ---- tasks ---------------------------------------------------------------------------------
 
-    def _begin(self, task: messages.Task) -> None:
+    def give(self, task: messages.Task) -> None:
         self._turns = 0
-        self._travel(task, self._clock.now_s())
+        self._travel(task, self.clock.now_s())
 
     def _travel(self, task: messages.Task, sent_s: float) -> None:
         """A trip that began at ``sent_s``."""
@@ -138,11 +197,11 @@ class VirtualServer(Server):
             return plan
         return self._trips.plan(task.client, task.trip, None if task.cut is None else task.cut.budget_s)
 
-    def _end(self, client: int, task: int) -> None:
+    def cancel(self, client: int, task: int) -> None:
         """The trip ends now. If no worker has begun it, it is never computed."""
         self._cancelled.add(task)
         self._doomed.discard(task)
-        self._agenda.enter(Due(self._clock.now_s(), ARRIVAL, client, task))
+        self._agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
         self._give_up(task)
 
     def _give_up(self, task: int) -> None:
@@ -157,98 +216,81 @@ class VirtualServer(Server):
             return self._dispatch.held_by(task) is None
         return task in self._dispatch.results or task in self._broken
 
-    def _give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
-        """Send tasks to a worker; false if it does not take them all."""
-        peer = self._peers.get(control.WORKER, worker)
-        if peer is None:
-            return False
-        if not self._transport.carries_updates:
-            return self._outbox.send(peer, messages.Work(list(tasks)))
-        taken = True
-        for entry, same in groupby(tasks, key=lambda task: task.entry):
-            frames = self._transport.model_frames(entry)
-            taken = taken and self._outbox.send(peer, messages.Work(list(same)), frames)
-        return taken
+    def heard(self, said: messages.Done | messages.Result | GivenBack) -> Iterator[Happening]:
+        """A worker is done with a task, which arrives when that is due."""
+        assert not isinstance(said, messages.Done), "no client serves the virtual clock"
+        if isinstance(said, GivenBack):
+            task = self._dispatch.finished(messages.Gone(said.client, 0, said.task, said.reason))
+        else:
+            task = self._dispatch.finished(said)
+        self._aggregator.fetched(task.slot)
+        return iter(())
 
-    def _supply(self) -> None:
+    def flush(self) -> None:
         """Tell the workers what they are to compute next, and what no more."""
-        before = self._watch.to("send")
+        if self._core.stopped is not None:
+            return
         for worker, tasks in self._withdrawn.items():
             if (peer := self._peers.get(control.WORKER, worker)) is not None:
-                self._outbox.send(peer, messages.Withdraw(tasks))
+                self._gate.send(peer, messages.Withdraw(tasks))
         self._withdrawn.clear()
-        self._dispatch.oldest_first = self._executor.deferred is not None
+        self._dispatch.oldest_first = self._aggregator.deferred is not None
         workers = self._peers.of(control.WORKER)
         self._dispatch.fill([peer.number for peer in workers if peer.ready and not peer.expelled])
-        self._watch.to(before)
 
-    def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> None:
-        """Some tasks of a worker are computed."""
-        peer.deaths_in_a_row = 0
-        for result in message.results:
-            if peer.role != control.WORKER or self._dispatch.held_by(result.task) != peer.number:
-                raise WireError(f"an update of task {result.task}, which is not the sender's")
-            task = self._dispatch.order(result.task)
-            if result.trained_version != task.version:
-                detail = f"task {task.task}: trained {result.trained_version}, was given {task.version}"
-                self.note(task.client, "version", detail)
-                self.finished(messages.Gone(task.client, 0, task.task, detail))
-                continue
-            self._reception.whole(task.slot, task.task, result.checksum)
-            self._dispatch.finished(result)
-            self._aggregator.fetched(task.slot)
-
-    def finished(self, done: messages.Done | messages.Gone) -> None:
-        """A worker gave a task back."""
-        if isinstance(done, messages.Done):
-            raise WireError(f"a worker said of task {done.task} what only a client says")
-        task = self._dispatch.finished(done)
-        self._aggregator.fetched(task.slot)
+    def _give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
+        """Send tasks to a worker; false if it does not take them all."""
+        peer, transport = self._peers.get(control.WORKER, worker), self._gate.transport
+        if peer is None:
+            return False
+        taken = True
+        by_entry = groupby(tasks, key=lambda task: task.entry if transport.carries_updates else 0)
+        for _, same in by_entry:
+            batch = list(same)
+            frames = transport.model_frames(batch[0].entry)
+            taken = taken and self._gate.send(peer, messages.Work(batch), frames)
+        if taken:
+            for task in tasks:
+                self._aggregator.leases[task.task].holder = worker
+        return taken
 
     # ---- the agenda ----------------------------------------------------------------------------
 
-    @property
-    def _patience_ms(self) -> int:
-        return 0 if self._channel.waiting or self._more else 1000
+    def wake(self, at_s: float) -> None:
+        self._agenda.enter(Due(at_s, TICK))
 
-    _more = False
-    """The last look at the agenda ended before it had to."""
+    def wait_ms(self) -> int:
+        return 0 if self._more else 1000
 
-    def _advance(self) -> None:
-        self._more = self._started and self._take_events()
-        if self._started and self._stopped is None:
-            self._supply()
-
-    def _take_events(self) -> bool:
-        """Take the next events; whether there may be more that can be taken now."""
-        agenda = self._agenda
+    def due(self) -> Iterator[Happening]:
+        """The next events that can be taken now, and no more than a few of them."""
+        agenda, self._more = self._agenda, False
         for _ in range(EVENTS_AT_ONCE):
-            if self._stopped is not None or self._executor.deferred is not None:
-                return False
-            if self._experiment.stop.accuracy is not None and self._assessments.waiting:
-                return False  # the answer may end the run here, whenever it comes
+            if self._core.stopped is not None or self._aggregator.deferred is not None:
+                return
+            if self._experiment.stop.accuracy is not None and self._evaluation.waiting:
+                return  # the answer may end the run here, whenever it comes
             due = agenda.head
             if due is None or (due.kind == ARRIVAL and not self._settled(due.task)):
-                return False
+                return
             agenda.take()
             if due.kind in (JOIN, LEAVE) and not self._turns_up(due):
                 continue
-            self._clock.advance(due.at_s)
+            self.clock.advance(due.at_s)
             if due.kind == ARRIVAL:
                 self._require_time(due.at_s)
-                self._arrive(due)
+                yield self._arrive(due)
             elif due.kind == JOIN:
-                self._executor.handle(Joined(due.client, due.at_s))
+                yield Joined(due.client, due.at_s)
             elif due.kind == LEAVE:
-                self._leave(due)
+                yield from self._leave(due)
             elif due.kind == CELL:
                 self._cells_move(due.at_s)
             else:
-                self._executor.handle(Ticked(due.at_s))
-            if self._dynamics is not None:
-                self._follow()
+                yield Ticked(due.at_s)
+            self._follow()
             failpoints.pass_by("event")
-        return True
+        self._more = True
 
     def _require_time(self, at_s: float) -> None:
         """RunError where trips take no time and nothing but time, or an accuracy, would end the run."""
@@ -256,118 +298,111 @@ class VirtualServer(Server):
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
         stop = self._experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
-        if count > MOST_TURNS * len(self._plan.clients) and ends == (None, None, None):
+        if count > MOST_TURNS * len(self._examples) and ends == (None, None, None):
             raise RunError(
                 f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
             )
 
-    def _arrive(self, due: Due) -> None:
+    def _arrive(self, due: Due) -> Happening:
         task = due.task
         trip, result = self._under_way.pop(task), self._dispatch.results.pop(task, None)
         broken = self._broken.pop(task, None)
         if task in self._cancelled:
             self._cancelled.remove(task)
-            left = self._left_with.pop(task, None)
-            self._executor.handle(left or Failed(due.client, task, due.at_s, "cancelled"))
-        elif broken is not None:
-            self.note(due.client, "failed", broken)
-            self._executor.handle(Failed(due.client, task, due.at_s, broken))
-        elif isinstance(result, messages.Gone):
-            self._executor.handle(Failed(due.client, task, due.at_s, result.reason))
-        else:
-            assert result is not None
-            done = trip.done(result, self._plan.prepared.examples[due.client])
-            self._executor.arrived(done, self._aggregator.leases[task], due.at_s)
-            self._gauge.trip(done)
+            return self._left_with.pop(task, None) or Failed(due.client, task, due.at_s, "cancelled")
+        if broken is not None:
+            self._store.incident(self.clock.now_s(), due.client, "failed", broken)
+            return Failed(due.client, task, due.at_s, broken)
+        if isinstance(result, messages.Gone):
+            return Failed(due.client, task, due.at_s, result.reason)
+        assert result is not None
+        return Delivery(trip.done(result, self._examples[due.client]), due.at_s)
 
     # ---- stopping and carrying on --------------------------------------------------------------
 
-    def _ahead(self) -> resume.Ahead:
+    def save(self) -> Ahead:
         """What has been computed before it is due, and where the rest starts from."""
         answers = [answer for answer in self._dispatch.results.values() if answer.task not in self._cancelled]
-        return resume.Ahead(
+        return Ahead(
             answers=answers,
             tasks=[answer.task for answer in answers if isinstance(answer, messages.Result)],
             entries={task.version: task.entry for task in self._dispatch.unfinished}
-            | self._assessments.entries,
+            | self._evaluation.entries,
         )
 
-    def _resume(self, restored: resume.Restored) -> None:
-        """The phones know nothing of an interruption: every trip goes on that was under way."""
-        self._assess_again(restored)
+    def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
+        """The clients know nothing of an interruption: every trip goes on that was under way."""
         for number in sorted(self._core.tasks):
-            order, sent_s = restored.unfinished.tasks[number]
+            train, sent_s = restored.unfinished.tasks[number]
             answer = restored.answers.get(number)
-            lease = self._take_up(order, restored)
-            task = self._executor.order(order, lease, sent_s, sent_s)
-            self._travel(task, sent_s)
+            lease = self._take_up(train, restored)
+            self._travel(order(train, lease, sent_s, sent_s), sent_s)
             if number in restored.unfinished.cancelled:
-                self._end(order.client, number)
+                self.cancel(train.client, number)
             elif answer is not None:
                 self._dispatch.take_back(number)
                 self._dispatch.results[number] = answer
                 self._aggregator.fetched(lease.slot)
             elif lease.entry < 0 and self._dispatch.waits(number):
-                raise ConfigError(
-                    f"the checkpoint in {self._folder} lacks version {order.version} for task {number}"
-                )
+                raise ConfigError(f"the checkpoint lacks version {train.version} for task {number}")
+        return iter(())
 
-    def _take_up(self, order: Train, restored: resume.Restored) -> Lease:
+    def _take_up(self, train: Train, restored: Restored) -> Lease:
         """A slot for a task that was under way, with its update if that was computed before it was due."""
-        task, client, version = order.task, order.client, order.version
+        task, client, version = train.task, train.client, train.version
         if isinstance(restored.answers.get(task), messages.Result):
             update = restored.checkpoint.held[task]
             return self._aggregator.restore(task=task, client=client, version=version, update=update)
         entry = restored.entries.get(version, -1)
         return self._aggregator.resume(task=task, client=client, version=version, entry=entry)
 
-    # ---- phones that come and go by themselves -------------------------------------------------
+    # ---- clients that come and go by themselves ------------------------------------------------
 
     def _follow(self) -> None:
-        """Enter whatever the phones will do next by themselves."""
+        """Enter whatever the clients will do next by themselves."""
         if self._dynamics is None:
             return
         for client in self._dynamics.moved():
             at_s, why = self._dynamics.move(client)
             if at_s < math.inf:
                 kind = JOIN if why == "back" else LEAVE
-                self._agenda.enter(Due(max(at_s, self._clock.now_s()), kind, client))
+                self._agenda.enter(Due(max(at_s, self.clock.now_s()), kind, client))
         if self._dynamics.shares:
             self._follow_cells(self._dynamics)
 
     def _turns_up(self, due: Due) -> bool:
-        """Whether a phone still comes or goes as entered; RunError where that is all that ever happens."""
+        """Whether a client still comes or goes as entered; RunError where that is all that ever happens."""
         if self._dynamics is None or due.client not in self._dynamics:
             return True
         move = self._dynamics.move(due.client)
-        if move.comes != (due.kind == JOIN) or max(move.at_s, self._clock.now_s()) != due.at_s:
+        if move.comes != (due.kind == JOIN) or max(move.at_s, self.clock.now_s()) != due.at_s:
             return False
         self._turns += 1
-        if self._turns > MOST_TURNS * len(self._plan.clients) and not self._core.training:
+        if self._turns > MOST_TURNS * len(self._examples) and not self._core.training:
             raise RunError(
                 f"no client is training and none will: phones came and went {self._turns} times meanwhile, "
                 f"{len(self._core.held)} updates wait in the buffer"
             )
         return True
 
-    def _leave(self, due: Due) -> None:
-        """A phone goes offline, with its task or after it."""
+    def _leave(self, due: Due) -> Iterator[Happening]:
+        """A client goes offline, with its task or after it."""
         assert self._dynamics is not None
         client, why = due.client, self._dynamics.move(due.client).why
         if why != "offline":
-            self.note(client, "death" if why == "died" else why, "as declared")
+            self._store.incident(self.clock.now_s(), client, "death" if why == "died" else why, "as declared")
         task = self._core.task_of(client)
         finishes = task is not None and self._dynamics.finishes(client)
         left = Left(client, due.at_s, why, finishes=finishes)
         if task is not None and not finishes:
             if task not in self._doomed:
                 self._left_with[task] = left
-                self._end(client, task)
+                self.cancel(client, task)
                 return
             self._doomed.remove(task)
             del self._under_way[task]
-        self._executor.handle(left)
+        yield left
 
     # ---- cells ---------------------------------------------------------------------------------
 

@@ -17,11 +17,10 @@ from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw
-from edgefl.parameters.update_writer import UpdateWriter, amplify
 from edgefl.run import control, messages
-from edgefl.run.connection import Frame
-from edgefl.run.line import Cancelled, Leave, Line, failure
+from edgefl.run.connection import Cancelled, Connection, Frame, Leave, failure
 from edgefl.run.transport import client_end
+from edgefl.run.update import UpdateMaker
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -32,7 +31,7 @@ LOOK_NS = 2_000_000
 """How long a training goes on without a look at what the server says."""
 
 
-class Worker:
+class VirtualWorker:
     """Answers orders until the server says goodbye."""
 
     def __init__(
@@ -40,10 +39,10 @@ class Worker:
     ) -> None:
         self._spec, self._workload, self._buffer = spec, workload, buffer
         server = workload.experiment.server
-        self._line = Line(spec, server.heartbeat_s, lifeline)
+        self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
-        self._transport = client_end(server.transport, buffer, self._line.send)
-        self._writer = UpdateWriter(buffer, workload.upload)
+        self._transport = client_end(server.transport, buffer, self._server.send)
+        self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
         self._task = -1
@@ -53,27 +52,27 @@ class Worker:
         self._told_ns = self._look_ns = 0
 
     def run(self) -> None:
-        self._line.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
+        self._server.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
         try:
             while True:
                 self._look()
                 while not self._hand:
                     self._tell()
-                    self._hear(*self._line.receive())
+                    self._hear(*self._server.receive())
                 self._answer(*self._hand.popleft())
                 if time.monotonic_ns() > self._told_ns + TELL_NS:
                     self._tell()
         except Leave:
             pass
         finally:
-            self._line.close()
+            self._server.close()
 
     # ---- what is said --------------------------------------------------------------------------
 
     def _tell(self) -> None:
         """Say what has been computed since the last time."""
         if self._results:
-            self._line.say(messages.Trained(self._results))
+            self._server.say(messages.Trained(self._results))
             self._results = []
         self._told_ns = time.monotonic_ns()
 
@@ -83,9 +82,9 @@ class Worker:
         if now_ns < self._look_ns:
             return
         self._look_ns = now_ns + LOOK_NS
-        while (got := self._line.take()) is not None:
+        while (got := self._server.take()) is not None:
             self._hear(*got)
-        self._line.beat()
+        self._server.beat()
 
     def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         match message:
@@ -123,7 +122,7 @@ class Worker:
             self._task = -1
 
     def _give_back(self, task: messages.Task, reason: str) -> None:
-        self._line.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
+        self._server.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
 
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.Result:
         cpu_started = time.thread_time()
@@ -133,9 +132,7 @@ class Worker:
         steps = None
         if cut is not None:
             steps = self._workload.plan(*place, cut.budget_s, task.condition).steps
-        trained = self._workload.train(*place, self._pulse, steps)
-        if cut is not None:
-            amplify(vector, base, cut.gain, cut.per_step, trained.steps)
+        trained = self._update.train(*place, base, self._pulse, cut, steps)
         if failpoints.hit("die", *place):
             os.kill(os.getpid(), signal.SIGKILL)
         if failpoints.hit("leave", *place):
@@ -143,8 +140,8 @@ class Worker:
         if failpoints.hit("nan", *place):
             vector[0] = np.nan
         raw = self._buffer.raw(task.slot) if self._shared else self._own
-        self._writer.write(raw, task.client, vector, base, 0, raw.size)
-        checksum = self._writer.checksum(raw)
+        self._update.write(raw, task.client, base)
+        checksum = self._update.checksum(raw)
         self._base(task, frames)  # it must have been the same all the time
         if failpoints.hit("alter", *place):
             raw[:1] = ~raw[:1]

@@ -30,7 +30,7 @@ from edgefl.run.channel import Channel, Closed
 from edgefl.run.client import Client
 from edgefl.run.evaluator import Evaluator
 from edgefl.run.process import become_child, hear_no_stops_of_children, keep_freed_memory
-from edgefl.run.worker import Worker
+from edgefl.run.worker import VirtualWorker
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -147,7 +147,7 @@ class Zygote:
         keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
         workload.settle()
         if spec.role == control.WORKER:
-            Worker(spec, workload, buffer, lifeline).run()
+            VirtualWorker(spec, workload, buffer, lifeline).run()
         else:
             Evaluator(spec, workload, buffer, lifeline).run()
 

@@ -17,9 +17,17 @@ from edgefl import kernels
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.run import messages
-from edgefl.run.transport import ClientEnd, Frame, ServerEnd, model_from, server_end
-from edgefl.run.transport_shm import ShmClient, ShmServer
-from edgefl.run.transport_wire import WireClient, WireServer
+from edgefl.run.connection import Frame
+from edgefl.run.transport import (
+    PART_BYTES,
+    ClientEnd,
+    ServerEnd,
+    ShmClient,
+    ShmServer,
+    WireClient,
+    WireServer,
+    server_end,
+)
 
 KINDS = ("shm", "wire")
 
@@ -114,8 +122,7 @@ def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(
             for slot in range(3):
                 there.buffer.slot(slot)[:] = 7.0  # what another update left there
             task = there.lease(40, slot=1)
-            got = np.empty(model.size, np.float32)
-            there.client.fetch(task.entry, task.version, there.server.model_frames(task.entry), got)
+            got = there.client.base(task.entry, task.version, there.server.model_frames(task.entry))
             assert bits(got) == bits(model)
             scratch = np.empty(model.size, np.float32)
             for start, stop in parts:
@@ -139,13 +146,11 @@ def test_the_model_that_was_sent_is_the_one_that_is_got_even_if_the_ring_moves_o
         there.buffer.retire(0)
         there.buffer.model(0)[:] = 9
         there.buffer.publish(version=7, entry=0)
-        out = np.zeros(4, np.float32)
         if kind == "wire":
-            there.client.fetch(0, 5, frames, out)
-            assert out.tolist() == [1, 2, 3, 4]
+            assert there.client.base(0, 5, frames).tolist() == [1, 2, 3, 4]
         else:
             with pytest.raises(SlotError, match="ring entry 0 holds version 7, not 5"):
-                there.client.fetch(0, 5, frames, out)
+                there.client.base(0, 5, frames)
 
 
 def test_a_lent_version_is_read_where_it_lies_and_a_changed_one_is_noticed() -> None:
@@ -253,10 +258,17 @@ def test_a_part_of_nothing_changes_nothing(wired: Run) -> None:
     "frames", [[], [b""], [bytes(36)], [bytes(41)], [bytes(44)], [bytes(40), b""], [bytes(20), bytes(20)]]
 )
 def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
-    out = np.full(10, 3.0, np.float32)
+    client = WireClient(lambda _: None, 10)
     with pytest.raises(WireError, match=f"a model of {sum(map(len, frames))} bytes where 40 are due"):
-        model_from(frames, out)
-    assert out.tolist() == [3.0] * 10
+        client.base(0, 0, frames)
+
+
+def test_a_large_update_travels_in_parts_that_fit_a_cache() -> None:
+    sizes: list[int] = []
+    client = WireClient(lambda frames: sizes.append(len(frames[1])), 10)
+    task = messages.Task(0, 40, 0, 0, 0, 1, None, None)
+    client.put(task, 0, np.zeros(2 * PART_BYTES + 4, np.uint8))
+    assert sizes == [PART_BYTES, PART_BYTES, 4]
 
 
 def test_the_server_end_is_the_one_named() -> None:

@@ -1,11 +1,19 @@
-"""The table of peers: who speaks, who is silent, and no dead process taken for its successor."""
+"""The table of peers and the roster: who is silent, dies or lies is found, and replaced or let go."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+from run_parts import Hand, experiment
+
+from edgefl.results.record import Record
+from edgefl.results.store import Store
+from edgefl.run import control
+from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import CLIENTS, STARTUP_S, Peer, Peers
+from edgefl.run.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, STARTUP_S, Departure, Peer, Peers, Roster
 
 
 class Table:
@@ -168,3 +176,121 @@ def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> No
     table.peers.heard(peer.identity)
     assert not looks.after(1.0)
     assert peer.heard == table.now
+
+
+# ---- the roster --------------------------------------------------------------------------------
+
+
+class Office:
+    """A roster whose supervisor is a list."""
+
+    def __init__(self, folder: Path, **fleet: object) -> None:
+        self.folder, self.hand, self.sent = folder, Hand(), list[object]()
+        self.peers, self.alarms, self.store = Peers(self.hand), Alarms(self.hand), Store(folder)
+        self.clock = WallClock(2.0, monotonic=self.hand)
+        self.roster = Roster(
+            self.peers,
+            experiment(**fleet),
+            self.store,
+            self.clock,
+            self.alarms,
+            self,  # type: ignore[arg-type]
+        )
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def peer(self, role: control.Role, number: int = 0) -> Peer:
+        made = self.peers.expect(role, number)
+        made.ready = True
+        return made
+
+    def dies(self, peer: Peer, reason: str = "signal 9") -> Departure | None:
+        return self.roster.departed(control.Departed(peer.role, peer.number, peer.epoch, reason))
+
+    def incidents(self) -> list[tuple[str, int | None, str]]:
+        self.store.commit()
+        with Record(self.folder) as record:
+            return [(row.kind, row.client, row.detail) for row in record.incidents]
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    made = Office(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Office) -> None:
+    peer = office.peer(CLIENT, 2)
+    for _ in range(2):
+        office.roster.expel(peer, "malformed", "rubbish" * 200)
+    assert office.sent == [control.Expel(CLIENT, 2, 0)]
+    office.dies(peer)
+    assert office.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
+    assert sum(office.roster.incidents.values()) == 1
+
+
+def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:
+    office = Office(tmp_path, rejoin_s=30.0)
+    peer = office.peer(CLIENT, 1)
+    assert office.dies(peer) == Departure(peer, given_up=False)
+    assert office.dies(peer) is None  # it is gone already
+    assert (office.roster.returning, office.peers.get(CLIENT, 1)) == (1, None)
+    office.hand.at += 59.0  # at two wall seconds an emulated one
+    office.alarms.run_due()
+    assert office.sent == []
+    office.hand.at += 1.0
+    office.alarms.run_due()
+    assert office.sent == [control.Replace(CLIENT, 1, 1)]
+    again = office.peers.get(CLIENT, 1)
+    assert again is not None
+    assert (again.epoch, again.ready, again.deaths_in_a_row, office.roster.returning) == (1, False, 1, 0)
+    assert office.incidents() == [("death", 1, "signal 9")]
+
+
+@pytest.mark.parametrize("role", [WORKER, EVALUATOR])
+def test_other_processes_come_back_at_once(office: Office, role: control.Role) -> None:
+    office.dies(office.peer(role))
+    office.alarms.run_due()
+    assert office.sent == [control.Replace(role, 0, 1)]
+    assert office.incidents() == [("death", None, "signal 9")]
+
+
+def test_a_client_that_is_to_be_dropped_does_not_come_back(tmp_path: Path) -> None:
+    office = Office(tmp_path, on_death="drop")
+    peer = office.peer(CLIENT, 1)
+    assert office.dies(peer, f"{control.OUT_OF_MEMORY}: 300 MiB") == Departure(peer, given_up=True)
+    office.alarms.run_due()
+    assert (office.sent, office.roster.returning) == ([], 0)
+    assert office.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
+
+
+def test_a_peer_that_dies_again_and_again_is_given_up(office: Office) -> None:
+    for deaths in range(1, MOST_DEATHS_IN_A_ROW + 1):
+        peer = office.peers.get(WORKER, 0) or office.peer(WORKER)
+        departure = office.dies(peer)
+        assert departure is not None
+        assert departure.given_up is (deaths == MOST_DEATHS_IN_A_ROW)
+        office.alarms.run_due()
+    assert len(office.sent) == MOST_DEATHS_IN_A_ROW - 1
+    assert office.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")
+
+
+def test_a_silent_client_is_expelled_and_an_evaluator_may_think_longer(office: Office) -> None:
+    client, evaluator = office.peer(CLIENT, 1), office.peer(EVALUATOR)
+    heartbeat_s = experiment().server.heartbeat_s
+    office.roster.find_silent(0.0)
+    while office.hand.at < 101.0 + heartbeat_s:
+        office.hand.at += office.roster.look_every_s
+        office.roster.find_silent(0.0)
+    assert (client.expelled, evaluator.expelled) == (True, False)
+    assert office.sent == [control.Expel(CLIENT, 1, 0)]
+
+
+def test_a_client_may_be_silent_for_the_length_of_its_steps(office: Office) -> None:
+    client = office.peer(CLIENT, 1)
+    office.roster.find_silent(1000.0)
+    office.hand.at += 2999.0
+    office.roster.find_silent(1000.0)
+    assert not client.expelled

@@ -1,36 +1,31 @@
-"""What every kind of connection between server and peers promises, over real sockets of both kinds."""
+"""What the connection between server and peers promises, over real sockets."""
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import zmq
 
-from edgefl.run import connection, messages, zeromq_sockets
+from edgefl.run import connection, messages
 from edgefl.run.connection import Frame, Full, PeerSocket, ServerSocket, Unreachable
 
 BOUND_MS = 20_000
 SOME = 5
-KINDS = ("shm", "wire")
 NOBODY = 65534
-linux = pytest.mark.skipif(sys.platform != "linux", reason="kernel sockets that keep messages are Linux's")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract addresses are Linux's")
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[ServerSocket]:
-    made = connection.bind(request.param, messages.MAX_HEADER_BYTES)
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def local() -> Iterator[ServerSocket]:
-    made = connection.bind("shm", messages.MAX_HEADER_BYTES)
+def server() -> Iterator[ServerSocket]:
+    made = ServerSocket(messages.MAX_HEADER_BYTES)
     yield made
     made.close()
 
@@ -52,7 +47,7 @@ def say(peer: PeerSocket, message: bytes) -> None:
         try:
             return peer.send([message])
         except Full:
-            assert not peer.wait(BOUND_MS, to_send=True)
+            assert not peer.wait_to_send(BOUND_MS)
     raise AssertionError("no room within the bound")
 
 
@@ -80,7 +75,7 @@ def until_gone(call: Callable[[], object]) -> None:
 
 
 def test_messages_arrive_under_their_senders_names_and_in_their_order(server: ServerSocket) -> None:
-    peers = [connection.connect(server.address, f"client-{number}-0".encode()) for number in range(3)]
+    peers = [PeerSocket(server.address, f"client-{number}-0".encode()) for number in range(3)]
     for turn in range(SOME):
         for number, peer in enumerate(peers):
             say(peer, f"{number}:{turn}".encode())
@@ -98,7 +93,7 @@ def test_messages_arrive_under_their_senders_names_and_in_their_order(server: Se
 
 
 def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket) -> None:
-    peer = connection.connect(server.address, b"one")
+    peer = PeerSocket(server.address, b"one")
     for size in (1, 1000, messages.MAX_HEADER_BYTES):
         message = os.urandom(size)
         say(peer, message)
@@ -114,7 +109,7 @@ def test_who_is_not_there_cannot_be_reached(server: ServerSocket) -> None:
 
 
 def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket) -> None:
-    peer = connection.connect(server.address, b"one")
+    peer = PeerSocket(server.address, b"one")
     say(peer, b"first")
     assert heard(server, 1) == [(b"one", [b"first"])]
     server.send(b"one", [b"never read"])
@@ -133,11 +128,11 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
 
 
 def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket) -> None:
-    peer = connection.connect(server.address, b"one")
+    peer = PeerSocket(server.address, b"one")
     say(peer, b"ready")
     heard(server, 1)
     assert until_full(lambda: server.send(b"one", [bytes(1000)])) > 0
-    other = connection.connect(server.address, b"two")
+    other = PeerSocket(server.address, b"two")
     say(other, b"hello")
     assert heard(server, 1) == [(b"two", [b"hello"])]
     for each in (peer, other):
@@ -145,7 +140,7 @@ def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket
 
 
 def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(server: ServerSocket) -> None:
-    peer = connection.connect(server.address, b"one")
+    peer = PeerSocket(server.address, b"one")
     say(peer, b"ready")
     sent = until_full(lambda: peer.send([bytes(1000)]))
     assert len(heard(server, 1 + sent)) == 1 + sent
@@ -156,7 +151,7 @@ def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(server: Serv
 
 @pytest.mark.parametrize("side", ["server", "peer"])
 def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> None:
-    peer = connection.connect(server.address, b"one")
+    peer = PeerSocket(server.address, b"one")
     say(peer, b"ready")
     heard(server, 1)
     mine, other = os.pipe()
@@ -170,7 +165,7 @@ def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> No
     if side == "peer":
         os.close(other)  # the end of whoever started this process
         other = -1
-        assert peer.wait(BOUND_MS, to_send=True) is True
+        assert peer.wait_to_send(BOUND_MS) is True
     peer.close()
     for fd in (mine, other):
         if fd >= 0:
@@ -179,7 +174,7 @@ def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> No
 
 @pytest.mark.parametrize("lent", [False, True])
 def test_payload_frames_travel_on_the_wire(lent: bool) -> None:
-    size = zeromq_sockets.LENT_BYTES if lent else zeromq_sockets.LENT_BYTES - 1
+    size = connection.LENT_BYTES if lent else connection.LENT_BYTES - 1
     pid = os.fork()  # frames whose memory is lent leave a thread of pyzmq's behind
     if pid == 0:
         code = 1
@@ -191,8 +186,8 @@ def test_payload_frames_travel_on_the_wire(lent: bool) -> None:
 
 
 def payload_travels(body: bytes) -> None:
-    server = connection.bind("wire", len(body))
-    peer = connection.connect(server.address, b"one")
+    server = ServerSocket(len(body))
+    peer = PeerSocket(server.address, b"one")
     say(peer, b"ready")
     peer.send([b"head", body])
     assert heard(server, 2) == [(b"one", [b"ready"]), (b"one", [b"head", body])]
@@ -203,122 +198,93 @@ def payload_travels(body: bytes) -> None:
     server.close()
 
 
-# ---- kernel sockets only -----------------------------------------------------------------------
-
-
-def raw(server: ServerSocket) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.settimeout(BOUND_MS / 1000)
-    made.connect("\0" + server.address.removeprefix("local://@"))
-    return made
-
-
-def turns(server: ServerSocket) -> list[tuple[bytes, list[bytes]]]:
-    """What the server makes of all that has arrived."""
-    got: list[tuple[bytes, list[bytes]]] = []
-    for _ in range(10):
-        server.wait(0)
-        got += [(name, [bytes(frame) for frame in frames]) for name, frames in server.receive()]
-    return got
-
-
-@linux
-def test_addresses_are_not_to_be_guessed_and_leave_no_file(local: ServerSocket) -> None:
-    other = connection.bind("shm", 1)
-    assert other.address != local.address
-    assert local.address.startswith("local://@edgefl-")
-    assert len(local.address) > len("local://@edgefl-") + 30
-    other.close()
-    with pytest.raises(Unreachable):
-        connection.connect(other.address, b"late")
-
-
-@linux
-def test_a_name_that_is_taken_is_refused_and_its_owner_stays(local: ServerSocket) -> None:
-    owner = connection.connect(local.address, b"one")
+def test_a_name_that_is_taken_stays_its_owners(server: ServerSocket) -> None:
+    owner = PeerSocket(server.address, b"one")
     say(owner, b"mine")
-    assert heard(local, 1) == [(b"one", [b"mine"])]
-    thief = raw(local)
-    thief.send(b"one")
-    assert turns(local) == []
-    assert thief.recv(10) == b""
-    thief.close()
-    local.send(b"one", [b"still yours"])
+    assert heard(server, 1) == [(b"one", [b"mine"])]
+    thief = PeerSocket(server.address, b"one")
+    with suppress(Full):
+        thief.send([b"mine too"])
+    server.send(b"one", [b"still yours"])
     assert answer(owner) == [b"still yours"]
-    owner.close()
+    assert thief.receive() is None
+    for each in (owner, thief):
+        each.close()
+
+
+# ---- the address -------------------------------------------------------------------------------
+
+
+def greeting(address: str) -> bytes:
+    """The answer to a raw connection to the address: ZeroMQ's greeting, or nothing and the end."""
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(BOUND_MS / 1000)
+        raw.connect("\0" + address.removeprefix("ipc://@"))
+        try:
+            return raw.recv(64)
+        except ConnectionResetError:
+            return b""
 
 
 @linux
-@pytest.mark.parametrize("name", [b"x" * 256, b"x" * 70_000])
-def test_a_name_that_is_too_long_is_refused(local: ServerSocket, name: bytes) -> None:
-    stranger = raw(local)
-    stranger.send(name)
-    assert turns(local) == []
-    with suppress(ConnectionResetError):
-        assert stranger.recv(10) == b""
-    stranger.close()
-
-
-@linux
-def test_an_empty_message_is_a_farewell(local: ServerSocket) -> None:
-    peer = raw(local)
-    peer.send(b"one")
-    peer.send(b"")
-    assert turns(local) == []
-    with pytest.raises(Unreachable):
-        local.send(b"one", [b"hello"])
-    peer.close()
-
-
-@linux
-def test_a_header_that_is_too_long_is_no_message(local: ServerSocket) -> None:
-    peer = raw(local)
-    peer.send(b"one")
-    peer.send(bytes(messages.MAX_HEADER_BYTES + 100))
-    ((name, (frame,)),) = turns(local)
-    assert name == b"one"
-    with pytest.raises(messages.WireError, match="at most 65536 are allowed"):
-        messages.decode_from_client(frame)
-    peer.close()
-
-
-@linux
-def test_a_peer_knows_that_the_server_is_gone_but_hears_its_last_word(local: ServerSocket) -> None:
-    peer = connection.connect(local.address, b"one")
-    say(peer, b"ready")
-    heard(local, 1)
-    say(peer, b"never read")
-    local.send(b"one", [b"bye"])
-    local.close()
-    assert answer(peer) == [b"bye"]
-    with pytest.raises(Unreachable):
-        until_gone(peer.receive)
-    with pytest.raises(Unreachable):
-        peer.send([b"hello?"])
-    peer.close()
+def test_addresses_are_not_to_be_guessed_and_leave_no_file(server: ServerSocket) -> None:
+    before = set(os.listdir("/tmp")) | set(os.listdir("."))
+    other = ServerSocket(1)
+    assert other.address != server.address
+    assert server.address.startswith("ipc://@edgefl-")
+    assert len("ipc://@edgefl-") + 30 < len(server.address) < 100  # the kernel's bound is 108
+    assert not (set(os.listdir("/tmp")) | set(os.listdir("."))) - before
+    other.close()
+    other.close()
 
 
 @linux
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_of_another_user_is_turned_away(local: ServerSocket) -> None:
+def test_a_process_of_another_user_is_turned_away(server: ServerSocket) -> None:
+    seen, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
         with suppress(BaseException):
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            stranger = raw(local)
-            with suppress(BrokenPipeError, ConnectionResetError):
-                stranger.send(b"client-0-0")
-            with suppress(ConnectionResetError):
-                assert stranger.recv(10) == b""
-            code = 0
-        os._exit(code)
-    local.wait(BOUND_MS)
-    assert turns(local) == []
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert turns(local) == []
-    peer = connection.connect(local.address, b"client-0-0")
+            os.write(told, len(greeting(server.address)).to_bytes(1, "big"))
+            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                events = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                events.rcvtimeo = BOUND_MS
+                dealer.connect(server.address)
+                event = int.from_bytes(events.recv_multipart()[0][:2], sys.byteorder)
+                os.write(told, b"in" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else b"out")
+                dealer.disable_monitor()
+                events.close()
+        os._exit(0)
+    os.close(told)
+    with open(seen, "rb") as words:
+        assert words.read() == b"\x00out"
+    os.waitpid(pid, 0)
+    assert greeting(server.address)[:1] == b"\xff"  # this user is greeted
+    peer = PeerSocket(server.address, b"client-0-0")
     say(peer, b"mine")
-    assert heard(local, 1) == [(b"client-0-0", [b"mine"])]
+    assert heard(server, 1) == [(b"client-0-0", [b"mine"])]
     peer.close()
+
+
+@pytest.mark.parametrize("why", ["no abstract addresses", "no peer credentials"])
+def test_elsewhere_it_is_a_folder_of_this_user_and_goes_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    with monkeypatch.context() as patch:
+        if why == "no abstract addresses":
+            patch.setattr(sys, "platform", "darwin")
+        else:
+            patch.setattr(zmq, "IPC_FILTER_UID", -1)  # an old libzmq does not know the option
+        server = ServerSocket(messages.MAX_HEADER_BYTES)
+    place = Path(server.address.removeprefix("ipc://"))
+    assert place.is_socket()
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    peer = PeerSocket(server.address, b"one")
+    say(peer, b"hello")
+    assert heard(server, 1) == [(b"one", [b"hello"])]
+    peer.close()
+    server.close()
+    assert not place.parent.exists()

@@ -1,4 +1,4 @@
-"""The executor with a real core, aggregator, buffer and record; clients and evaluator are a heap of calls."""
+"""The engine with a real core, aggregator, buffer and record; clients and evaluator are a heap of calls."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executor_world import CLIENTS, SIZE, Faults, World
+from engine_world import CLIENTS, SIZE, Faults, World
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Halted, Left, Summed
-from edgefl.errors import WireError
+from edgefl.core.events import Halted, Left, Sum, Summed
 from edgefl.results.record import FATES, Record, TripRow
-from edgefl.run import messages, resume
-from edgefl.run.clock import WallClock
+from edgefl.run import engine, messages, resume
+from edgefl.run.slots import SumResult
+from edgefl.run.timeline import Ahead, Delivery, Happening
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
@@ -126,13 +126,15 @@ def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
     """The record's weights on the clients' updates, in float64, give the model."""
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(versions=12))
     updates: dict[int, Any] = {}
-    real = world.executor.arrived
+    real = world.engine.take
 
-    def keep(done: messages.Done, lease: Any, at_s: float) -> None:
-        updates[done.task] = world.buffer.slot(lease.slot).astype(np.float64)
-        real(done, lease, at_s)
+    def keep(happening: Happening) -> None:
+        if isinstance(happening, Delivery):
+            slot = world.aggregator.leases[happening.done.task].slot
+            updates[happening.done.task] = world.buffer.slot(slot).astype(np.float64)
+        real(happening)
 
-    world.executor.arrived = keep  # type: ignore[method-assign]
+    world.engine.take = keep  # type: ignore[method-assign]
     model = world.buffer.model(0).astype(np.float64)
     world.join().finish()
     world.close()
@@ -164,20 +166,6 @@ def test_bad_updates_are_incidents_and_never_reach_the_model(tmp_path: Path) -> 
     assert all(world.store.ends[task] == ["dropped"] for task in bad)
 
 
-def test_a_second_end_of_the_same_task_is_the_peers_fault(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
-    while not world.core.held:
-        world.turn()
-    held = world.core.held[0]
-    seq, lease = world.store.seq, world.aggregator.leases[held.task]
-    with pytest.raises(WireError, match=f"an update of task {held.task}, which had been done before"):
-        world.executor.arrived(world.done(world.tasks[held.task], 1), lease, world.now)
-    assert world.store.seq == seq
-    assert world.core.held[0] is held
-    world.finish().close()
-    assert world.store.ends[held.task] == ["applied"]
-
-
 # ---- the ring is full --------------------------------------------------------------------------
 
 
@@ -186,7 +174,7 @@ def test_a_sum_waits_for_readers_and_is_then_made(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS, ring=2, faults=Faults(slow_to_read=slow))
     world.join().finish()
     assert world.most_deferred > 0
-    assert world.executor.deferred is None
+    assert world.aggregator.deferred is None
     assert world.stopped == "trips"
     world.close()
     for row in trip_rows(tmp_path, world):
@@ -197,17 +185,17 @@ def test_a_sum_waits_for_readers_and_is_then_made(tmp_path: Path) -> None:
 def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> None:
     slow = Faults(slow_to_read=frozenset({(0, 0)}))
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS, ring=2, faults=slow).join()
-    while world.executor.deferred is None:
+    while world.aggregator.deferred is None:
         assert world.turn()
-    version, waiting = world.core.version, world.executor.deferred
+    version, waiting = world.core.version, world.aggregator.deferred
     assert waiting.version == version + 1
     before = world.buffer.latest
     for _ in range(3):
-        world.executor.retry_sum()
-        assert world.executor.deferred == waiting
+        world.engine.retry_sum()
+        assert world.aggregator.deferred == waiting
     assert world.buffer.latest == before
     assert all(task in world.aggregator.leases for task in waiting.tasks)
-    while world.executor.deferred is not None:
+    while world.aggregator.deferred is not None:
         assert world.turn()
     assert world.core.version >= waiting.version
     assert all(world.store.ends[task] == ["applied"] for task in waiting.tasks)
@@ -217,7 +205,7 @@ def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> N
 def test_retrying_without_a_deferred_sum_is_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
     seq = world.store.seq
-    world.executor.retry_sum()
+    world.engine.retry_sum()
     assert world.store.seq == seq
     world.close()
 
@@ -228,7 +216,7 @@ def test_retrying_without_a_deferred_sum_is_nothing(tmp_path: Path) -> None:
 def test_a_client_that_leaves_loses_its_task_and_frees_its_slot(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
     task = next(task for task in world.tasks.values() if task.client == 6)
-    world.executor.handle(Left(6, world.now, "signal 9"))
+    world.engine.take(Left(6, world.now, "signal 9"))
     assert task.task not in world.aggregator.leases
     world.close()
     with Record(tmp_path) as record:
@@ -241,7 +229,7 @@ def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> No
     while len(world.core.held) < 2:
         world.turn()
     held = [update.task for update in world.core.held]
-    world.executor.handle(Halted(world.now, "wall_s"))
+    world.engine.take(Halted(world.now, "wall_s"))
     assert world.stopped == "wall_s"
     assert all(world.store.ends[task] == ["discarded"] for task in held)
     world.finish()
@@ -266,12 +254,12 @@ def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
     slow = Faults(slow_to_read=frozenset({(0, 5)}))
     first = World(tmp_path, strategy, TRIPS, ring=2, faults=slow).join()
     while first.core.trips < 40 or not (
-        first.executor.deferred if moment == "a sum waiting" else len(first.core.held) in (2, 3)
+        first.aggregator.deferred if moment == "a sum waiting" else len(first.core.held) in (2, 3)
     ):
         assert first.turn()
     held = {u.task: first.buffer.slot(first.aggregator.leases[u.task].slot).copy() for u in first.core.held}
     assert held
-    resume.save(tmp_path, first.executor, WallClock(1.0, emulated_s=first.now), [])
+    resume.save(tmp_path, first.engine, Ahead(), [])
     model, version = first.model(), first.core.version
     vectors = [vector.tobytes() for vector in first.buffer.vectors(first.buffer.latest[1])]
     for _ in range(25):
@@ -284,8 +272,8 @@ def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
     for task, update in held.items():
         assert world.buffer.slot(world.aggregator.leases[task].slot).tobytes() == update.tobytes()
     for client in sorted((*world.core.running, *world.core.idle)):
-        world.executor.handle(Left(client, world.now, "interrupted"))
-    world.executor.carry_out(world.core.pending())
+        world.engine.take(Left(client, world.now, "interrupted"))
+    world.engine.carry_out(world.core.pending())
     world.join().finish()
     assert world.stopped == "trips"
     assert world.aggregator.leases == {}
@@ -319,9 +307,9 @@ def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) 
 
 def test_a_version_measured_on_nothing_has_no_accuracy(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(accuracy=0.1)).join()
-    world.executor.assessed(messages.Assessed(0, 0.5, [], [], 0.1))
+    world.engine.assessed(messages.Assessed(0, 0.5, [], [], 0.1))
     assert world.stopped is None
-    world.executor.assessed(messages.Assessed(0, 0.5, [1], [10], 0.1))
+    world.engine.assessed(messages.Assessed(0, 0.5, [1], [10], 0.1))
     assert world.stopped == "accuracy"
     world.close()
 
@@ -353,3 +341,57 @@ def test_only_a_summed_of_its_own_is_journaled_for_a_sum(tmp_path: Path) -> None
     assert [event.version for event in made] == [1, 2, 3, 4, 5]
     assert all(event.bad == () for event in made)
     assert sorted(os.listdir(tmp_path)) == ["record.sqlite"]
+
+
+# ---- what is sent, what is on record ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_tasks_do_not_wait_for_a_long_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
+    many = 3 * 4 * SIZE  # the bytes of the updates in a sum
+    monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
+    world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()
+    unsent: list[int] = []
+    add = world.aggregator.sum
+
+    def summed(action: Sum, entry: int) -> SumResult:
+        unsent.append(len(world.unsent))
+        return add(action, entry)
+
+    monkeypatch.setattr(world.aggregator, "sum", summed)
+    world.finish().close()
+    assert len(unsent) == 20
+    assert (max(unsent) == 0) is long
+
+
+def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:
+    world = World(tmp_path, FedBuff(buffer_size=1), experiment.Stop(versions=1)).join()
+    said: dict[int, messages.Done] = {}
+
+    def done(task: messages.Task, checksum: int) -> messages.Done:
+        spent = [messages.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(1, 6)]
+        said[task.task] = messages.Done(
+            client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
+            examples=61, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent[0], down=spent[1],
+            compute=spent[2], up=spent[3], lateness_s=0.25, cpu_s=0.125, peak_mib=20.0, delay=spent[4],
+        )  # fmt: skip
+        return said[task.task]
+
+    world.done = done  # type: ignore[method-assign]
+    world.finish().close()
+    task, told = next(iter(said.items()))
+    with Record(tmp_path) as record:
+        row = record.trip(task)
+    for name in ("client", "examples", "steps", "loss", "trained_version", "flops", "lateness_s", "cpu_s"):
+        assert getattr(row, name) == getattr(told, name), name
+    for part in ("down", "compute", "up", "delay"):
+        spent = getattr(told, part)
+        assert getattr(row, f"{part}_declared_s") == spent.declared_s
+        assert getattr(row, f"{part}_s") == spent.achieved_s
+    assert (row.trip_declared_s, row.trip_achieved_s) == (10.0, 11.0)
+    assert (row.peak_mib, row.down_bytes, row.up_bytes) == (20.0, 4 * SIZE, 4 * SIZE)
+    assert row.checksum_sent == row.checksum_seen == told.checksum
+    assert row.received_s == row.sent_s + 21.0
+    assert (row.fate, row.weight, row.applied_version, row.staleness) == ("applied", 1.0, 1, 0)

@@ -1,4 +1,4 @@
-"""The executor's surroundings in memory: an outbox whose clients and evaluator are a heap of calls."""
+"""The engine's surroundings in memory: a timeline and an evaluation whose clients are a heap of calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from edgefl.core.events import Failed, Joined, Ticked
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.store import Store
 from edgefl.run import messages, resume
-from edgefl.run.engine import Executor
+from edgefl.run.clock import WallClock
+from edgefl.run.engine import Engine
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator
+from edgefl.run.timeline import Delivery
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.optimizer import start
@@ -52,8 +54,21 @@ class Faults:
     """Reads its model only after so long that the others fill a buffer or two."""
 
 
+class Clock(WallClock):
+    """The world's own time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_s(self) -> float:
+        return self._world.now
+
+    def wall_s(self) -> float:
+        return self._world.now * 2
+
+
 class World:
-    """The executor's outbox: what it is told to send happens here, in emulated time."""
+    """The engine's timeline and evaluation: what it gives and asks for happens here, in emulated time."""
 
     def __init__(
         self,
@@ -69,13 +84,13 @@ class World:
         self.faults = faults or Faults()
         self.seed = seed
         self.now = 0.0
-        self.stopped: str | None = None
+        self.clock = Clock(self)
         self.tasks: dict[int, messages.Task] = {}
         self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []
         self.most_deferred = 0
         self.unsent: set[int] = set()
-        """Tasks that a real outbox would hold until its next flush."""
+        """Tasks that a real timeline would hold until its next flush."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         slots = strategy.slots(CLIENTS)
@@ -91,20 +106,23 @@ class World:
             self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
             start(optimizer, self.buffer.vectors(0))
             self.buffer.publish(version=0, entry=0)
-        self.executor = Executor(
+        self.engine = Engine(
             self.core,
             self.aggregator,
             self.store,
-            self,
-            lambda: self.now,
-            lambda: self.now * 2,
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             Stopwatch("test"),
-            restored=frozenset(self.aggregator.leases),
+            restored=self.aggregator.leases,
         )
 
-    # ---- the outbox ----------------------------------------------------------------------------
+    @property
+    def stopped(self) -> str | None:
+        return self.core.stopped
 
-    def train(self, task: messages.Task) -> None:
+    # ---- timeline, evaluation ----------------------------------------------------------------------------
+
+    def give(self, task: messages.Task) -> None:
         assert task.task not in self.tasks
         self.tasks[task.task] = task
         self.unsent.add(task.task)
@@ -119,18 +137,14 @@ class World:
     def cancel(self, client: int, task: int) -> None:
         self.cancelled.append((client, task))
 
-    def assess(self, version: int, entry: int) -> None:
+    def ask(self, version: int, entry: int) -> None:
         assert self.buffer.entry_version[entry] == version
         self.assessed.append(version)
         answer = messages.Assessed(version, 1.0 / (1 + version), [min(version, 10), 0], [10, 0], 0.1)
-        self._at(self.now + 0.5, lambda: self.executor.assessed(answer))
+        self._at(self.now + 0.5, lambda: self.engine.assessed(answer))
 
     def wake(self, at_s: float) -> None:
-        self._at(at_s, lambda: self.executor.handle(Ticked(self.now)))
-
-    def stop(self, reason: str) -> None:
-        assert self.stopped is None
-        self.stopped = reason
+        self._at(at_s, lambda: self.engine.take(Ticked(self.now)))
 
     # ---- the clients ---------------------------------------------------------------------------
 
@@ -144,7 +158,7 @@ class World:
     def _finish(self, task: messages.Task, model: np.ndarray, draw: np.random.Generator) -> None:
         place = (task.client, task.trip)
         if place in self.faults.given_back:
-            self.executor.handle(Failed(task.client, task.task, self.now, "given back"))
+            self.engine.take(Failed(task.client, task.task, self.now, "given back"))
             return
         update = (-0.1 * model + draw.normal(scale=0.01, size=SIZE)).astype(np.float32)
         if place in self.faults.nan:
@@ -155,7 +169,7 @@ class World:
         if place in self.faults.altered:
             slot[3] += 1.0
         self.buffer.written(task.slot, task=task.task, checksum=checksum)
-        self.executor.arrived(self.done(task, checksum), self.aggregator.leases[task.task], self.now)
+        self.engine.take(Delivery(self.done(task, checksum), self.now))
 
     def done(self, task: messages.Task, checksum: int) -> messages.Done:
         spent = messages.Spent(1.0, 1.25)
@@ -170,7 +184,7 @@ class World:
 
     def join(self) -> World:
         for client in range(CLIENTS):
-            self.executor.handle(Joined(client, self.now))
+            self.engine.take(Joined(client, self.now))
         return self
 
     def turn(self) -> bool:
@@ -179,8 +193,8 @@ class World:
             return False
         self.now, _, happen = heapq.heappop(self._heap)
         happen()
-        self.executor.retry_sum()
-        self.most_deferred += self.executor.deferred is not None
+        self.engine.retry_sum()
+        self.most_deferred += self.aggregator.deferred is not None
         return True
 
     def finish(self) -> World:

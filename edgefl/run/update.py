@@ -1,15 +1,30 @@
-"""A client's update: Δ = y − w, or y where the strategy wants that, in the run's format."""
+"""A client's update, whichever process makes it: train, amplify, write, checksum."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from edgefl import kernels
+from edgefl.kernels.arguments import Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw, with_scales
+
+if TYPE_CHECKING:
+    from edgefl.learning.train import TrainResult
+    from edgefl.run.workload import Workload
+
+
+class Amplified(Protocol):
+    """A training that ends at an instant: see `edgefl.strategies.base.Until`."""
+
+    @property
+    def gain(self) -> float: ...
+    @property
+    def per_step(self) -> bool: ...
 
 
 def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: int) -> None:
@@ -20,28 +35,48 @@ def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: i
         np.add(trained, base, out=trained)
 
 
-class UpdateWriter:
-    """Writes updates of one buffer's format, and says what their checksums are."""
+class UpdateMaker:
+    """Makes updates of one workload in one buffer's format: Δ = y − w, or y where the strategy wants that.
 
-    def __init__(self, buffer: ParameterBuffer, upload: Literal["delta", "model"]) -> None:
-        self._buffer, self._shape, self._upload = buffer, buffer.shape, upload
+    The model is trained in ``workload.flat``, which must hold the version that it starts from.
+    """
+
+    def __init__(self, workload: Workload, buffer: ParameterBuffer) -> None:
+        self._workload, self._buffer, self._shape = workload, buffer, buffer.shape
         self._format = buffer.shape.update_format
         self._backend = kernels.backend()
         self._plain, self._delta = self._format.name == "float32", select(self._backend).delta
         self._sum: int | None = None
 
-    def write(self, raw: Raw, client: int, trained: Floats, base: Floats, start: int, stop: int) -> None:
+    def train(
+        self,
+        client: int,
+        trip: int,
+        base: Floats,
+        done: Callable[[float], None] | None,
+        cut: Amplified | None = None,
+        steps: int | None = None,
+    ) -> TrainResult:
+        """Train as this client does on this trip; ``steps`` ends it early, a ``cut`` one is amplified."""
+        result = self._workload.train(client, trip, done, steps)
+        if cut is not None:
+            amplify(self._workload.flat.array, base, cut.gain, cut.per_step, result.steps)
+        return result
+
+    def write(self, raw: Raw, client: int, base: Floats, start: int = 0, stop: int | None = None) -> None:
         """Write bytes ``start`` to ``stop``, in order; an update that is rounded is written whole at 0.
 
-        Rounding overwrites ``trained``.
+        Rounding overwrites the trained model.
         """
-        if self._plain and self._upload == "delta" and stop - start == raw.size:
+        stop, trained = raw.size if stop is None else stop, self._workload.flat.array
+        model = self._workload.upload == "model"
+        if self._plain and not model and stop - start == raw.size:
             self._sum = self._delta(raw.view(np.float32), trained, base)
         elif self._plain:
             self._sum = None
             part = slice(start // 4, stop // 4)
             values = raw[start:stop].view(np.float32)
-            if self._upload == "model":
+            if model:
                 np.copyto(values, trained[part])
             else:
                 np.subtract(trained[part], base[part], out=values)
@@ -51,7 +86,7 @@ class UpdateWriter:
     def _round(self, raw: Raw, client: int, trained: Floats, base: Floats) -> None:
         """The update in few bits, and what that leaves for the client's next one."""
         old = new = None
-        if self._upload == "delta":
+        if self._workload.upload == "delta":
             np.subtract(trained, base, out=trained)
             if self._shape.residuals:
                 old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
@@ -65,5 +100,5 @@ class UpdateWriter:
         values, scales = self._parts(raw)
         return with_scales(kernels.checksum(values, self._backend), scales)
 
-    def _parts(self, raw: Raw) -> tuple[kernels.arguments.Update, Floats | None]:
+    def _parts(self, raw: Raw) -> tuple[Update, Floats | None]:
         return self._format.values(raw, self._shape.size), self._format.scales(raw, self._shape.size)

@@ -1,0 +1,109 @@
+"""Emulated time: what happens when. The loop takes what is due, the engine gives tasks.
+
+`wall` is one timeline: clients are throttled for real, and what they say happens when they say it. `virtual`
+is the other: what happens is entered in an agenda, and taken as soon as what it needs has been computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from edgefl.core.events import Event, Train
+from edgefl.core.unfinished import Unfinished
+from edgefl.parameters.checkpoint import Checkpoint
+from edgefl.run import messages
+from edgefl.run.clock import WallClock
+from edgefl.run.gate import GivenBack
+from edgefl.run.peers import Peer
+from edgefl.run.slots import Lease
+
+Answer = messages.Result | messages.Gone
+"""What a worker said of a task."""
+Order = Callable[[Train, Lease, float, float], messages.Task]
+"""`Engine.order`: what a client is told of a task."""
+
+
+class Delivery(NamedTuple):
+    """A client's update is whole in its slot, and it is time for it to arrive."""
+
+    done: messages.Done
+    at_s: float
+
+
+Happening = Event | Delivery
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Work in flight at one instant."""
+
+    answers: list[Answer] = field(default_factory=list)
+    """What workers said of tasks whose arrival is not due yet."""
+    tasks: list[int] = field(default_factory=list)
+    """Those of these tasks whose update lies in its slot."""
+    entries: dict[int, int] = field(default_factory=dict)
+    """Versions that are still to be read, by a task or the evaluator, and their ring entries."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a resumed run goes on from, besides its core, its buffer and its record."""
+
+    checkpoint: Checkpoint
+    unfinished: Unfinished
+    entries: dict[int, int]
+    """Versions that were to be read, and the ring entries that hold them now."""
+    answers: dict[int, Answer]
+
+
+class Timeline(Protocol):
+    """One run's time. What an iterator yields is dealt with before the next is asked for."""
+
+    @property
+    def clock(self) -> WallClock:
+        """The emulated time."""
+
+    def expect(self) -> None:
+        """Enter the processes that compute into the table of peers."""
+
+    def start(self) -> None:
+        """Emulated time runs from now on: each client comes when it is due."""
+
+    def give(self, task: messages.Task) -> None:
+        """A task begins."""
+
+    def cancel(self, client: int, task: int) -> None:
+        """A task is not wanted any more."""
+
+    def wake(self, at_s: float) -> None:
+        """Let a `Ticked` happen at that instant."""
+
+    def flush(self) -> None:
+        """Send what waits to be sent."""
+
+    def ready(self, peer: Peer) -> Iterator[Happening]:
+        """A process that takes another's place is there."""
+
+    def heard(self, said: messages.Done | messages.Result | GivenBack) -> Iterator[Happening]:
+        """A peer's task has ended."""
+
+    def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
+        """A process that computes is gone, for good if ``given_up``."""
+
+    def due(self) -> Iterator[Happening]:
+        """What happens now."""
+
+    def wait_ms(self) -> int:
+        """How long nothing will be due, unless a message comes."""
+
+    @property
+    def expected(self) -> int:
+        """How many things will happen by themselves although no client trains."""
+
+    def save(self) -> Ahead:
+        """The work in flight that a checkpoint has to hold."""
+
+    def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
+        """Go on from a checkpoint."""

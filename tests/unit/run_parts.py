@@ -1,0 +1,172 @@
+"""The server's parts around a socket that is a list: what peers say is put in, what they are told is read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.core import Core
+from edgefl.experiment import Experiment, Fleet, Stop, Training
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.results.store import Store
+from edgefl.run import control, messages
+from edgefl.run.clock import WallClock
+from edgefl.run.connection import Frame, Full, Unreachable
+from edgefl.run.engine import Engine
+from edgefl.run.evaluation import Evaluation
+from edgefl.run.gate import Checked, Gate
+from edgefl.run.peers import Peer, Peers
+from edgefl.run.progress import Gauge, Stopwatch
+from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.timeline import Happening
+from edgefl.run.transport import server_end
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import fleet
+
+SIZE = 8
+
+
+class Hand:
+    """A monotonic clock that goes when it is told to."""
+
+    def __init__(self, at: float = 100.0) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class FakeSocket:
+    """Messages in and out are lists; ``full`` and ``gone`` name peers that take nothing."""
+
+    def __init__(self) -> None:
+        self.incoming: list[tuple[bytes, Sequence[Frame]]] = []
+        self.sent: list[tuple[bytes, Sequence[Frame]]] = []
+        self.full: set[bytes] = set()
+        self.gone: set[bytes] = set()
+        self.waited_ms: list[int] = []
+
+    def wait(self, timeout_ms: int) -> bool:
+        self.waited_ms.append(timeout_ms)
+        return False
+
+    def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
+        incoming, self.incoming = self.incoming, []
+        yield from incoming
+
+    def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        if peer in self.full:
+            raise Full
+        if peer in self.gone:
+            raise Unreachable
+        self.sent.append((peer, frames))
+
+    def told(self, peer: Peer) -> list[messages.FromServer]:
+        """Everything that this peer was told since this was asked last."""
+        own = [messages.decode_from_server(frames[0]) for name, frames in self.sent if name == peer.identity]
+        self.sent = [item for item in self.sent if item[0] != peer.identity]
+        return own
+
+
+def experiment(**fleet_fields: object) -> Experiment:
+    return Experiment(
+        fleet=Fleet(devices={"pixel-4": 3}, network="wifi", **fleet_fields),  # type: ignore[arg-type]
+        training=Training(steps=2),
+        strategy={"name": "fedbuff", "buffer_size": 2},
+        stop=Stop(versions=3),
+    )
+
+
+class Parts:
+    """Core, buffer, record and gate of a run with ``clients`` clients; a timeline is put beside them."""
+
+    def __init__(
+        self, folder: Path, *, clients: int = 3, transport: str = "shm", stop: Stop | None = None
+    ) -> None:
+        self.hand = Hand()
+        self.socket = FakeSocket()
+        strategy = FedBuff(buffer_size=2)
+        self.buffer = ParameterBuffer.create(Shape(SIZE, 6, strategy.slots(clients)))
+        self.buffer.publish(version=0, entry=0)
+        self.core = Core(strategy, fleet(clients), 1, stop or Stop(versions=3))
+        self.aggregator = Aggregator(self.buffer, strategy.optimizer())
+        self.store = Store(folder)
+        self.peers = Peers(self.hand)
+        self.watch = Stopwatch("test")
+        self.gauge = Gauge.__new__(Gauge)
+        self.gauge.strangers, self.costs = 0, []
+        self.gauge.cost = self.costs.append  # type: ignore[method-assign]
+        self.gate = Gate(
+            self.socket,  # type: ignore[arg-type]
+            server_end(transport, self.buffer),
+            self.peers,
+            self.aggregator,
+            self.gauge,
+            self.watch,
+        )
+        self.evaluation = Evaluation(self.aggregator, self.gate, self.peers)
+        self.clock = WallClock(1.0, monotonic=self.hand)
+        self._tasks = itertools.count()
+
+    def close(self) -> None:
+        self.store.close()
+        self.buffer.close()
+
+    def peer(self, role: control.Role, number: int, *, ready: bool = True) -> Peer:
+        made = self.peers.expect(role, number)
+        made.ready = ready
+        return made
+
+    def lease(self, client: int, holder: int) -> tuple[int, Lease]:
+        """A task of this client that this peer computes."""
+        task = next(self._tasks)
+        lease = self.aggregator.lease(task=task, client=client, version=0)
+        lease.holder = holder
+        return task, lease
+
+    def written(self, task: int, lease: Lease) -> int:
+        """Write an update into the slot; returns its checksum."""
+        update = self.buffer.slot(lease.slot)
+        update[:] = np.arange(SIZE)
+        checksum = kernels.checksum(update)
+        self.buffer.written(lease.slot, task=task, checksum=checksum)
+        return checksum
+
+    def say(self, peer: Peer, message: messages.FromClient | bytes, *payload: Frame) -> None:
+        header = message if isinstance(message, bytes) else messages.encode(message)
+        self.socket.incoming.append((peer.identity, [header, *payload]))
+
+    def received(self) -> list[tuple[Peer, Checked]]:
+        return list(self.gate.receive())
+
+
+def take(engine: Engine, happenings: Iterator[Happening]) -> list[Happening]:
+    """Have the engine deal with each as it comes; returns them."""
+    taken = []
+    for happening in happenings:
+        engine.take(happening)
+        taken.append(happening)
+    return taken
+
+
+def done(task: int, lease: Lease, checksum: int, **changed: object) -> messages.Done:
+    spent = messages.Spent(1.0, 1.0)
+    fields: dict[str, object] = {
+        "client": lease.client,
+        "epoch": 0,
+        "task": task,
+        "slot": lease.slot,
+        "trained_version": lease.version,
+        "examples": 60,
+        "steps": 2,
+        "loss": 0.5,
+        "checksum": checksum,
+        "flops": 1e6,
+        **dict.fromkeys(("trip", "down", "compute", "up", "delay"), spent),
+        **dict.fromkeys(("lateness_s", "cpu_s", "peak_mib"), 0.0),
+    }
+    return messages.Done(**{**fields, **changed})  # type: ignore[arg-type]

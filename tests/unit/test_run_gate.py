@@ -1,0 +1,206 @@
+"""The gate: what comes in is let through only if it fits, and what goes out waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from run_parts import SIZE, Parts, done
+
+from edgefl.run import messages
+from edgefl.run.control import CLIENT, EVALUATOR, WORKER
+from edgefl.run.gate import GivenBack, Refusal
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def wired(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path, transport="wire")
+    yield made
+    made.close()
+
+
+def refused(parts: Parts) -> str:
+    """The detail of the one message that was refused."""
+    ((_, message),) = parts.received()
+    assert isinstance(message, Refusal)
+    assert message.kind == "malformed"
+    return message.detail
+
+
+def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 1, ready=False)
+    parts.say(peer, messages.Ready(1, 0, 7, "client"))
+    parts.say(peer, messages.Ready(1, 0, 7, "client"))
+    assert [type(message) for _, message in parts.received()] == [messages.Ready]
+    assert peer.ready
+    for message in (messages.Ready(2, 0, 7, "client"), messages.Ready(1, 1, 7, "client")):
+        parts.say(peer, message)
+        assert "on another's connection" in refused(parts)
+
+
+def test_strangers_and_expelled_peers_are_not_heard(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 0)
+    peer.expelled = True
+    parts.say(peer, messages.Ready(0, 0, 7, "client"))
+    parts.socket.incoming.append((b"nobody", [b"hello"]))
+    assert parts.received() == []
+    assert parts.gauge.strangers == 1
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02", bytes(70_000)])
+def test_rubbish_is_refused_and_what_comes_behind_it_is_heard(parts: Parts, rubbish: bytes) -> None:
+    bad, good = parts.peer(CLIENT, 0), parts.peer(CLIENT, 1, ready=False)
+    parts.say(bad, rubbish)
+    parts.say(good, messages.Ready(1, 0, 7, "client"))
+    (first, refusal), (second, message) = parts.received()
+    assert (first, second) == (bad, good)
+    assert isinstance(refusal, Refusal)
+    assert isinstance(message, messages.Ready)
+
+
+def test_a_heartbeat_is_heard_and_says_nothing(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 0)
+    parts.hand.at += 5
+    parts.say(peer, messages.Beat(0, 0))
+    assert parts.received() == []
+    assert peer.heard == parts.hand.at
+
+
+def test_a_whole_update_comes_through_once(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 1)
+    peer.deaths_in_a_row = 3
+    task, lease = parts.lease(client=1, holder=1)
+    said = done(task, lease, parts.written(task, lease))
+    parts.say(peer, said)
+    assert parts.received() == [(peer, said)]
+    assert peer.deaths_in_a_row == 0
+    assert len(parts.costs) == 1
+    parts.say(peer, said)
+    assert "not the sender's" in refused(parts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "detail"),
+    [
+        ({"task": 99}, "not the sender's"),
+        ({"client": 2}, "not the sender's"),
+        ({"slot": 1}, "not the sender's"),
+        ({"checksum": 1}, "two checksums"),
+    ],
+)
+def test_an_update_that_is_not_what_its_slot_says_is_refused(
+    parts: Parts, changed: dict[str, int], detail: str
+) -> None:
+    peer = parts.peer(CLIENT, 1)
+    task, lease = parts.lease(client=1, holder=1)
+    said = done(task, lease, parts.written(task, lease))
+    parts.say(peer, msgspec.structs.replace(said, **changed))
+    assert detail in refused(parts)
+
+
+def test_an_update_that_nobody_wrote_is_refused(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 1)
+    parts.say(peer, done(*parts.lease(client=1, holder=1), 1))
+    assert "not written" in refused(parts)
+
+
+def test_an_update_from_another_version_is_given_back_with_a_word(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 1)
+    task, lease = parts.lease(client=1, holder=1)
+    parts.say(peer, done(task, lease, parts.written(task, lease), trained_version=7))
+    ((_, message),) = parts.received()
+    assert message == GivenBack(1, task, "version", f"task {task}: trained 7, was given 0")
+
+
+def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
+    holder, other = parts.peer(WORKER, 1), parts.peer(WORKER, 0)
+    client, evaluator = parts.peer(CLIENT, 1), parts.peer(EVALUATOR, 0)
+    task, lease = parts.lease(client=2, holder=1)
+    result = messages.Result(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0)
+    for peer in (other, client, evaluator):
+        parts.say(peer, messages.Trained([result]))
+        assert "not the sender's" in refused(parts)
+    parts.say(holder, done(task, lease, result.checksum))
+    assert "not the sender's" in refused(parts)
+    parts.say(other, messages.Gone(2, 0, task, "cannot"))
+    assert parts.received() == []
+    parts.say(holder, messages.Trained([result]))
+    assert parts.received() == [(holder, result)]
+
+
+def test_results_before_a_bad_one_of_the_same_message_count(parts: Parts) -> None:
+    worker = parts.peer(WORKER, 0)
+    (task, lease), (unwritten, _) = parts.lease(client=0, holder=0), parts.lease(client=1, holder=0)
+    good = messages.Result(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0)
+    parts.say(worker, messages.Trained([good, messages.Result(unwritten, 0, 2, 0.5, 1, 0.1, 20.0)]))
+    first, second = parts.received()
+    assert first == (worker, good)
+    assert isinstance(second[1], Refusal)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [("cancelled", ""), ("ValueError: no", "failed"), ("x" * 900, "failed")]
+)
+def test_a_task_that_is_given_back_says_why_in_bounds(parts: Parts, reason: str, kind: str) -> None:
+    peer = parts.peer(CLIENT, 1)
+    task, _ = parts.lease(client=1, holder=1)
+    parts.say(peer, messages.Gone(1, 0, task, reason))
+    assert parts.received() == [(peer, GivenBack(1, task, kind, reason[:500]))]
+    parts.say(peer, messages.Gone(1, 0, task, reason))  # it is over: nobody waits for it
+    assert parts.received() == []
+
+
+def test_only_the_evaluator_measures(parts: Parts) -> None:
+    answer = messages.Assessed(0, 0.5, [1], [2], 0.1)
+    parts.say(parts.peer(CLIENT, 0), answer)
+    assert refused(parts) == "client 0 is no evaluator"
+    evaluator = parts.peer(EVALUATOR, 0)
+    parts.say(evaluator, answer)
+    assert parts.received() == [(evaluator, answer)]
+
+
+def test_parts_of_an_update_go_into_the_slot_of_their_sender(wired: Parts) -> None:
+    peer, other = wired.peer(CLIENT, 1), wired.peer(CLIENT, 2)
+    task, lease = wired.lease(client=1, holder=1)
+    body = np.arange(SIZE, dtype=np.float32).tobytes()
+    wired.say(other, messages.Chunk(task, lease.slot, 0), body)
+    assert "not the sender's" in refused(wired)
+    wired.say(peer, messages.Chunk(task, lease.slot, 0))
+    assert "header and payload" in refused(wired)
+    assert not wired.buffer.slot(lease.slot).any()
+    wired.say(peer, messages.Chunk(task, lease.slot, 0), body)
+    assert wired.received() == []
+    assert wired.buffer.slot(lease.slot).tobytes() == body
+    said = done(task, lease, 5)
+    wired.say(peer, said)
+    assert wired.received() == [(peer, said)]
+    assert int(wired.buffer.checksum[lease.slot]) == 5  # compared with what the sum reads
+
+
+def test_shared_memory_takes_no_parts(parts: Parts) -> None:
+    task, lease = parts.lease(client=1, holder=1)
+    parts.say(parts.peer(CLIENT, 1), messages.Chunk(task, lease.slot, 0), bytes(4))
+    assert "on the socket of a shared-memory run" in refused(parts)
+
+
+def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts: Parts) -> None:
+    stuck, gone, well = (parts.peer(CLIENT, number) for number in range(3))
+    parts.socket.full.add(stuck.identity)
+    parts.socket.gone.add(gone.identity)
+    parts.gate.goodbye(CLIENT)
+    assert parts.socket.told(well) == [messages.Bye()]
+    parts.gate.wait(1000)
+    assert parts.socket.waited_ms == [0]  # there is something to say at once
+    assert parts.received() == [(stuck, Refusal("hang", "does not take its messages"))]
+    parts.gate.wait(1000)
+    assert parts.socket.waited_ms == [0, 1000]

@@ -1,0 +1,246 @@
+"""The virtual clock's timeline: events in the order of emulated time, once what they need is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from run_parts import Parts, experiment, take
+
+from edgefl.core.events import Failed, Joined, Sum, Ticked
+from edgefl.devices.link import Transfer
+from edgefl.devices.plan import TripPlan
+from edgefl.errors import RunError
+from edgefl.experiment import Stop
+from edgefl.parameters.buffer import SlotState
+from edgefl.run import messages
+from edgefl.run.control import WORKER
+from edgefl.run.engine import Engine
+from edgefl.run.gate import GivenBack
+from edgefl.run.peers import Peer
+from edgefl.run.timeline import Delivery, Happening
+from edgefl.run.virtual import VirtualClock, VirtualTimeline
+
+INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
+
+
+class FixedTrips:
+    """Trips whose parts take what the test says, by client."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self.seconds = seconds
+        self.breaks: dict[int, float] = {}
+
+    def plan(self, client: int, *_: object) -> TripPlan:
+        down = INSTANT
+        if client in self.breaks:  # after that many seconds, at a byte a second
+            down = down._replace(rate_bytes_per_s=1.0, breaks_after=1, lead_s=self.breaks[client] - 1.0)
+        return TripPlan(down, 0.0, self.seconds[client], math.inf, INSTANT)
+
+
+class Virtual(Parts):
+    """The parts with a virtual clock's timeline, an engine, and workers that compute when the test says."""
+
+    def __init__(self, folder: Path, *, workers: int = 1, stop: Stop | None = None) -> None:
+        super().__init__(folder, stop=stop)
+        self.virtual_clock = VirtualClock(emulated_s=0.0, wall_s=0.0)
+        self.trips = FixedTrips([3.0, 1.0, 1.5])
+        wanted = experiment(join_spread_s=0.0)
+        self.timeline = VirtualTimeline(
+            wanted, [60] * 3, workers, self.virtual_clock, self.core, None,
+            self.trips, self.aggregator,  # type: ignore[arg-type]
+            self.evaluation, self.peers, self.gate, self.store,
+        )  # fmt: skip
+        self.engine = Engine(
+            self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
+        )
+        self.timeline.expect()
+        for peer in self.peers.of(WORKER):
+            peer.ready = True
+        self.timeline.start()
+
+    def worker(self, number: int = 0) -> Peer:
+        peer = self.peers.get(WORKER, number)
+        assert peer is not None
+        return peer
+
+    def due(self) -> list[Happening]:
+        return take(self.engine, self.timeline.due())
+
+    def given(self, number: int = 0) -> list[messages.Task]:
+        """Tasks that this worker is given at this flush."""
+        self.timeline.flush()
+        told = self.socket.told(self.worker(number))
+        return [task for message in told if isinstance(message, messages.Work) for task in message.tasks]
+
+    def compute(self, task: messages.Task, worker: int = 0) -> None:
+        """The worker says that this task's update is whole."""
+        lease = self.aggregator.leases[task.task]
+        result = messages.Result(task.task, task.version, 2, 0.5, self.written(task.task, lease), 0.1, 20.0)
+        self.say(self.worker(worker), messages.Trained([result]))
+        for _, said in self.received():
+            assert isinstance(said, messages.Result)
+            take(self.engine, self.timeline.heard(said))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Virtual]:
+    made = Virtual(tmp_path)
+    yield made
+    made.close()
+
+
+def arrivals(happenings: Sequence[Happening]) -> list[tuple[int, float]]:
+    return [(one.done.client, one.at_s) for one in happenings if isinstance(one, Delivery)]
+
+
+def test_tasks_go_to_the_worker_in_the_order_in_which_they_are_due(world: Virtual) -> None:
+    assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 1, 2]
+    tasks = world.given()
+    while (more := world.given()) or len(tasks) < 3:
+        tasks += more
+        for task in tasks:
+            if world.aggregator.leases[task.task].holder == 0:
+                world.compute(task)
+    assert [task.client for task in tasks] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_updates_arrive_when_they_are_due_whatever_was_computed_first(
+    tmp_path: Path, order: Sequence[int]
+) -> None:
+    world = Virtual(tmp_path, workers=3)
+    world.due()
+    tasks = {task.client: (task, worker) for worker in range(3) for task in world.given(worker)}
+    while len(tasks) < 3:
+        tasks |= {task.client: (task, worker) for worker in range(3) for task in world.given(worker)}
+    seen: list[tuple[int, float]] = []
+    for client in order:
+        world.compute(*tasks[client])
+        seen += arrivals(world.due())
+    assert seen[:2] == [(1, 1.0), (2, 1.5)]
+    world.close()
+
+
+def test_a_tick_and_time_come_in_their_place(world: Virtual) -> None:
+    world.due()
+    world.timeline.wake(0.5)
+    world.timeline.wake(1.25)
+    assert world.due() == [Ticked(0.5)]
+    assert world.virtual_clock.now_s() == 0.5  # the next is an arrival that nobody has computed
+    for task in world.given():
+        world.compute(task)
+    assert [type(one) for one in world.due()][:2] == [Delivery, Ticked]
+
+
+def test_what_a_dead_worker_had_in_hand_goes_to_the_next(world: Virtual) -> None:
+    world.due()
+    (first, *_) = tasks = world.given()
+    dead = world.peers.remove(WORKER, 0, 0)
+    assert dead is not None
+    assert list(world.timeline.departed(dead, "signal 9", given_up=False)) == []
+    assert all(world.aggregator.leases[task.task].holder == -1 for task in tasks)
+    assert world.buffer.state[first.slot] == SlotState.LEASED
+    world.peers.expect(WORKER, 0, epoch=1).ready = True
+    assert world.given()[0] == first
+    with pytest.raises(RunError, match="worker 0 died too often"):
+        world.timeline.departed(dead, "signal 9", given_up=True)
+
+
+def test_a_task_that_is_cancelled_before_anybody_began_it_is_never_computed(world: Virtual) -> None:
+    world.due()
+    world.timeline.cancel(0, 0)
+    assert [one for one in world.due() if isinstance(one, Failed)] == [Failed(0, 0, 0.0, "cancelled")]
+    assert 0 not in {task.task for task in world.given()}
+
+
+def test_a_task_that_is_cancelled_in_a_workers_hand_ends_when_the_worker_lets_go(world: Virtual) -> None:
+    world.due()
+    task = world.given()[0]
+    world.timeline.cancel(task.client, task.task)
+    assert world.due() == []  # the worker may still write into its slot
+    world.timeline.flush()
+    assert messages.Withdraw([task.task]) in world.socket.told(world.worker())
+    world.say(world.worker(), messages.Gone(task.client, 0, task.task, "cancelled"))
+    ((_, said),) = world.received()
+    assert isinstance(said, GivenBack)
+    assert list(world.timeline.heard(said)) == []
+    assert world.due()[0] == Failed(task.client, task.task, 0.0, "cancelled")
+
+
+def test_a_task_that_failed_says_so_when_it_is_due(world: Virtual) -> None:
+    world.due()
+    task = world.given()[0]
+    world.say(world.worker(), messages.Gone(task.client, 0, task.task, "ValueError: no"))
+    ((_, said),) = world.received()
+    assert isinstance(said, GivenBack)
+    assert said.kind == "failed"
+    list(world.timeline.heard(said))
+    assert world.due()[0] == Failed(1, task.task, 1.0, "ValueError: no")
+
+
+def test_a_trip_whose_link_breaks_is_not_computed_and_fails_when_it_breaks(world: Virtual) -> None:
+    world.trips.breaks[1] = 1.25
+    failed = [one for one in world.due() if isinstance(one, Failed)]
+    assert (failed[0].client, failed[0].at_s) == (1, 1.25)
+    assert "lost" in failed[0].reason
+    assert 1 not in {task.client for task in world.given()}
+
+
+def test_nothing_is_taken_while_a_sum_waits_or_once_the_run_is_over(world: Virtual) -> None:
+    world.aggregator.deferred = Sum(1, (), ())
+    assert world.due() == []
+    world.aggregator.deferred = None
+    assert len(world.due()) == 3
+    world.timeline.wake(0.5)
+    world.core.stopped = "versions"
+    assert world.due() == []
+    assert world.given() == []
+
+
+def test_a_run_that_an_accuracy_ends_waits_for_each_measurement(tmp_path: Path) -> None:
+    world = Virtual(tmp_path)
+    world.timeline._experiment = msgspec.structs.replace(experiment(), stop=Stop(accuracy=0.9))
+    world.evaluation.ask(0, 0)
+    assert world.due() == []
+    assert world.evaluation.answered(0)
+    assert len(world.due()) == 1  # the core has the first version measured
+    assert world.due() == []
+    assert world.evaluation.answered(0)
+    assert len(world.due()) == 2
+    world.close()
+
+
+def test_many_events_do_not_keep_the_loop_from_its_socket(world: Virtual) -> None:
+    world.due()
+    for tick in range(300):
+        world.timeline.wake(1e-6 * (1 + tick))
+    assert len(world.due()) == 128
+    assert world.timeline.wait_ms() == 0
+    assert len(world.due()) == 128
+    assert len(world.due()) == 44
+    assert world.timeline.wait_ms() == 1000
+
+
+def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
+    world.due()
+    tasks = world.given()
+    last = tasks[-1]
+    world.compute(last)
+    ahead = world.timeline.save()
+    assert [answer.task for answer in ahead.answers] == ahead.tasks == [last.task]
+    assert ahead.entries == {0: 0}  # the others start from there
+
+
+def test_its_clients_say_what_their_plans_declare(world: Virtual) -> None:
+    world.due()
+    for task in world.given():
+        world.compute(task)
+    delivery = next(one for one in world.due() if isinstance(one, Delivery))
+    done = delivery.done
+    assert done.trip == messages.Spent(1.0, 1.0) == done.compute
+    assert (done.examples, done.steps, done.lateness_s) == (60, 2, 0.0)
+    assert math.isclose(delivery.at_s, 1.0)

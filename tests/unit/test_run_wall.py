@@ -1,0 +1,264 @@
+"""The wall clock's timeline: who comes and goes when, what a task's end means, and what is sent when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from run_parts import Parts, done, experiment, take
+
+from edgefl.core.events import Event, Failed, Joined, Left, Ticked
+from edgefl.devices.dynamics import Transition
+from edgefl.run import messages, wall
+from edgefl.run.control import CLIENT, EVALUATOR
+from edgefl.run.engine import Engine
+from edgefl.run.gate import GivenBack
+from edgefl.run.timeline import Delivery
+from edgefl.run.wall import WallTimeline
+
+NEVER = Transition(math.inf, "back")
+
+
+class Book:
+    """Dynamics whose clients' next moves are what the test says."""
+
+    def __init__(self) -> None:
+        self.moves: dict[int, Transition] = {}
+        self.finishing = False
+        self._moved: list[int] = []
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.moves
+
+    def set(self, client: int, at_s: float, why: str) -> None:
+        self.moves[client] = Transition(at_s, why)  # type: ignore[arg-type]
+        self._moved.append(client)
+
+    def moved(self) -> list[int]:
+        moved, self._moved = self._moved, []
+        return moved
+
+    def move(self, client: int) -> Transition:
+        return self.moves[client]
+
+    def finishes(self, client: int) -> bool:
+        return self.finishing
+
+    def condition(self, client: int) -> None:
+        return None
+
+    def observe(self, *_: object) -> None:
+        pass
+
+
+class Wall(Parts):
+    """The parts with a wall clock's timeline and an engine; its clients' processes are there."""
+
+    def __init__(self, folder: Path, *, transport: str = "shm", **fleet_fields: object) -> None:
+        super().__init__(folder, transport=transport)
+        self.book = Book()
+        wanted = experiment(**fleet_fields)
+        self.timeline = WallTimeline(
+            wanted, 3, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
+            self.gate, self.store,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.engine = Engine(
+            self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
+        )
+        self.timeline.expect()
+        for peer in self.peers.of(CLIENT):
+            peer.ready = True
+        self.clock.start()
+
+    def due(self) -> list[object]:
+        return list(take(self.engine, self.timeline.due()))
+
+    def tasks(self, client: int) -> list[int]:
+        """Tasks that this client has been told of."""
+        self.timeline.flush()
+        peer = self.peers.get(CLIENT, client)
+        assert peer is not None
+        return [told.task for told in self.socket.told(peer) if isinstance(told, messages.Task)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Wall]:
+    made = Wall(tmp_path, join_spread_s=0.0)
+    yield made
+    made.close()
+
+
+def started(world: Wall) -> Wall:
+    world.timeline.start()
+    world.due()
+    return world
+
+
+# ---- tasks -------------------------------------------------------------------------------------
+
+
+def test_clients_join_in_order_and_each_gets_its_task_at_the_flush(world: Wall) -> None:
+    world.timeline.start()
+    assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 1, 2]
+    assert world.socket.sent == []
+    assert [world.tasks(client) for client in range(3)] == [[0], [1], [2]]
+    assert [world.aggregator.leases[task].holder for task in range(3)] == [0, 1, 2]
+
+
+def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:
+    started(world)
+    world.timeline.cancel(1, 1)
+    peer = world.peers.get(CLIENT, 1)
+    assert peer is not None
+    assert [type(told) for told in world.socket.told(peer)] == [messages.Task, messages.Cancel]
+
+
+def test_many_tasks_do_not_wait_for_the_last(world: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wall, "AT_ONCE", 2)
+    started(world)
+    assert len(world.socket.sent) == 2
+
+
+def test_a_model_that_left_as_a_frame_frees_its_ring_entry(tmp_path: Path) -> None:
+    world = started(Wall(tmp_path, transport="wire"))
+    world.evaluation.give_up()
+    world.buffer.publish(version=1, entry=1)
+    for entry in range(1, 6):
+        world.aggregator.pin(entry)
+    assert world.aggregator.free_entry() is None
+    world.timeline.flush()
+    assert all(len(frames) == 2 for _, frames in world.socket.sent)
+    assert world.aggregator.free_entry() == 0
+    world.close()
+
+
+def test_an_update_arrives_when_it_is_said_and_its_client_goes_on(world: Wall) -> None:
+    started(world)
+    lease = world.aggregator.leases[1]
+    said = done(1, lease, world.written(1, lease))
+    world.hand.at += 7.0
+    (delivery,) = take(world.engine, world.timeline.heard(said))
+    assert delivery == Delivery(said, 7.0)
+    assert [held.task for held in world.core.held] == [1]
+
+
+def test_a_task_that_is_given_back_has_failed(world: Wall) -> None:
+    started(world)
+    (event,) = world.timeline.heard(GivenBack(2, 2, "failed", "ValueError"))
+    assert event == Failed(2, 2, 0.0, "ValueError")
+
+
+# ---- ticks -------------------------------------------------------------------------------------
+
+
+def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
+    world.timeline.wake(5.0)
+    world.timeline.wake(3.0)
+    assert world.timeline.wait_ms() == 1000
+    world.hand.at += 2.5
+    assert world.due() == []
+    assert 0 < world.timeline.wait_ms() <= 501
+    world.hand.at += 0.5
+    assert world.due() == [Ticked(3.0)]
+    world.hand.at += 40.0
+    assert world.due() == [Ticked(43.0)]
+    assert world.timeline.wait_ms() == 1000
+
+
+# ---- who comes and goes ------------------------------------------------------------------------
+
+
+def test_a_client_that_is_away_joins_when_it_is_back(world: Wall) -> None:
+    world.book.set(1, 10.0, "back")
+    world.timeline.start()
+    assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 2]
+    assert world.timeline.expected == 1
+    world.hand.at += 10.0
+    assert world.due() == [Joined(1, 10.0)]
+    assert world.timeline.expected == 0
+
+
+def test_a_return_that_was_put_off_does_not_happen(world: Wall) -> None:
+    world.book.set(1, 10.0, "back")
+    started(world)
+    world.book.moves[1] = Transition(99.0, "back")
+    world.hand.at += 10.0
+    assert world.due() == []
+
+
+def test_a_client_whose_process_is_not_there_joins_once_it_is(world: Wall) -> None:
+    peer = world.peers.get(CLIENT, 1)
+    assert peer is not None
+    peer.ready = False
+    world.timeline.start()
+    assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 2]
+    peer.ready = True
+    assert list(world.timeline.ready(peer)) == [Joined(1, 0.0)]
+    assert list(world.timeline.ready(world.peer(EVALUATOR, 0))) == []
+
+
+def test_an_idle_client_goes_at_once_and_the_record_says_why(world: Wall) -> None:
+    world.book.set(1, 4.0, "battery")
+    world.core.handle(Joined(1, 0.0))  # its task is not in the way
+    world.core.end(world.core.task_of(1))  # type: ignore[arg-type]
+    world.hand.at += 4.0
+    assert list(world.timeline.due()) == [Left(1, 4.0, "battery", finishes=False)]
+
+
+def test_a_client_that_finishes_its_task_first_leaves_after_it(world: Wall) -> None:
+    started(world)
+    world.book.finishing = True
+    world.book.set(1, 4.0, "offline")
+    world.hand.at += 4.0
+    assert world.due() == [Left(1, 4.0, "offline", finishes=True)]
+    assert world.core.connected(1)
+
+
+@pytest.mark.parametrize("answer", ["gives up", "had finished", "dies"])
+def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: Wall, answer: str) -> None:
+    started(world)
+    world.tasks(1)
+    world.book.set(1, 4.0, "offline")
+    world.hand.at += 4.0
+    assert world.due() == []
+    peer = world.peers.get(CLIENT, 1)
+    assert peer is not None
+    assert world.socket.told(peer) == [messages.Cancel(1)]
+    assert world.core.connected(1)
+    if answer == "gives up":
+        expected: list[Event | Delivery] = [Left(1, 4.0, "offline")]
+        got = take(world.engine, world.timeline.heard(GivenBack(1, 1, "", "cancelled")))
+    elif answer == "had finished":
+        lease = world.aggregator.leases[1]
+        said = done(1, lease, world.written(1, lease))
+        expected = [Left(1, 4.0, "offline", finishes=True), Delivery(said, 4.0)]
+        got = take(world.engine, world.timeline.heard(said))
+    else:
+        expected = [Left(1, 4.0, "signal 9")]
+        got = take(world.engine, world.timeline.departed(peer, "signal 9", given_up=False))
+    assert got == expected
+    assert not world.core.connected(1)
+    assert list(world.timeline.heard(GivenBack(1, 1, "", "cancelled"))) == [Failed(1, 1, 4.0, "cancelled")]
+
+
+def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
+    started(world)
+    world.core.stopped = "versions"
+    world.book.set(1, 2.0, "offline")
+    world.book.set(2, 2.0, "back")
+    world.hand.at += 2.0
+    assert world.due() == []
+
+
+# ---- stopping and carrying on ------------------------------------------------------------------
+
+
+def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
+    started(world)
+    world.evaluation.ask(0, 0)
+    assert world.timeline.save().entries == {0: 0}
+    events = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
