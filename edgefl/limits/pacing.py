@@ -36,20 +36,18 @@ AHEAD_NS = 50_000_000
 """Wall time by which work within a phase may be ahead of the device."""
 
 
-def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Ask Linux to wake this thread within ``slack_ns`` of a deadline (its default is 50 µs).
+def set_timer_slack() -> bool:
+    """Ask Linux to wake this thread within a nanosecond of a deadline (its default is 50 µs).
 
     Returns whether the system took it: False where there is no such call.
     """
-    if slack_ns < 1:
-        raise ValueError(f"slack_ns must be at least 1 (got {slack_ns})")
     if not sys.platform.startswith("linux"):
         return False
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
         return False
-    return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
+    return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)) == 0
 
 
 def set_time_slice(slice_ns: int = 100_000) -> bool:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from edgefl.errors import RunError
 from edgefl.limits import calibration, host_operations
-from edgefl.limits.calibration import (
-    Calibration,
-    Measured,
-    Rate,
-    calibrate,
-    stored_calibration,
-)
+from edgefl.limits.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
 
 
 def rate(median: float = 50.0, cv: float = 0.01) -> Rate:
@@ -37,31 +32,22 @@ def measured(cv: float = 0.01) -> Measured:
     )
 
 
-def made(at_unix_s: float | None = None) -> Calibration:
+def made(at_unix_s: float) -> Calibration:
+    fingerprint = calibration.fingerprint()
     return Calibration(
-        fingerprint=calibration.fingerprint(),
-        cpu="x",
-        cores=2,
-        library="torch",
-        at_unix_s=time.time() if at_unix_s is None else at_unix_s,
-        measured=measured(),
+        fingerprint=fingerprint, cpu="x", cores=2, library="y", at_unix_s=at_unix_s, measured=measured()
     )
 
 
 def test_a_calibration_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def measure() -> Measured:
-        calls.append(1)
-        return measured()
-
+    measure = Mock(side_effect=measured)
     monkeypatch.setattr(calibration, "_measure_apart", measure)
     assert stored_calibration(tmp_path) is None
     first = calibrate(folder=tmp_path)
     assert calibrate(folder=tmp_path) == first == stored_calibration(tmp_path)
-    assert len(calls) == 1
+    assert measure.call_count == 1
     calibrate(force=True, folder=tmp_path)
-    assert len(calls) == 2
+    assert measure.call_count == 2
     assert len(list(tmp_path.iterdir())) == 1
 
 

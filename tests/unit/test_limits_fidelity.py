@@ -30,10 +30,12 @@ def test_exact_trips_have_no_error() -> None:
     assert (found.conditions.load, found.conditions.steal) == (0.4, 0.0)
 
 
-def test_slow_is_positive_and_fast_is_negative() -> None:
-    assert trips([1.02] * 9).by_quantity["compute"].median_error == pytest.approx(0.02)
-    assert trips([0.97] * 9).by_quantity["trip"].median_error == pytest.approx(-0.03)
-    assert trips([0.97] * 9).median_abs_error == pytest.approx(0.03)
+@pytest.mark.parametrize("error", [0.02, -0.03])
+def test_slow_is_positive_and_fast_is_negative(error: float) -> None:
+    found = trips([1 + error] * 9)
+    assert found.by_quantity["compute"].median_error == pytest.approx(error)
+    assert found.by_quantity["trip"].median_error == pytest.approx(error)
+    assert found.median_abs_error == pytest.approx(abs(error))
 
 
 def test_median_and_95th_percentile_are_of_computing_and_whole_trips() -> None:
@@ -41,14 +43,7 @@ def test_median_and_95th_percentile_are_of_computing_and_whole_trips() -> None:
     compute = 1 + np.linspace(0, 0.1, n)
     one = np.ones(n)
     declared = dict.fromkeys(QUANTITIES, one)
-    achieved = {
-        "compute": compute,
-        "trip": compute,
-        "down": one * 9,
-        "up": one * 9,
-        "delay": one,
-        "round": one,
-    }
+    achieved = declared | {"compute": compute, "trip": compute, "down": one * 9, "up": one * 9}
     found = assess(["a"] * n, declared, achieved)
     assert found.median_abs_error == pytest.approx(0.05)
     assert found.p95_abs_error == pytest.approx(0.095)
@@ -98,10 +93,7 @@ def test_what_only_the_server_sees_is_seen() -> None:
     declared = dict.fromkeys(QUANTITIES, np.ones(9))
     achieved = declared | {"round": np.full(9, 1.05)}
     found = assess(["a"] * 9, declared, achieved)
-    assert (
-        found.reasons[0]
-        == "trips as the server saw them took 5.0% longer than declared, at most 3% is allowed"
-    )
+    assert found.reasons[0].startswith("trips as the server saw them took 5.0% longer than declared")
 
 
 def test_a_device_that_is_off_is_named_although_the_fleet_is_not() -> None:
@@ -141,15 +133,8 @@ def test_others_are_named_where_something_is_wrong_and_only_there() -> None:
 
 
 def test_what_is_too_short_for_the_clock_is_left_out() -> None:
-    declared = {
-        "compute": [1.0],
-        "down": [0.004],
-        "up": [0.0],
-        "delay": [0.0],
-        "trip": [1.004],
-        "round": [1.004],
-    }
-    achieved = {"compute": [1.0], "down": [0.4], "up": [0.1], "delay": [0.3], "trip": [1.004], "round": [1.0]}
+    declared = {key: [1.004] for key in QUANTITIES} | {"down": [0.004], "up": [0.0], "delay": [0.0]}
+    achieved = declared | {"down": [0.4], "up": [0.1], "delay": [0.3]}
     found = assess(["a"], declared, achieved)
     assert found.valid
     assert found.by_quantity["down"].measured == found.by_quantity["up"].measured == 0
@@ -158,16 +143,13 @@ def test_what_is_too_short_for_the_clock_is_left_out() -> None:
     assert stretched.by_quantity["down"].measured == 1
 
 
-def test_no_trips_is_invalid() -> None:
+def test_nothing_measured_is_invalid() -> None:
     found = assess([], {}, {})
     assert (found.valid, found.median_abs_error, found.trips) == (False, None, 0)
     assert found.reasons == ("no trip was measured",)
-
-
-def test_only_short_trips_is_invalid() -> None:
-    found = trips([1.0] * 5, seconds=0.001)
-    assert not found.valid
-    assert "too short to measure" in found.reasons[0]
+    short = trips([1.0] * 5, seconds=0.001)
+    assert not short.valid
+    assert "too short to measure" in short.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -202,19 +184,16 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert trips([1.0299] * 9).valid
 
 
-def test_a_valid_one_reads_as_a_line() -> None:
-    assert str(trips([1.01] * 4)) == "median error 1.00%, 95% of errors below 1.00%, 4 trips"
+def test_a_valid_one_reads_as_a_line_and_is_plain_data() -> None:
+    found = trips([1.01] * 4, conditions=Conditions(load=0.3))
+    assert str(found) == "median error 1.00%, 95% of errors below 1.00%, 4 trips"
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Fidelity) == found
 
 
 def test_lateness_is_reported() -> None:
     late = trips([1.0] * 3, lateness_s=np.linspace(0, 1, 101))
     assert (late.p95_lateness_s, late.max_lateness_s) == (pytest.approx(0.95), 1.0)
     assert trips([1.0] * 3).p95_lateness_s is None
-
-
-def test_it_is_plain_data() -> None:
-    found = trips([1.01] * 4, conditions=Conditions(load=0.3))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Fidelity) == found
 
 
 def test_columns_must_be_there_and_fit() -> None:

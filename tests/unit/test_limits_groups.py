@@ -66,23 +66,21 @@ def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machi
     assert find("memory") == Place(unified, 2)
 
 
-def test_in_a_container_the_mount_shows_a_part_of_the_hierarchy(machine: Machine) -> None:
-    mount = machine.mount("cpu", "cgroup", "rw,cpu", shows="/docker/abc")
+@pytest.mark.parametrize(
+    ("name", "path", "found"),
+    [
+        ("cpu", "/docker/abc/inner", "inner"),
+        ("cpu", "/somewhere/else", ""),  # a path of the host, which cannot be seen
+        ("a b", "/docker/abc", ""),
+    ],
+)
+def test_in_a_container_the_mount_shows_a_part_of_the_hierarchy(
+    name: str, path: str, found: str, machine: Machine
+) -> None:
+    mount = machine.mount(name, "cgroup", "rw,cpu", shows="/docker/abc")
     (mount / "inner").mkdir()
-    machine.process_in("1:cpu:/docker/abc/inner")
-    assert find("cpu").folder == mount / "inner"
-
-
-def test_a_path_of_the_host_that_cannot_be_seen_is_the_mount(machine: Machine) -> None:
-    mount = machine.mount("cpu", "cgroup", "rw,cpu", shows="/docker/abc")
-    machine.process_in("1:cpu:/somewhere/else")
-    assert find("cpu").folder == mount
-
-
-def test_a_mount_point_with_a_space(machine: Machine) -> None:
-    mount = machine.mount("a b", "cgroup", "rw,cpu")
-    machine.process_in("1:cpu:/")
-    assert find("cpu").folder == mount
+    machine.process_in(f"1:cpu:{path}")
+    assert find("cpu").folder == mount / found
 
 
 def test_no_hierarchy_at_all(machine: Machine) -> None:
