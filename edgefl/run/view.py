@@ -109,8 +109,8 @@ class RunView:
         """Returns what the run heads for: that all clients are there, then the nearest stop condition."""
         if self.running:
             return nearest_goal(self.experiment.stop, progress)
-        there = self.total - progress.absent
-        return Goal(there / self.total, f"{there:,} of {self.total:,} clients connected", steady=False)
+        there, text = self.total - progress.absent, f"of {self.total:,} clients connected"
+        return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:
         """Returns VALID or INVALID, ``times computed`` on the virtual clock, nothing while it is unknown."""
