@@ -58,6 +58,6 @@ soak: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info edgefl/kernels/*.so
+	rm -rf $(VENV) build dist runs *.egg-info edgefl/*/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find edgefl tests -name __pycache__ -type d -exec rm -rf {} +

@@ -1,7 +1,7 @@
-"""Packages, the optional C extension and the data folders; everything else is in pyproject.toml.
+"""Packages, the optional C extensions and the data folders; everything else is in pyproject.toml.
 
 Without a C compiler edgefl installs all the same and sums with numba. EDGEFL_REQUIRE_C=1 makes a failed
-build of the extension an error.
+build of an extension an error.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-native = Extension(
-    "edgefl.kernels._c",
-    sources=[
-        f"kernels/{name}.c"
-        for name in ("module", "bind_sum", "bind_quantize", "delta", "probe", "cpu", "pool", "staleness")
-    ],
-    libraries=["m"],
-    depends=["setup.py", *sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.h"))],
-    define_macros=[("EF_SOURCES", f'"{sources_digest()}"')],
-    # The last ones count: whatever CFLAGS says, no product and sum are fused, and nothing is reordered.
-    extra_compile_args=[
-        "-std=gnu11",
-        "-O3",
-        "-g0",
-        "-fvisibility=hidden",
-        "-pthread",
-        "-fno-fast-math",
-        "-ffp-contract=off",
-    ],
-    extra_link_args=["-pthread"],
-    py_limited_api=True,
-    optional=os.environ.get("EDGEFL_REQUIRE_C") != "1",
-)
+def extension(name: str, sources: tuple[str, ...]) -> Extension:
+    return Extension(
+        name,
+        sources=[f"kernels/{source}.c" for source in sources],
+        libraries=["m"],
+        depends=["setup.py", *sorted(f"kernels/{path.name}" for path in KERNELS.glob("*.[ch]"))],
+        define_macros=[("EF_SOURCES", f'"{sources_digest()}"')],
+        # The last ones count: whatever CFLAGS says, no product and sum are fused, and nothing is reordered.
+        extra_compile_args=[
+            "-std=gnu11",
+            "-O3",
+            "-g0",
+            "-fvisibility=hidden",
+            "-pthread",
+            "-fno-fast-math",
+            "-ffp-contract=off",
+        ],
+        extra_link_args=["-pthread"],
+        py_limited_api=True,
+        optional=os.environ.get("EDGEFL_REQUIRE_C") != "1",
+    )
+
+
+KERNEL_SOURCES = ("module", "bind_sum", "bind_quantize", "delta", "cpu", "pool", "staleness")
 
 setup(
     packages=[
@@ -62,11 +63,15 @@ setup(
     package_data={
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
+        "edgefl.lab": ["*.pyi"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.cuh", "*.h"],
         "edgefl._profiles": ["**/*.toml", "**/*.trace"],
         "edgefl._experiments": ["**/*.toml"],
     },
     include_package_data=False,
-    ext_modules=[native],
+    ext_modules=[
+        extension("edgefl.kernels._c", KERNEL_SOURCES),
+        extension("edgefl.lab._probe", ("probe", "pool")),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

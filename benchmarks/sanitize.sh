@@ -16,8 +16,28 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -R "$root/edgefl" "$root/kernels" "$root/profiles" "$root/tests" "$root/benchmarks" \
     "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$work"
-rm -f "$work"/edgefl/kernels/_c*.so
+rm -f "$work"/edgefl/*/*.so
 cd "$work"
+
+# Threads that ask for the first kernel at once, with ThreadSanitizer: the choice of an instruction set, the pool.
+cat > first.c <<'END'
+#include "edgefl_kernels.h"
+#include <pthread.h>
+static unsigned char data[1 << 21];
+static void *ask(void *sum) { *(uint64_t *)sum = ef_checksum(data, sizeof data, 3); return NULL; }
+int main(void)
+{
+    pthread_t threads[8];
+    uint64_t sums[8];
+    for (int i = 0; i < 8; i++) if (pthread_create(&threads[i], NULL, ask, &sums[i])) return 2;
+    for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < 8; i++) if (sums[i] != sums[0]) return 1;
+    ef_pool_close();
+    return 0;
+}
+END
+$cc -fsanitize=thread -g -O1 -ffp-contract=off -pthread -Ikernels -o first first.c kernels/cpu.c kernels/pool.c -lm
+TSAN_OPTIONS=halt_on_error=1 ./first
 
 flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 CFLAGS=$flags LDFLAGS=$flags EDGEFL_REQUIRE_C=1 "$python" setup.py -q build_ext --inplace

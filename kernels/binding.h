@@ -1,4 +1,4 @@
-/* What the files of the Python binding share: the limited API, and Python buffers as flat C arrays. */
+/* What the files of the Python bindings share: the limited API, and Python buffers as flat C arrays. */
 #ifndef EDGEFL_BINDING_H
 #define EDGEFL_BINDING_H
 
@@ -100,14 +100,6 @@ PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t n
 PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_delta(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
-/* probe.c: for benchmarks and tests */
-PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *ef_py_triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-PyObject *ef_py_isas(PyObject *self, PyObject *unused);
-PyObject *ef_py_isa(PyObject *self, PyObject *unused);
-PyObject *ef_py_set_isa(PyObject *self, PyObject *name);
-PyObject *ef_py_pool_size(PyObject *self, PyObject *unused);
-PyObject *ef_py_close_pool(PyObject *self, PyObject *unused);
+#define FAST(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL
 
 #endif

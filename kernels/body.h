@@ -35,37 +35,60 @@ EF_PRIM double EF(folded)(EF(N) n)
     return EF(fold)(l);
 }
 
-/* What one scale block of int8 adds to the squared norm: the square of a float is exact in a double, and so
- * is the sum of the integers' squares. */
-EF_PRIM double EF(scaled)(float scale, EF(I) squares)
+/* The squared norm of a tile of n int8, of the sums of squares of its scale blocks (0 after the last): a lane of the
+ * norm is a block, and the square of its scale is exact in a double. */
+EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, int64_t n)
 {
-    return (double)scale * (double)scale * (double)EF(isum)(squares);
+    const int64_t blocks = (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK;
+    float sums[EF_LANES], scale[EF_LANES] = {0};
+    double lanes[EF_LANES];
+    if (blocks == EF_LANES) memcpy(scale, scales, sizeof scale);
+    else memcpy(scale, scales, (size_t)blocks * 4);
+    EF(vsums)(sums, squares);
+    for (int b = 0; b < EF_LANES; b++) lanes[b] = (double)scale[b] * (double)scale[b] * (double)sums[b];
+    return EF(fold)(lanes);
 }
 
+#include "body_sum.h"
+
+#ifdef EF_ZEN4
+/* Floats and halves; all else is faster in whole vectors there, too. */
+static const ef_isa EF(isa) = {
+    EF_ISA_NAME,
+    {EF(group_f32), EF(group_f16), EF(group_bf16), group_i8_avx512},
+    EF_GROUP_SIZES,
+    step_avx512,
+    quantize_avx512,
+    block_norm_avx512,
+    words_avx512,
+    delta_avx512,
+};
+#else
 /* The squared norm of n elements: a tile, or less. */
 EF_PRIM double EF(norm)(const int dtype, const char *p, const ef_loose_float *scales, int64_t n)
 {
     EF(N) norm = EF(nzero)();
-    double lanes[EF_LANES] = {0};
+    EF(V) squares[EF_LANES];
     if (dtype != EF_I8) {
         int64_t i = 0;
         for (; i + EF_W <= n; i += EF_W) norm = EF(nadd)(norm, EF(load)(dtype, p, i));
         if (i < n) norm = EF(nadd)(norm, EF(load_part)(dtype, p, i, n - i));
         return EF(folded)(norm);
     }
+    memset(squares, 0, sizeof squares);
     for (int64_t run = 0; run < n; run += EF_SCALE_BLOCK) {
         const int64_t end = run + EF_SCALE_BLOCK < n ? run + EF_SCALE_BLOCK : n;
-        EF(I) squares = EF(izero)();
+        EF(V) sum[4] = {EF(vset)(0), EF(vset)(0), EF(vset)(0), EF(vset)(0)};
         int64_t i = run;
-        for (; i + 4 * EF_W <= end; i += 4 * EF_W) squares = EF(iadd)(squares, p + i);
-        if (i < end) {
-            char full[4 * EF_W] = {0};
-            memcpy(full, p + i, (size_t)(end - i));
-            squares = EF(iadd)(squares, full);
+        for (; i + 4 * EF_W <= end; i += 4 * EF_W)
+            for (int v = 0; v < 4; v++) sum[v] = EF(vadd_square)(sum[v], EF(load)(dtype, p, i + v * EF_W));
+        for (; i < end; i += EF_W) {
+            const int64_t left = end - i < EF_W ? end - i : EF_W;
+            sum[0] = EF(vadd_square)(sum[0], EF(load_part)(dtype, p, i, left));
         }
-        lanes[run / EF_SCALE_BLOCK] = EF(scaled)(scales[run / EF_SCALE_BLOCK], squares);
+        squares[run / EF_SCALE_BLOCK] = EF(vadd)(EF(vadd)(sum[0], sum[1]), EF(vadd)(sum[2], sum[3]));
     }
-    return EF(fold)(lanes);
+    return EF(scaled)(squares, scales, n);
 }
 
 EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n)
@@ -124,31 +147,18 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
 #include "body_delta.h"
 #include "body_step.h"
 #include "body_quantize.h"
-#include "body_sum.h"
 
-/* Nothing but reading: the bandwidth limit that the others are measured against. Four streams at once,
- * because one keeps too few loads in flight. */
-EF_TARGET static uint64_t EF(read)(const unsigned char *p, int64_t bytes)
-{
-    enum { STREAMS = 4, LINE = 64 };
-    EF(U) sum[STREAMS] = {{0}};
-    uint64_t all = 0;
-    const int64_t stream = bytes / STREAMS / LINE * LINE;
-    for (int64_t i = 0; i < stream; i += LINE)
-        for (int j = 0; j < STREAMS; j++)
-            for (int l = 0; l < LINE; l += (int)sizeof(EF(U))) {
-                EF(U) x;
-                memcpy(&x, p + stream * j + i + l, sizeof x);
-                sum[j] ^= x;
-            }
-    for (int j = 0; j < STREAMS; j++)
-        for (size_t l = 0; l < sizeof(EF(U)) / 8; l++) all ^= sum[j][l];
-    for (int64_t i = STREAMS * stream; i < bytes; i++) all ^= p[i];
-    return all;
-}
-
-static const ef_isa EF(isa) = {EF_ISA_NAME, EF(span), EF(quantize), EF(block_norm), EF(words), EF(delta),
-                          EF(read)};
+static const ef_isa EF(isa) = {
+    EF_ISA_NAME,
+    {EF(group_f32), EF(group_f16), EF(group_bf16), EF(group_i8)},
+    EF_GROUP_SIZES,
+    EF(step),
+    EF(quantize),
+    EF(block_norm),
+    EF(words),
+    EF(delta),
+};
+#endif
 
 #undef EF
 #undef EF_ISA_NAME

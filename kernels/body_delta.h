@@ -1,8 +1,8 @@
 /* An update and its checksum in one pass over memory. */
 
 /* Four quarters at once keep enough loads in flight; each has its own running sums. */
-EF_TARGET static void EF(delta)(ef_loose_float *out, const ef_loose_float *trained, const ef_loose_float *base,
-                                int64_t n, int around, uint64_t s[2])
+EF_TARGET static void EF(delta)(ef_loose_float *__restrict out, const ef_loose_float *trained,
+                                const ef_loose_float *base, int64_t n, int around, uint64_t s[2])
 {
     enum { STREAMS = 4, AHEAD = 8 * 64 / 4 };
     const int64_t quarter = n / STREAMS / EF_W * EF_W;

@@ -4,8 +4,12 @@
 #include "fp_state.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "checksums and float16 loads assume a little-endian machine"
@@ -32,18 +36,35 @@ _Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is 
 #include "body.h"
 #include "simd_avx512.h"
 #include "body.h"
+#define EF_ZEN4
+#include "simd_avx2.h"
+#include "body.h"
 #endif
 
-static const ef_isa *usable[4];
+static const ef_isa *usable[5]; /* fastest first, and NULL after the last */
 static const ef_isa *now;
+static pthread_once_t found = PTHREAD_ONCE_INIT;
+
+#if defined(__x86_64__)
+/* Zen 4 carries out an operation on 512 bits as two on 256. */
+static int halves_vectors(void)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    return (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19;
+}
+#endif
 
 static void find(void)
 {
     int i = 0;
-    if (usable[0]) return;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) usable[i++] = &isa_avx512;
+    if (i && __builtin_cpu_supports("avx512vl")) {
+        usable[i++] = &isa_zen4;
+        if (halves_vectors()) usable[0] = &isa_zen4, usable[1] = &isa_avx512;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
         usable[i++] = &isa_avx2;
 #endif
@@ -53,22 +74,22 @@ static void find(void)
 
 const ef_isa *ef_isa_now(void)
 {
-    find();
-    return now;
+    pthread_once(&found, find);
+    return __atomic_load_n(&now, __ATOMIC_RELAXED);
 }
 
 const char *ef_isa_name(int i)
 {
-    find();
-    return i < 4 && usable[i] ? usable[i]->name : NULL;
+    pthread_once(&found, find);
+    return i < 5 && usable[i] ? usable[i]->name : NULL;
 }
 
 int ef_isa_set(const char *name)
 {
-    find();
-    for (int i = 0; i < 4 && usable[i]; i++)
+    pthread_once(&found, find);
+    for (int i = 0; i < 5 && usable[i]; i++)
         if (!strcmp(usable[i]->name, name)) {
-            now = usable[i];
+            __atomic_store_n(&now, usable[i], __ATOMIC_RELAXED);
             return 1;
         }
     return 0;
@@ -104,6 +125,34 @@ typedef struct {
     int stream, span; /* span: tiles at once */
 } sum_job;
 
+/* n elements from `at`: group after group of updates of one type, the sum so far in the cache. */
+static void sum_span(const sum_job *job, int64_t at, int64_t n, double *norms, uint64_t *sums)
+{
+    float scratch[EF_SPAN * EF_TILE] __attribute__((aligned(64)));
+    const ef_update *u = job->u;
+    const float *from = job->base ? job->base + at : memset(scratch, 0, (size_t)n * 4);
+    if (!job->count && !job->step) memmove(job->out + at, from, (size_t)n * 4);
+    for (int64_t j = 0; j < job->count;) {
+        const int dtype = u[j].dtype, most = job->isa->most[dtype];
+        int64_t same = j, groups, size;
+        while (same < job->count && u[same].dtype == dtype) same++;
+        /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
+        groups = (same - j + most - 1) / most;
+        size = (same - j + groups - 1) / groups;
+        const int last = j + size == job->count && !job->step;
+        float *to = last ? job->out + at : scratch;
+        job->isa->group[dtype]((int)size, &(ef_group){u + j, at, n, from, to, norms + j, job->count,
+                                                      last && job->stream, !j && job->base});
+        /* While this group's part is still in the cache. */
+        for (int64_t g = j; sums && g < j + size; g++)
+            job->isa->words((const unsigned char *)u[g].data + at * ef_size(dtype), n * ef_size(dtype) / 4,
+                            sums + 2 * g);
+        from = to;
+        j += size;
+    }
+    if (job->step) job->isa->step(job->step, job->stream, from, at, n);
+}
+
 static void sum_grain(void *context, int64_t grain)
 {
     const sum_job *job = context;
@@ -112,7 +161,7 @@ static void sum_grain(void *context, int64_t grain)
         const int64_t at = t * EF_TILE, most = job->span * EF_TILE, n = job->n - at < most ? job->n - at : most;
         double *norms = job->partial + t * job->count;
         uint64_t *sums = job->sums ? job->sums + t * job->count * 2 : NULL;
-        job->isa->span(job->out, job->base, job->u, job->count, at, n, norms, sums, job->step, job->stream);
+        sum_span(job, at, n, norms, sums);
     }
     fp_leave(fp);
 #if defined(__x86_64__)
@@ -258,65 +307,4 @@ uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads)
     checksum_job job = {ef_isa_now(), p, bytes / 4, {0, 0}};
     ef_pool_run(checksum_piece, &job, (job.words + PIECE_WORDS - 1) / PIECE_WORDS, threads);
     return ef_folded(job.s, p, bytes);
-}
-
-/* ---- the limits: read, copy ---- */
-
-#define PIECE_BYTES (1 << 18)
-typedef struct {
-    const ef_isa *isa;
-    const unsigned char *const *p;
-    int64_t pieces, bytes;
-    unsigned char *dst;
-    uint64_t all;
-} move_job;
-
-static void read_piece(void *context, int64_t piece)
-{
-    move_job *job = context;
-    const int64_t at = piece % job->pieces * PIECE_BYTES, left = job->bytes - at;
-    const uint64_t x =
-        job->isa->read(job->p[piece / job->pieces] + at, left < PIECE_BYTES ? left : PIECE_BYTES);
-    __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
-}
-
-uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads)
-{
-    move_job job = {ef_isa_now(), p, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, NULL, 0};
-    ef_pool_run(read_piece, &job, job.pieces * count, threads);
-    return job.all;
-}
-
-static void copy_piece(void *context, int64_t piece)
-{
-    move_job *job = context;
-    const int64_t at = piece * PIECE_BYTES, left = job->bytes - at;
-    memcpy(job->dst + at, job->p[0] + at, (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
-}
-
-void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int threads)
-{
-    move_job job = {NULL, &src, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, dst, 0};
-    ef_pool_run(copy_piece, &job, job.pieces, threads);
-}
-
-/* STREAM's triad: two vectors read, one written, a product and a sum for each element. */
-typedef struct {
-    ef_loose_float *a;
-    const ef_loose_float *b, *c;
-    int64_t n;
-    float scalar;
-} triad_job;
-
-static void triad_piece(void *context, int64_t piece)
-{
-    const triad_job *job = context;
-    const int64_t at = piece * (PIECE_BYTES / 4), end = at + PIECE_BYTES / 4;
-    for (int64_t i = at; i < (end < job->n ? end : job->n); i++) job->a[i] = job->b[i] + job->scalar * job->c[i];
-}
-
-void ef_triad(float *a, const float *b, const float *c, float scalar, int64_t n, int threads)
-{
-    triad_job job = {a, b, c, n, scalar};
-    ef_pool_run(triad_piece, &job, (n * 4 + PIECE_BYTES - 1) / PIECE_BYTES, threads);
 }

@@ -42,7 +42,7 @@ enum ef_optimizer { EF_MOMENTUM, EF_ADAM, EF_YOGI, EF_ADAGRAD, EF_OPTIMIZERS };
 typedef struct {
     int kind;
     float keep1, add1, keep2, add2, epsilon, lr;
-    float *out, *new_a, *new_b; /* the b's only where the kind has one */
+    float *out, *new_a, *new_b; /* the b's only where the kind has one; none overlaps anything */
     const float *base, *old_a, *old_b;
 } ef_step;
 
@@ -54,31 +54,53 @@ typedef struct {
     void *out;
     ef_loose_float *scales; /* int8 only, written */
     ef_loose_float *left;   /* y - decoded(out), and 0 where that is not finite; may be NULL or residual */
+    /* out may be x (float32), x and residual may overlap; nothing else that is written overlaps anything. */
 } ef_quantization;
 
-/* One instruction set's functions. Offsets and counts are in elements (checksum: 32-bit words). */
+/* A few updates of one type that are added in one pass over n elements, the first of them element `at`:
+ * to[i] = from[i] + sum_j weight_j * update_j[at + i], and norms[j + t * stride] = the squared norm of update
+ * j's tile t.
+ *
+ * 0 < n <= EF_SPAN * EF_TILE, and `at` is a multiple of EF_TILE. Updates, scales, from and to begin at any
+ * byte; with `stream`, to is aligned to 64 bytes. `to` may be `from` and overlaps nothing else. */
+typedef struct {
+    const ef_update *u;
+    int64_t at, n;
+    const float *from;
+    float *to;
+    double *norms;
+    int64_t stride;
+    int stream; /* write around the caches */
+    int fresh;  /* from is not in the cache yet */
+} ef_group;
+
+/* One instruction set's functions. Offsets and counts are in elements; arrays begin at any byte and do not
+ * overlap, but for what is said. All run in the floating-point state of fp_state.h. */
 typedef struct {
     const char *name;
-    /* dst[i] = src[i] + sum_j weight_j * update_j[at + i] for i < n <= EF_SPAN * EF_TILE; norms[t * count + j] =
-     * the squared norm of update j's tile t; unless sums is NULL, sums[2j], sums[2j + 1] += the span's words' two
-     * sums (see below). With a step, its vectors are written and out is not. */
-    void (*span)(float *out, const float *base, const ef_update *u, int64_t count, int64_t at, int64_t n,
-                 double *norms, uint64_t *sums, const ef_step *step, int stream);
+    void (*group[4])(int count, const ef_group *g); /* for each ef_dtype, 1 <= count <= EF_GROUP */
+    unsigned char most[4];                          /* the largest group whose members stay in registers */
+    /* The step s at elements at <= i < at + n, of which g is the sum. With `stream`, all that is written is
+     * aligned to 64 bytes where i is a multiple of 16, and so is `at`. */
+    void (*step)(const ef_step *s, int stream, const float *g, int64_t at, int64_t n);
+    /* Elements from `at`, a multiple of EF_SCALE_BLOCK; what overlaps is as ef_quantization says. */
     void (*quantize)(const ef_quantization *q, int64_t at, int64_t n);
+    /* The squared norm of n <= EF_TILE elements from `at`, a multiple of EF_TILE. */
     double (*block_norm)(const ef_update *u, int64_t at, int64_t n);
-    /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i, both modulo 2^64, i counted from 0. */
+    /* s[0] += sum w_i, s[1] += sum (i + 1) * w_i over n 32-bit words, both modulo 2^64, i counted from 0. */
     void (*words)(const unsigned char *p, int64_t n, uint64_t s[2]);
-    /* out = trained - base, s as above of the words of out; `around`: past the caches, out aligned to 64 bytes. */
-    void (*delta)(ef_loose_float *out, const ef_loose_float *trained, const ef_loose_float *base, int64_t n, int around,
-                  uint64_t s[2]);
-    uint64_t (*read)(const unsigned char *p, int64_t bytes);
+    /* out = trained - base, s as above of the words of out; `around`: past the caches, out aligned to 64 bytes.
+     * trained and base may overlap each other. */
+    void (*delta)(ef_loose_float *__restrict out, const ef_loose_float *trained, const ef_loose_float *base,
+                  int64_t n, int around, uint64_t s[2]);
 } ef_isa;
 
 /* cpu.c */
-extern const ef_isa *ef_isa_now(void);
+const ef_isa *ef_isa_now(void);
 int ef_isa_set(const char *name); /* 0: not there */
 const char *ef_isa_name(int i);   /* i-th usable one, fastest first; NULL after the last */
-/* checksums and step may be NULL; with a step, out is not used. -1: no memory. */
+/* out = base + the updates' sum, or the step of that sum: then out is not used. base, checksums and step may be
+ * NULL. out may be base; nothing else that is written overlaps anything. Arrays begin at any byte. -1: no memory. */
 int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t count, int64_t n,
                     double *norms, uint64_t *checksums, const ef_step *step, int threads);
 /* norm: of what was written, as ef_sq_norm gives it. -1: no memory. */
@@ -86,9 +108,6 @@ int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: no memory */
 uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes); /* s: of all whole words */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
-uint64_t ef_read(const unsigned char *const *p, int64_t count, int64_t bytes, int threads);
-void ef_triad(float *a, const float *b, const float *c, float scalar, int64_t n, int threads);
-void ef_copy(unsigned char *dst, const unsigned char *src, int64_t bytes, int threads);
 
 /* pool.c: runs task(context, i) for every 0 <= i < count on up to `threads` threads, the caller among them. */
 typedef void (*ef_task)(void *context, int64_t i);

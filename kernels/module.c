@@ -104,7 +104,50 @@ done:
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-#define FAST(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL
+/* The instruction sets and the pool, for benchmarks and tests. */
+static PyObject *isas(PyObject *self, PyObject *unused)
+{
+    PyObject *names = PyList_New(0);
+    (void)self, (void)unused;
+    for (int i = 0; names && ef_isa_name(i); i++) {
+        PyObject *name = PyUnicode_FromString(ef_isa_name(i));
+        if (!name || PyList_Append(names, name)) Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+static PyObject *isa(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyUnicode_FromString(ef_isa_now()->name);
+}
+
+static PyObject *set_isa(PyObject *self, PyObject *name)
+{
+    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+    (void)self;
+    if (!text) return NULL;
+    if (!ef_isa_set(text))
+        return PyErr_Format(PyExc_ValueError, "instruction set '%s' is not there on this machine", text);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *pool_size(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    return PyLong_FromLong(ef_pool_size());
+}
+
+static PyObject *close_pool(PyObject *self, PyObject *unused)
+{
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    ef_pool_close();
+    Py_END_ALLOW_THREADS
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
     {"weighted_sum", FAST(ef_py_weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, checksums, threads)"},
     {"weighted_step", FAST(ef_py_weighted_sum), "weighted_step(…, kind, constants, old, new): a sum, then a step"},
@@ -113,14 +156,11 @@ static PyMethodDef methods[] = {
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"delta", FAST(ef_py_delta), "delta(out, trained, base): out = trained - base, and its checksum"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
-    {"read", FAST(ef_py_read), "read(buffers, threads)"},
-    {"copy", FAST(ef_py_copy), "copy(to, from, threads)"},
-    {"triad", FAST(ef_py_triad), "triad(a, b, c, scalar, threads): a = b + scalar * c"},
-    {"isas", ef_py_isas, METH_NOARGS, "Usable instruction sets, fastest first."},
-    {"isa", ef_py_isa, METH_NOARGS, "The instruction set in use."},
-    {"set_isa", ef_py_set_isa, METH_O, "Use this instruction set."},
-    {"pool_size", ef_py_pool_size, METH_NOARGS, "How many threads of its own the pool has now."},
-    {"close_pool", ef_py_close_pool, METH_NOARGS, "End and join the pool's threads."},
+    {"isas", isas, METH_NOARGS, "Usable instruction sets, fastest first."},
+    {"isa", isa, METH_NOARGS, "The instruction set in use."},
+    {"set_isa", set_isa, METH_O, "Use this instruction set."},
+    {"pool_size", pool_size, METH_NOARGS, "How many threads of its own the pool has now."},
+    {"close_pool", close_pool, METH_NOARGS, "End and join the pool's threads."},
     {NULL, NULL, 0, NULL},
 };
 

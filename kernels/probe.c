@@ -1,19 +1,70 @@
-/* For benchmarks and tests: the memory's limits, the instruction sets, the pool. */
+/* edgefl.lab._probe: the memory's limits that `edgefl bench` holds the kernels against. Not a part of the kernels,
+ * whose pool of threads it has a copy of. */
 #include "binding.h"
 
+#define PIECE_BYTES (1 << 18)
+
+typedef struct {
+    const unsigned char *const *p;
+    int64_t pieces, bytes;
+    unsigned char *dst;
+    uint64_t all;
+    uint64_t (*read)(const unsigned char *p, int64_t bytes);
+} move_job;
+
+/* Nothing but reading: the bandwidth limit that the others are measured against. Four streams at once, because one
+ * keeps too few loads in flight. Compilers map the vectors to what the target has. */
+typedef uint64_t line __attribute__((vector_size(64)));
+static inline __attribute__((always_inline)) uint64_t read_lines(const unsigned char *p, int64_t bytes)
+{
+    enum { STREAMS = 4, LINE = sizeof(line) };
+    line sum[STREAMS] = {{0}};
+    uint64_t all = 0;
+    const int64_t stream = bytes / STREAMS / LINE * LINE;
+    for (int64_t i = 0; i < stream; i += LINE)
+        for (int j = 0; j < STREAMS; j++) {
+            line x;
+            memcpy(&x, p + stream * j + i, sizeof x);
+            sum[j] ^= x;
+        }
+    for (int j = 0; j < STREAMS; j++)
+        for (size_t l = 0; l < sizeof(line) / 8; l++) all ^= sum[j][l];
+    for (int64_t i = STREAMS * stream; i < bytes; i++) all ^= p[i];
+    return all;
+}
+
+static uint64_t read_generic(const unsigned char *p, int64_t bytes) { return read_lines(p, bytes); }
+#if defined(__x86_64__)
+#define FOR(set) __attribute__((target(set))) static uint64_t
+FOR("avx2") read_avx2(const unsigned char *p, int64_t bytes) { return read_lines(p, bytes); }
+FOR("avx512f") read_avx512(const unsigned char *p, int64_t bytes) { return read_lines(p, bytes); }
+#endif
+
+static void read_piece(void *context, int64_t piece)
+{
+    move_job *job = context;
+    const int64_t at = piece % job->pieces * PIECE_BYTES, left = job->bytes - at;
+    const uint64_t x = job->read(job->p[piece / job->pieces] + at, left < PIECE_BYTES ? left : PIECE_BYTES);
+    __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
+}
+
 /* read(buffers, threads): read every byte of buffers of one length; returns their exclusive or. */
-PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[64] = {{0}};
     const unsigned char *p[64];
     PyObject *buffers;
     Py_ssize_t count;
-    uint64_t x = 0;
+    move_job job = {p, 0, 0, NULL, 0, read_generic};
     int ok = 1;
     (void)self;
     if (nargs != 2) return PyErr_Format(PyExc_TypeError, "read takes 2 arguments (got %zd)", nargs);
     const long threads = PyLong_AsLong(args[1]);
     if ((threads == -1 && PyErr_Occurred()) || !(buffers = PySequence_Tuple(args[0]))) return NULL;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) job.read = read_avx2;
+    if (__builtin_cpu_supports("avx512f")) job.read = read_avx512;
+#endif
     count = PyTuple_Size(buffers);
     ok = count <= 64;
     for (Py_ssize_t i = 0; ok && i < count; i++) {
@@ -21,18 +72,27 @@ PyObject *ef_py_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         p[i] = views[i].buf;
     }
     if (ok) {
+        job.bytes = views[0].len;
+        job.pieces = (job.bytes + PIECE_BYTES - 1) / PIECE_BYTES;
         Py_BEGIN_ALLOW_THREADS
-        x = ef_read(p, count, views[0].len, share(views[0].len * count, threads));
+        ef_pool_run(read_piece, &job, job.pieces * count, share(job.bytes * count, threads));
         Py_END_ALLOW_THREADS
     }
     release(views, 64);
     Py_DECREF(buffers);
     if (!ok) return PyErr_Format(PyExc_ValueError, "read needs at most 64 flat buffers of one length");
-    return PyLong_FromUnsignedLongLong(x);
+    return PyLong_FromUnsignedLongLong(job.all);
+}
+
+static void copy_piece(void *context, int64_t piece)
+{
+    move_job *job = context;
+    const int64_t at = piece * PIECE_BYTES, left = job->bytes - at;
+    memcpy(job->dst + at, job->p[0] + at, (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
 }
 
 /* copy(to, from, threads) */
-PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[2] = {{0}};
     int ok;
@@ -43,16 +103,34 @@ PyObject *ef_py_copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     ok = flat(args[0], &views[0], 1) && flat(args[1], &views[1], 0);
     ok = ok && views[0].len == views[1].len && !overlap(&views[0], &views[1]);
     if (ok) {
+        const unsigned char *from = views[1].buf;
+        const int64_t bytes = views[0].len;
+        move_job job = {&from, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, views[0].buf, 0, NULL};
         Py_BEGIN_ALLOW_THREADS
-        ef_copy(views[0].buf, views[1].buf, views[0].len, share(2 * views[0].len, threads));
+        ef_pool_run(copy_piece, &job, job.pieces, share(2 * bytes, threads));
         Py_END_ALLOW_THREADS
     }
     release(views, 2);
     return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "copy needs two flat buffers of one length");
 }
 
+/* STREAM's triad: two vectors read, one written, a product and a sum for each element. */
+typedef struct {
+    ef_loose_float *a;
+    const ef_loose_float *b, *c;
+    int64_t n;
+    float scalar;
+} triad_job;
+
+static void triad_piece(void *context, int64_t piece)
+{
+    const triad_job *job = context;
+    const int64_t at = piece * (PIECE_BYTES / 4), end = at + PIECE_BYTES / 4;
+    for (int64_t i = at; i < (end < job->n ? end : job->n); i++) job->a[i] = job->b[i] + job->scalar * job->c[i];
+}
+
 /* triad(a, b, c, scalar, threads) */
-PyObject *ef_py_triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[3] = {{0}};
     double scalar;
@@ -65,54 +143,26 @@ PyObject *ef_py_triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         ok = flat(args[i], &views[i], i == 0) && is_format(&views[i], 'f', 4) && views[i].len == views[0].len;
     ok = ok && !overlap(&views[0], &views[1]) && !overlap(&views[0], &views[2]) && number_of(args[3], &scalar);
     if (ok) {
+        triad_job job = {views[0].buf, views[1].buf, views[2].buf, views[0].len / 4, (float)scalar};
         Py_BEGIN_ALLOW_THREADS
-        ef_triad(views[0].buf, views[1].buf, views[2].buf, (float)scalar, views[0].len / 4,
-                 share(3 * views[0].len, threads));
+        const int64_t bytes = views[0].len;
+        ef_pool_run(triad_piece, &job, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, share(3 * bytes, threads));
         Py_END_ALLOW_THREADS
     }
     release(views, 3);
     return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "triad needs three float32 buffers of one length");
 }
 
-PyObject *ef_py_isas(PyObject *self, PyObject *unused)
-{
-    PyObject *names = PyList_New(0);
-    (void)self, (void)unused;
-    for (int i = 0; names && ef_isa_name(i); i++) {
-        PyObject *name = PyUnicode_FromString(ef_isa_name(i));
-        if (!name || PyList_Append(names, name)) Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
-    return names;
-}
+static PyMethodDef methods[] = {
+    {"read", FAST(read_all), "read(buffers, threads)"},
+    {"copy", FAST(copy), "copy(to, from, threads)"},
+    {"triad", FAST(triad), "triad(a, b, c, scalar, threads): a = b + scalar * c"},
+    {NULL, NULL, 0, NULL},
+};
 
-PyObject *ef_py_isa(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return PyUnicode_FromString(ef_isa_now()->name);
-}
+static PyModuleDef_Slot slots[] = {{0, NULL}};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_probe", "The memory's limits, for benchmarks.", 0, methods, slots, NULL, NULL, NULL,
+};
 
-PyObject *ef_py_set_isa(PyObject *self, PyObject *name)
-{
-    const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
-    (void)self;
-    if (!text) return NULL;
-    if (!ef_isa_set(text))
-        return PyErr_Format(PyExc_ValueError, "instruction set '%s' is not there on this machine", text);
-    return Py_NewRef(Py_None);
-}
-
-PyObject *ef_py_pool_size(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    return PyLong_FromLong(ef_pool_size());
-}
-
-PyObject *ef_py_close_pool(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    ef_pool_close();
-    Py_END_ALLOW_THREADS
-    return Py_NewRef(Py_None);
-}
+PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&definition); }

@@ -1,16 +1,27 @@
 /* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so the fused
- * multiply-add of the norms rounds as a product and a sum do; the float32 sum itself is never fused. */
+ * multiply-add of the norms rounds as a product and a sum do; the float32 sum itself is never fused.
+ *
+ * With EF_ZEN4, the same for processors that carry out AVX-512's operations on 512 bits as two on 256: the norm's
+ * eight doubles are in one register and made of a whole vector, where AVX-512's own vectors have to be cut in two. */
+#ifdef EF_ZEN4
+#define EF(name) name##_zen4
+#define EF_ISA_NAME "zen4"
+#define EF_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,fma,f16c")))
+#define EF_HALF_VECTORS 4
+#define EF_GROUP_SIZES {6, 5, 5, 5}
+typedef struct { __m512d l; } EF(N);
+#else
 #define EF(name) name##_avx2
 #define EF_ISA_NAME "avx2"
 #define EF_TARGET __attribute__((target("avx2,fma,f16c")))
-#define EF_W 8
-#define EF_F32_VECTORS 2
 #define EF_HALF_VECTORS 2
 #define EF_GROUP_SIZES {4, 3, 3, 2}
+typedef struct { __m256d l[2]; } EF(N);
+#endif
+#define EF_W 8
+#define EF_F32_VECTORS 2
 
 typedef __m256 EF(V);
-typedef struct { __m256d l[2]; } EF(N);
-typedef __m256i EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(32)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return _mm256_set1_ps(x); }
@@ -56,6 +67,16 @@ EF_PRIM EF(V) EF(vload_i8)(const void *p)
 #undef EF_HIGH_WORD
 #undef EF_HIGH_BYTE
 
+#ifdef EF_ZEN4
+EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){_mm512_setzero_pd()}; }
+EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
+{
+    const __m512d x = _mm512_cvtps_pd(v);
+    return (EF(N)){_mm512_fmadd_pd(x, x, n.l)};
+}
+EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
+EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }
+#else
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){{_mm256_setzero_pd(), _mm256_setzero_pd()}}; }
 EF_PRIM EF(N) EF(nadd_halves)(EF(N) n, __m128 low, __m128 high)
 {
@@ -71,50 +92,21 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
 }
-/* Halves are squared in float32, which is exact unless it over- or underflows, and the squares, which have
- * no sign, widened by moving their bits: exponent and fraction are then a double's, 2^896 too small. That
- * takes neither of the units that conversions and products wait for. Lanes 0, 2, 4, 6 are l[0] here. */
-EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v)
-{
-    const __m256i square = _mm256_castps_si256(_mm256_mul_ps(v, v));
-    const __m256i odd = _mm256_and_si256(square, _mm256_set1_epi64x(-(1ll << 32)));
-    const __m256i even = _mm256_mul_epu32(square, _mm256_set1_epi64x(1 << 29));
-    return (EF(N)){{_mm256_add_pd(n.l[0], _mm256_castsi256_pd(even)),
-                    _mm256_add_pd(n.l[1], _mm256_castsi256_pd(_mm256_srli_epi64(odd, 3)))}};
-}
-/* The lanes; 0 if one is so large that a square may have been infinite or NaN, which the bits do not show. */
-EF_PRIM int EF(nlanes_half)(double *lanes, EF(N) n)
-{
-    double l[8];
-    int sure = 1;
-    _mm256_storeu_pd(l, n.l[0]);
-    _mm256_storeu_pd(l + 4, n.l[1]);
-    for (int i = 0; i < 8; i++) {
-        lanes[i] = l[i % 2 * 4 + i / 2] * 0x1p896;
-        sure &= lanes[i] < 0x1p120;
-    }
-    return sure;
-}
-/* Whether a square of bfloat16 was rounded since `watch`: the flags of overflow and underflow stay set. */
-EF_PRIM void EF(watch)(void) { _mm_setcsr(0x1f80); }
-EF_PRIM int EF(rounded)(void) { return (_mm_getcsr() & (_MM_EXCEPT_OVERFLOW | _MM_EXCEPT_UNDERFLOW)) != 0; }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
 {
     _mm256_storeu_pd(lanes, n.l[0]);
     _mm256_storeu_pd(lanes + 4, n.l[1]);
 }
+#endif
+EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 
-/* Squares of 32 int8 added up as integers: at most a scale block's 256 x 128^2 in a lane. */
-EF_PRIM EF(I) EF(izero)(void) { return _mm256_setzero_si256(); }
-EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
+/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, fused or not, in any order,
+ * because it is an integer of less than 2^24. */
+EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm256_fmadd_ps(x, x, sum); }
+EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {
-    const __m256i q = _mm256_loadu_si256((const __m256i *)p), x = _mm256_srai_epi16(q, 8);
-    const __m256i y = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8);
-    return _mm256_add_epi32(_mm256_add_epi32(sum, _mm256_madd_epi16(x, x)), _mm256_madd_epi16(y, y));
-}
-EF_PRIM int32_t EF(isum)(EF(I) sum)
-{
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    const __m256 a = _mm256_permute2f128_ps(low, high, 0x20), b = _mm256_permute2f128_ps(low, high, 0x31);
+    _mm256_storeu_ps(sums, _mm256_add_ps(a, b));
 }

@@ -10,7 +10,6 @@
 
 typedef __m512 EF(V);
 typedef struct { __m512d l; } EF(N);
-typedef __m512i EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(64)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return _mm512_set1_ps(x); }
@@ -65,16 +64,19 @@ EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v)
     return EF(nadd_at)(n, x);
 }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }
-EF_PRIM int EF(nlanes_half)(double *lanes, EF(N) n) { EF(nlanes)(lanes, n); return 1; }
-EF_PRIM void EF(watch)(void) {}
-EF_PRIM int EF(rounded)(void) { return 0; }
 
-/* Squares of 64 int8 added up as integers: at most a scale block's 256 x 128^2 in a lane. */
-EF_PRIM EF(I) EF(izero)(void) { return _mm512_setzero_si512(); }
-EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
+/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, fused or not, in any order,
+ * because it is an integer of less than 2^24. */
+EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm512_fmadd_ps(x, x, sum); }
+EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {
-    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
-    const __m512i y = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p + 1));
-    return _mm512_add_epi32(_mm512_add_epi32(sum, _mm512_madd_epi16(x, x)), _mm512_madd_epi16(y, y));
+    __m256 half[8];
+    for (int i = 0; i < 8; i++) {
+        const __m512d pairs = _mm512_castps_pd(v[i]);
+        half[i] = _mm256_add_ps(_mm512_castps512_ps256(v[i]), _mm256_castpd_ps(_mm512_extractf64x4_pd(pairs, 1)));
+    }
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(half[4], half[5]), _mm256_hadd_ps(half[6], half[7]));
+    const __m256 a = _mm256_permute2f128_ps(low, high, 0x20), b = _mm256_permute2f128_ps(low, high, 0x31);
+    _mm256_storeu_ps(sums, _mm256_add_ps(a, b));
 }
-EF_PRIM int32_t EF(isum)(EF(I) sum) { return _mm512_reduce_add_epi32(sum); }

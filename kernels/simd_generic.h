@@ -12,13 +12,11 @@ typedef float EF(v2f) __attribute__((vector_size(8)));
 typedef double EF(v2d) __attribute__((vector_size(16)));
 typedef uint16_t EF(v4h) __attribute__((vector_size(8)));
 typedef uint32_t EF(v4u) __attribute__((vector_size(16)));
-typedef uint16_t EF(v8h) __attribute__((vector_size(16)));
 typedef int16_t EF(v8i) __attribute__((vector_size(16)));
 typedef int8_t EF(v8c) __attribute__((vector_size(8)));
 typedef int32_t EF(v4i) __attribute__((vector_size(16)));
 typedef struct { EF(v4f) a, b; } EF(V);
 typedef struct { EF(v2d) l[4]; } EF(N);
-typedef EF(v4i) EF(I);
 typedef uint64_t EF(U) __attribute__((vector_size(16)));
 
 EF_PRIM EF(V) EF(vset)(float x) { return (EF(V)){{x, x, x, x}, {x, x, x, x}}; }
@@ -138,20 +136,14 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { memcpy(lanes, &n, 64); }
-EF_PRIM int EF(nlanes_half)(double *lanes, EF(N) n) { EF(nlanes)(lanes, n); return 1; }
-EF_PRIM void EF(watch)(void) {}
-EF_PRIM int EF(rounded)(void) { return 0; }
 
-/* Squares of 32 int8 added up as integers. Two of them, 2 x 128^2, fit 16 bits without a sign. */
-EF_PRIM EF(I) EF(izero)(void) { return (EF(I)){0, 0, 0, 0}; }
-EF_PRIM EF(v4u) EF(pairs)(const char *p)
+/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, in any order, because it is
+ * an integer of less than 2^24. */
+EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return EF(vadd)(sum, EF(vmul)(x, x)); }
+EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {
-    const EF(v8i) x = EF(from_i8)(p), y = EF(from_i8)(p + 8);
-    const EF(v8h) both = (EF(v8h))(x * x) + (EF(v8h))(y * y);
-    return EF(widened)(&both) + EF(widened)((const char *)&both + 8);
+    for (int i = 0; i < 8; i++) {
+        const EF(v4f) four = v[i].a + v[i].b;
+        sums[i] = (four[0] + four[1]) + (four[2] + four[3]);
+    }
 }
-EF_PRIM EF(I) EF(iadd)(EF(I) sum, const void *p)
-{
-    return sum + (EF(I))(EF(pairs)(p) + EF(pairs)((const char *)p + 16));
-}
-EF_PRIM int32_t EF(isum)(EF(I) sum) { return sum[0] + sum[1] + sum[2] + sum[3]; }

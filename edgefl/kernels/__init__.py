@@ -1,16 +1,14 @@
 """The server's hot path over flat buffers: weighted sums and steps, norms, checksums, moving averages.
 
     arguments.py           what is accepted, and the words of the errors
-    steps.py               the sum and the server optimiser's step in one pass
+    steps.py               the server optimiser's step, and the sum and the step in one pass
     quantization.py        updates in fewer bits, clipping
-    differences.py         an update and its checksum in one pass
-    selection.py           which back end runs
-    thread_count.py        how many threads a call may use
+    staleness.py           moving averages indexed by client
+    selection.py           which back end runs, on how many threads
     backend_reference.py   numpy, the oracle
-    backend_numba.py       compiled at run time, where there was no C compiler: numba_loops, numba_vectors
+    backend_numba.py       compiled at run time, where there was no C compiler
     backend_c.py, _c       the native extension, built from the repository's kernels/
     backend_cuda.py        a GPU, where there is one; cuda_library finds or builds kernels/cuda.cu
-    staleness.py           moving averages indexed by client
 
 All CPU back ends give the same bits, for any instruction set and any number of threads: updates are
 added in ascending order, every product and every sum is rounded to float32, and norms are summed in
@@ -26,12 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, Update
+from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
 from edgefl.kernels.quantization import clip, clip_factors, dequantize, quantize
-from edgefl.kernels.selection import backend, backends, select
+from edgefl.kernels.selection import backend, backends, select, set_threads, threads
 from edgefl.kernels.staleness import MovingAverage
 from edgefl.kernels.steps import weighted_step
-from edgefl.kernels.thread_count import set_threads, threads
 
 __all__ = [
     "SCALE_BLOCK",
@@ -90,7 +87,8 @@ def weighted_sum(
     >>> out.tolist()
     [4.5, 3.0]
     """
-    return select(backend).weighted_sum(out, base, updates, weights, scales, checksums, threads())
+    given: Any = (out, base, updates, weights, scales, checksums)  # not checked yet
+    return select(backend).weighted_sum(SumArguments(*given), threads())
 
 
 @contextmanager

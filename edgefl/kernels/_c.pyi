@@ -3,7 +3,7 @@
 Functions answer None where an argument is not what they need: `edgefl.kernels.arguments` says why.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -23,22 +23,10 @@ def weighted_sum(
     checksums: object | None,
     threads: int,
     /,
-) -> Literal[True] | None: ...
-def weighted_step(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    norms: NDArray[Any],
-    checksums: object | None,
-    threads: int,
-    kind: int,
-    constants: tuple[float, ...],
-    old_state: object,
-    new_state: object,
-    /,
-) -> Literal[True] | None: ...
+    *step: object,
+) -> Literal[True] | None:
+    """With the kind, the constants, the old and the new state of a ``step``, that of the sum."""
+
 def quantize(
     out: object,
     update: object,
@@ -63,9 +51,6 @@ def observe(
     means: NDArray[Any] | None,
     /,
 ) -> float | Literal[True] | None: ...
-def read(buffers: Iterable[NDArray[Any]], threads: int, /) -> int: ...
-def copy(to: NDArray[Any], source: NDArray[Any], threads: int, /) -> None: ...
-def triad(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], scalar: float, threads: int, /) -> None: ...
 def isas() -> Sequence[str]: ...
 def isa() -> str: ...
 def set_isa(name: str, /) -> None: ...

@@ -26,15 +26,28 @@ DTYPES = (FLOAT32, np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.int8))
 ALLOWED = "float32, float16, uint16 (bfloat16) or int8 (with scales)"
 
 
-class Sum(NamedTuple):
-    """Checked arguments of a weighted sum; weights are float32."""
+class Averages(NamedTuple):
+    """The state of a `MovingAverage`: ``counts`` int64[clients], ``state`` float64[clients × width], flat."""
+
+    mode: int
+    """0 for a window, 1 for the mean of all, 2 for an exponential average."""
+    width: int
+    decay: float
+    counts: Ids
+    state: Doubles
+
+
+class DeltaArguments(NamedTuple):
+    """Checked arguments of a delta: an update Δ = trained − base."""
 
     out: Floats
-    base: Floats | None
-    updates: list[Update]
-    weights: Floats
-    scales: list[Floats | None]
-    checksums: Checksums | None
+    trained: Floats
+    base: Floats
+
+    def subtract(self) -> None:
+        """Write trained − base to out, in a pass of its own."""
+        with np.errstate(all="ignore"):
+            np.subtract(self.trained, self.base, out=self.out)
 
 
 def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
@@ -99,54 +112,6 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
     return array, checked
 
 
-def weighted_sum(
-    out: object,
-    base: object | None,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    checksums: object | None,
-) -> Sum:
-    """The arguments of `edgefl.kernels.weighted_sum`, or the error that names the wrong one."""
-    checked_out = _float32("out", out, writable=True)
-    size = checked_out.size
-    vectors, numbers = items("updates", updates), items("weights", weights)
-    if len(numbers) != len(vectors):
-        raise ValueError(f"weights must have {len(vectors)} entries like updates (got {len(numbers)})")
-    per_update = [None] * len(vectors) if scales is None else items("scales", scales)
-    if len(per_update) != len(vectors):
-        raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(per_update)})")
-    try:
-        doubles = np.array([float(w) for w in numbers], dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"weights must be numbers (got {numbers!r})") from None
-    with np.errstate(over="ignore"):
-        floats = doubles.astype(np.float32)
-    checked_base = None
-    if base is not None:
-        checked_base = _float32("base", base)
-        if checked_base.size != size:
-            raise ValueError(f"base must have {size} elements like out (got {checked_base.size})")
-        if np.may_share_memory(checked_base, checked_out) and (
-            checked_base.ctypes.data != checked_out.ctypes.data
-        ):
-            raise ValueError("base must be out itself or not overlap it (got a part of it)")
-    pairs = []
-    for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
-        # The usual case, without the making of names: a call of a small sum costs little else.
-        usual = scale is None and type(item) is np.ndarray and item.dtype is FLOAT32
-        if usual and item.shape == checked_out.shape and item.flags.c_contiguous:
-            array, blocks = item, None
-        else:
-            array, blocks = update(f"updates[{k}]", item, size, scale)
-        for name, other in (("updates", array), ("scales", blocks)):
-            if other is not None and np.may_share_memory(checked_out, other):
-                raise ValueError(f"{name}[{k}] must not overlap out, which is written while it is read")
-        pairs.append((array, blocks))
-    sums = None if checksums is None else checksum_array(checksums, len(vectors))
-    return Sum(checked_out, checked_base, [a for a, _ in pairs], floats, [s for _, s in pairs], sums)
-
-
 def checksum_array(value: object, size: int) -> Checksums:
     """Where checksums are written, or the error."""
     array = flat("checksums", value, writable=True)
@@ -155,6 +120,73 @@ def checksum_array(value: object, size: int) -> Checksums:
     if array.size != size:
         raise ValueError(f"checksums must have {size} entries like updates (got {array.size})")
     return array
+
+
+def delta(out: object, trained: object, base: object) -> DeltaArguments:
+    """The arguments of `edgefl.kernels.delta`, or the error that names the wrong one."""
+    target = _float32("out", out, writable=True)
+    read = []
+    for name, value in (("trained", trained), ("base", base)):
+        array = _float32(name, value)
+        if array.size != target.size:
+            raise ValueError(f"{name} must have {target.size} elements, as out has (got {array.size})")
+        if np.may_share_memory(array, target):
+            raise ValueError(f"out must not overlap {name}")
+        read.append(array)
+    return DeltaArguments(target, *read)
+
+
+class SumArguments(NamedTuple):
+    """Arguments of `edgefl.kernels.weighted_sum`: as the caller gave them, until they are `checked`."""
+
+    out: Floats
+    base: Floats | None
+    updates: Sequence[Update]
+    weights: Floats
+    scales: Any
+    """Float32 arrays or None, one for each update; None if there is no int8 update."""
+    checksums: Checksums | None
+
+    def checked(self) -> SumArguments:
+        """Returns them with float32 weights, or raises the error that names the wrong one."""
+        checked_out = _float32("out", self.out, writable=True)
+        size = checked_out.size
+        vectors, numbers = items("updates", self.updates), items("weights", self.weights)
+        if len(numbers) != len(vectors):
+            raise ValueError(f"weights must have {len(vectors)} entries like updates (got {len(numbers)})")
+        per_update = [None] * len(vectors) if self.scales is None else items("scales", self.scales)
+        if len(per_update) != len(vectors):
+            raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(per_update)})")
+        try:
+            doubles = np.array([float(w) for w in numbers], dtype=np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"weights must be numbers (got {numbers!r})") from None
+        with np.errstate(over="ignore"):
+            floats = doubles.astype(np.float32)
+        checked_base = None
+        if self.base is not None:
+            checked_base = _float32("base", self.base)
+            if checked_base.size != size:
+                raise ValueError(f"base must have {size} elements like out (got {checked_base.size})")
+            if np.may_share_memory(checked_base, checked_out) and (
+                checked_base.ctypes.data != checked_out.ctypes.data
+            ):
+                raise ValueError("base must be out itself or not overlap it (got a part of it)")
+        pairs = []
+        for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
+            # The usual case, without the making of names: a call of a small sum costs little else.
+            usual = scale is None and type(item) is np.ndarray and item.dtype is FLOAT32
+            if usual and item.shape == checked_out.shape and item.flags.c_contiguous:
+                array, blocks = item, None
+            else:
+                array, blocks = update(f"updates[{k}]", item, size, scale)
+            for name, other in (("updates", array), ("scales", blocks)):
+                if other is not None and np.may_share_memory(checked_out, other):
+                    raise ValueError(f"{name}[{k}] must not overlap out, which is written while it is read")
+            pairs.append((array, blocks))
+        sums = None if self.checksums is None else checksum_array(self.checksums, len(vectors))
+        arrays, blocks_of = [a for a, _ in pairs], [s for _, s in pairs]
+        return SumArguments(checked_out, checked_base, arrays, floats, blocks_of, sums)
 
 
 def observations(

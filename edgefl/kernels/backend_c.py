@@ -6,75 +6,51 @@ import atexit
 
 import numpy as np
 
-from edgefl.kernels import _c, arguments, differences, quantization, steps
-from edgefl.kernels.arguments import Doubles, Ids
-from edgefl.kernels.steps import Optimizer
+from edgefl.kernels import _c, arguments, steps
+from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
+from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.steps import StepArguments
+
+_SIZED = (list, tuple, np.ndarray)
+_REFUSED = "the C back end refused arguments that the checks accept"
 
 close_pool = _c.close_pool
 atexit.register(close_pool)
 
 
-def weighted_sum(
-    out: object,
-    base: object | None,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    if isinstance(updates, list | tuple | np.ndarray):
-        norms = np.empty(len(updates))
-        if _c.weighted_sum(out, base, updates, weights, scales, norms, checksums, threads):
-            return norms
-    # A wrong argument, or one that is right in another form, such as a memoryview of format "<f".
-    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
-    norms = np.empty(len(given.updates))
-    done = _c.weighted_sum(*given[:5], norms, given.checksums, threads)
-    assert done, "the C back end refused arguments that the checks accept"
+def _sum(given: SumArguments, threads: int, *step: object) -> Doubles | None:
+    out, base, updates, weights, scales, checksums = given
+    norms = np.empty(len(updates))
+    done = _c.weighted_sum(out, base, updates, weights, scales, norms, checksums, threads, *step)
+    return norms if done else None
+
+
+def weighted_sum(given: SumArguments, threads: int) -> Doubles:
+    norms = _sum(given, threads) if isinstance(given.updates, _SIZED) else None
+    if norms is None:  # a wrong argument, or one in another form, such as a memoryview of format "<f"
+        norms = _sum(given.checked(), threads)
+    assert norms is not None, _REFUSED
     return norms
 
 
-def weighted_step(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
-    optimizer: Optimizer,
-    old_state: object,
-    new_state: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    kind, numbers = steps.KINDS.index(optimizer.kind), steps.constants(optimizer)
-    if isinstance(updates, list | tuple | np.ndarray):
-        norms = np.empty(len(updates))
-        last = (kind, numbers, old_state, new_state)
-        if _c.weighted_step(out, base, updates, weights, scales, norms, checksums, threads, *last):
-            return norms
-    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
-    total = given.sum
-    norms = np.empty(len(total.updates))
-    first = (total.out, given.base, total.updates, total.weights, total.scales, norms, total.checksums)
-    done = _c.weighted_step(*first, threads, kind, numbers, given.old, given.new)
-    assert done, "the C back end refused arguments that the checks accept"
+def weighted_step(given: StepArguments, threads: int) -> Doubles:
+    norms = _step(given, threads) if isinstance(given.sum.updates, _SIZED) else None
+    if norms is None:
+        norms = _step(given.checked(), threads)
+    assert norms is not None, _REFUSED
     return norms
 
 
-def quantize(
-    out: object,
-    update: object,
-    scales: object | None,
-    residual: object | None,
-    left: object | None,
-    weight: float,
-    threads: int,
-) -> float:
-    norm = _c.quantize(out, update, scales, residual, left, weight, threads)
+def _step(given: StepArguments, threads: int) -> Doubles | None:
+    kind, numbers = steps.KINDS.index(given.optimizer.kind), steps.constants(given.optimizer)
+    return _sum(given.sum, threads, kind, numbers, given.old, given.new)
+
+
+def quantize(given: QuantizationArguments, threads: int) -> float:
+    norm = _c.quantize(*given, threads)
     if norm is None:
-        norm = _c.quantize(*quantization.checked(out, update, scales, residual, left, weight), threads)
-    assert norm is not None, "the C back end refused arguments that the checks accept"
+        norm = _c.quantize(*given.checked(), threads)
+    assert norm is not None, _REFUSED
     return norm
 
 
@@ -82,7 +58,7 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
     norm = _c.sq_norm(update, scale, threads)
     if norm is None:
         norm = _c.sq_norm(*arguments.update("update", update, None, scale), threads)
-    assert norm is not None, "the C back end refused arguments that the checks accept"
+    assert norm is not None, _REFUSED
     return norm
 
 
@@ -90,20 +66,18 @@ def checksum(update: object, threads: int) -> int:
     value = _c.checksum(update, threads)
     if value is None:
         value = _c.checksum(arguments.flat("update", update).view(np.uint8), threads)
-    assert value is not None, "the C back end refused arguments that the checks accept"
+    assert value is not None, _REFUSED
     return value
 
 
 def delta(out: object, trained: object, base: object) -> int:
     value = _c.delta(out, trained, base)
     if value is None:
-        value = _c.delta(*differences.checked(out, trained, base))
-    assert value is not None, "the C back end refused arguments that the checks accept"
+        value = _c.delta(*arguments.delta(out, trained, base))
+    assert value is not None, _REFUSED
     return value
 
 
-def observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
-    done = _c.observe(mode, width, decay, count, state, ids, values, means)
-    assert done, "the C back end refused arguments that the checks accept"
+def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
+    done = _c.observe(*averages, ids, values, means)
+    assert done, _REFUSED

@@ -15,9 +15,10 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.kernels import arguments, cuda_library, selection, steps
-from edgefl.kernels.arguments import Checksums, Doubles, Floats, Ids, Update
+from edgefl.kernels.arguments import Averages, Checksums, Doubles, Floats, Ids, SumArguments, Update
 from edgefl.kernels.backend_reference import folded
-from edgefl.kernels.steps import Optimizer
+from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.steps import Optimizer, StepArguments
 
 _MASK = (1 << 64) - 1
 
@@ -133,39 +134,20 @@ def _call(
     return norms
 
 
-def weighted_sum(
-    out: object,
-    base: object | None,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
-    listed = vectors(given.updates, given.weights, given.scales)
+def weighted_sum(given: SumArguments, threads: int) -> Doubles:
+    return _host_call(given.checked(), None)
+
+
+def weighted_step(given: StepArguments, threads: int) -> Doubles:
+    total, optimizer, old, new = given.checked()
+    step = step_vectors(optimizer, total.out, total.base, old, new)
+    return _host_call(total._replace(base=None), step)
+
+
+def _host_call(given: SumArguments, step: StepVectors | None) -> Doubles:
     sizes = [update.nbytes for update in given.updates]
-    return _call("efc_sum_host", given.out, given.base, listed, given.out.size, given.checksums, None, sizes)
-
-
-def weighted_step(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
-    optimizer: Optimizer,
-    old_state: object,
-    new_state: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
-    total = given.sum
-    listed = vectors(total.updates, total.weights, total.scales)
-    step = step_vectors(optimizer, total.out, given.base, given.old, given.new)
-    sizes = [update.nbytes for update in total.updates]
-    return _call("efc_sum_host", total.out, None, listed, total.out.size, total.checksums, step, sizes)
+    listed = vectors(given.updates, given.weights, given.scales)
+    return _call("efc_sum_host", given.out, given.base, listed, given.out.size, given.checksums, step, sizes)
 
 
 def step_vectors(
@@ -232,16 +214,8 @@ def _cpu() -> selection.Backend:
     return selection.fastest()
 
 
-def quantize(
-    out: object,
-    update: object,
-    scales: object | None,
-    residual: object | None,
-    left: object | None,
-    weight: float,
-    threads: int,
-) -> float:
-    return _cpu().quantize(out, update, scales, residual, left, weight, threads)
+def quantize(given: QuantizationArguments, threads: int) -> float:
+    return _cpu().quantize(given, threads)
 
 
 def sq_norm(update: Update, scale: object | None, threads: int) -> float:
@@ -256,7 +230,5 @@ def delta(out: object, trained: object, base: object) -> int:
     return _cpu().delta(out, trained, base)
 
 
-def observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
-    _cpu().observe(mode, width, decay, count, state, ids, values, means)
+def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
+    _cpu().observe(averages, ids, values, means)

@@ -1,6 +1,7 @@
-"""The numba back end, for machines without a compiler: serial kernels without the GIL, on plain threads.
+"""The numba back end, for machines without a compiler: loops that hold no GIL, on plain threads.
 
-numba's own parallel layer is not used, because it does not survive a fork.
+numba's own parallel layer is not used, because it does not survive a fork. Without fastmath, LLVM rounds
+every product and every sum as numpy does.
 """
 
 from __future__ import annotations
@@ -9,78 +10,186 @@ import _thread
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
+from numba import types
 
-from edgefl.kernels import arguments, differences, numba_loops, quantization, steps
-from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Doubles, Floats, Ids, Sum, Update
-from edgefl.kernels.backend_reference import decoded, folded, remainder, rounded
-from edgefl.kernels.steps import Optimizer
+from edgefl.kernels import arguments, steps
+from edgefl.kernels.arguments import (
+    LANES,
+    SCALE_BLOCK,
+    TILE,
+    Averages,
+    Doubles,
+    Floats,
+    Ids,
+    SumArguments,
+    Update,
+)
+from edgefl.kernels.backend_reference import decoded, folded, int8_norms, remainder, rounded
+from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.steps import StepArguments
 
 _CHUNK = 32 * TILE
 _THREAD_CHUNKS = 16
 """Least chunks for a thread of its own, against some 100 μs to start one."""
+_ROWS = 16
+"""Rows of lanes that are squared at once, so that LLVM finds it worthwhile to make a vector of the lanes."""
 
 
-def _sum_part(out: Floats, given: Sum, partial: Doubles, start: int, stop: int) -> None:
-    """The sum of elements ``start`` (a multiple of the tile) to ``stop``, written to ``out``."""
-    base = None if given.base is None else given.base[start:stop]
-    if not given.updates:
-        out[:] = 0.0 if base is None else base
-        return
-    with np.errstate(all="ignore"):
-        vectors = [decoded(u, s, start, stop) for u, s in zip(given.updates, given.scales, strict=True)]
-    norms = partial[:, start // TILE : -(-stop // TILE)]
-    _sum_floats(out, base, vectors, given.weights, norms, 1)
-    for update, scale, row in zip(given.updates, given.scales, norms, strict=True):
-        if scale is not None:
-            blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
-            numba_loops.int8_norms(update[start:stop], blocks, row)
+# ---- the loops -----------------------------------------------------------------------------------
 
 
-def _sum_floats(
-    out: Floats, base: Floats | None, vectors: list[Update], weights: Floats, norms: Doubles, threads: int
+def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
+        try:
+            return numba.njit([signature], cache=True, **options)(function)
+        except RuntimeError:  # no folder that the cache could be written to
+            return numba.njit([signature], **options)(function)
+
+    return compiled
+
+
+def _input(dtype: Any) -> Any:
+    return types.Array(dtype, 1, "C", readonly=True, aligned=False)
+
+
+def _output(dtype: Any) -> Any:
+    return types.Array(dtype, 1, "C", aligned=False)
+
+
+_F32, _F64, _I64 = types.float32, types.float64, types.int64
+
+
+@_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
+def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> None:
+    """out += weight·x tile by tile, and each tile's squared norm.
+
+    ``lanes`` is `LANES`; as a constant it would have the loop over them undone before it is made of vectors.
+    Indices are unsigned, because a sign would be looked at each time.
+    """
+    sums, step = np.zeros(LANES), np.uint64(_ROWS * LANES)
+    for tile in range(norms.size):
+        first, last = np.uint64(tile * TILE), np.uint64(min((tile + 1) * TILE, x.size))
+        whole = last - (last - first) % step
+        for i in range(first, last):
+            out[i] += weight * x[i]
+        sums[:] = 0.0
+        for start in range(first, whole, step):
+            for lane in range(lanes):
+                total = sums[lane]
+                for row in range(_ROWS):
+                    value = np.float64(x[start + lane + np.uint64(row * LANES)])
+                    total += value * value
+                sums[lane] = total
+        for i in range(whole, last):
+            value = np.float64(x[i])
+            sums[(i - whole) % np.uint64(LANES)] += value * value
+        low = (sums[0] + sums[4]) + (sums[2] + sums[6])
+        norms[tile] = low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+
+
+@_jit(types.void(_I64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
+def _step(
+    kind: int,
+    c: Floats,
+    g: Floats,
+    base: Floats,
+    old_a: Floats,
+    old_b: Floats,
+    out: Floats,
+    a: Floats,
+    b: Floats,
 ) -> None:
-    """A sum of one float32 vector or more."""
-    place, model = _address(out), 0 if base is None else _address(base)
-    addresses = np.array([_address(vector) for vector in vectors], dtype=np.uintp)
-    # Writing around the caches saves reading what is overwritten.
-    stream = place % 64 == 0 and out.nbytes >= numba_loops.LONG_BYTES and place != model
-    counter = np.zeros(1, dtype=np.int64)
-    given = (place, model, out.size, addresses, weights, norms, stream, _address(counter))
-    _together(lambda: numba_loops.sum_tiles(*given), threads)
+    """The equations of ef_step in kernels/edgefl_kernels.h; one loop a vector, which LLVM can vectorise."""
+    keep1, add1, keep2, add2, epsilon, lr = c[0], c[1], c[2], c[3], c[4], c[5]
+    if kind == 0:
+        for i in range(g.size):
+            a[i] = old_a[i] * keep1 + g[i]
+        for i in range(g.size):
+            out[i] = base[i] + a[i] * lr
+        return
+    for i in range(g.size):
+        a[i] = old_a[i] * keep1 + g[i] * add1
+    if kind == 1:
+        for i in range(g.size):
+            b[i] = old_b[i] * keep2 + g[i] * g[i] * add2
+    elif kind == 2:
+        for i in range(g.size):
+            squared = g[i] * g[i]
+            ahead = old_b[i] - squared
+            sign = np.float32(ahead > 0) - np.float32(ahead < 0) if ahead == ahead else ahead
+            b[i] = old_b[i] - squared * sign * add2
+    else:
+        for i in range(g.size):
+            b[i] = old_b[i] + g[i] * g[i]
+    for i in range(g.size):
+        out[i] = base[i] + a[i] / (np.sqrt(b[i]) + epsilon) * lr
 
 
-def _address(array: Update) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+@_jit(types.void(_input(types.uint32), _output(types.uint64)))
+def _words(words: Any, sums: Any) -> None:
+    s1 = s2 = np.uint64(0)
+    for i in range(words.size):
+        w = np.uint64(words[i])
+        s1 += w
+        s2 += np.uint64(i + 1) * w
+    sums[0], sums[1] = s1, s2
 
 
-def _share(size: int, loads: int, threads: int) -> int:
-    """How many threads work on ``size`` elements that are each of ``loads`` arrays."""
+@_jit(types.void(_I64, _I64, _F64, _output(_I64), _output(_F64), _input(_I64), _input(_F64), _output(_F64)))
+def _observe(
+    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
+) -> None:
+    for i in range(ids.size):
+        client = ids[i]
+        first, seen = client * width, count[client]
+        if mode == 0:
+            state[first + seen % width] = values[i]
+        elif mode == 1:
+            state[first] += values[i]
+        elif seen > 0:
+            state[first] = decay * state[first] + (1.0 - decay) * values[i]
+        else:
+            state[first] = values[i]
+        seen += 1
+        count[client] = seen
+        if mode == 2:
+            means[i] = state[first]
+        elif mode == 1:
+            means[i] = state[first] / np.float64(seen)
+        else:
+            kept = min(seen, width)
+            total = 0.0
+            for j in range(kept):
+                total += state[first + j]
+            means[i] = total / np.float64(kept)
+
+
+# ---- the work in parts, on threads -----------------------------------------------------------------
+
+
+def _threads_of_use(size: int, loads: int, threads: int) -> int:
+    """Returns how many threads are worth their start for ``size`` elements of each of ``loads`` arrays."""
     return max(1, min(threads, -(-size // _CHUNK) * loads // _THREAD_CHUNKS))
 
 
 def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """work(start, stop) over all elements, in parts that stay in cache; who is done takes the next part."""
-    starts = iter(range(0, size, _CHUNK))
+    """Call work(start, stop) over all elements, in parts that stay in cache, on this thread and on others.
+
+    A thread that is done takes the next part. `threading.Thread` would wait for each thread to have started
+    before this one does its share.
+    """
+    starts, errors = iter(range(0, size, _CHUNK)), list[BaseException]()
 
     def take() -> None:
         for start in starts:
             work(start, min(start + _CHUNK, size))
 
-    _together(take, threads)
-
-
-def _together(work: Callable[[], None], threads: int) -> None:
-    """work() on this thread and on others, which have ended it when this returns.
-
-    `threading.Thread` would wait for each thread to have started before this one does its share.
-    """
-    errors: list[BaseException] = []
-
     def other(done: Any) -> None:
         try:
-            work()
+            take()
         except BaseException as error:
             errors.append(error)
         finally:
@@ -91,7 +200,7 @@ def _together(work: Callable[[], None], threads: int) -> None:
         lock.acquire()
         _thread.start_new_thread(other, (lock,))
     try:
-        work()
+        take()
     finally:
         for lock in locks:
             lock.acquire()
@@ -99,81 +208,69 @@ def _together(work: Callable[[], None], threads: int) -> None:
         raise errors[0]
 
 
-def weighted_sum(
-    out: object,
-    base: object | None,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
-    size, vectors = given.out.size, given.updates
-    partial = np.zeros((len(vectors), -(-size // TILE)))
-    useful = _share(size, len(vectors), threads)
-    if vectors and all(vector.dtype == np.float32 for vector in vectors):
-        _sum_floats(given.out, given.base, vectors, given.weights, partial, useful)
-    else:
-        _in_parts(lambda a, b: _sum_part(given.out[a:b], given, partial, a, b), size, useful)
+# ---- the kernel table ------------------------------------------------------------------------------
+
+
+def _sum_part(out: Floats, given: SumArguments, partial: Doubles, start: int, stop: int) -> None:
+    """Write the sum of elements ``start`` (a multiple of the tile) to ``stop`` and their tiles' norms."""
+    if given.base is None:
+        out[:] = 0.0
+    elif out.ctypes.data != given.base[start:stop].ctypes.data:
+        out[:] = given.base[start:stop]
+    tiles = slice(start // TILE, -(-stop // TILE))
+    for update, scale, weight, row in zip(given.updates, given.scales, given.weights, partial, strict=True):
+        with np.errstate(all="ignore"):
+            _add(out, decoded(update, scale, start, stop), weight, row[tiles], LANES)
+            if scale is not None:
+                blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
+                row[tiles] = int8_norms(update[start:stop], blocks)
+
+
+def weighted_sum(given: SumArguments, threads: int) -> Doubles:
+    given = given.checked()
+    size, count = given.out.size, len(given.updates)
+    partial = np.zeros((count, -(-size // TILE)))
+    useful = _threads_of_use(size, count, threads)
+    _in_parts(lambda a, b: _sum_part(given.out[a:b], given, partial, a, b), size, useful)
     return _finished(given, partial, threads)
 
 
-def weighted_step(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
-    optimizer: Optimizer,
-    old_state: object,
-    new_state: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
-    kind = steps.KINDS.index(optimizer.kind)
+def weighted_step(given: StepArguments, threads: int) -> Doubles:
+    total, optimizer, old, new = given.checked()
+    kind, size, base = steps.KINDS.index(optimizer.kind), total.out.size, total.base
+    assert base is not None
     with np.errstate(over="ignore"):
         numbers = np.array(steps.constants(optimizer), dtype=np.float64).astype(np.float32)
-    partial = np.zeros((len(given.sum.updates), -(-given.sum.out.size // TILE)))
-    unused = np.empty(0, dtype=np.float32)
+    partial = np.zeros((len(total.updates), -(-size // TILE)))
+    plain, unused = total._replace(base=None), np.empty(0, dtype=np.float32)
 
     def work(start: int, stop: int) -> None:
         part = slice(start, stop)
         mean = np.empty(stop - start, dtype=np.float32)
-        _sum_part(mean, given.sum, partial, start, stop)
-        old_a, old_b = [*(x[part] for x in given.old), unused][:2]
-        a, b = [*(x[part] for x in given.new), unused][:2]
-        numba_loops.step(kind, numbers, mean, given.base[part], old_a, old_b, given.sum.out[part], a, b)
+        _sum_part(mean, plain, partial, start, stop)
+        old_a, old_b = [*(x[part] for x in old), unused][:2]
+        a, b = [*(x[part] for x in new), unused][:2]
+        _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
 
-    size = given.sum.out.size
-    _in_parts(work, size, _share(size, len(given.sum.updates) + 2, threads))
-    return _finished(given.sum, partial, threads)
+    _in_parts(work, size, _threads_of_use(size, len(total.updates) + 2, threads))
+    return _finished(total, partial, threads)
 
 
-def _finished(given: Sum, partial: Doubles, threads: int) -> Doubles:
+def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     return _totals(partial)
 
 
 def _totals(partial: Doubles) -> Doubles:
-    """The sums of all blocks, one after the other."""
+    """Returns the sums of all tiles, one after the other."""
     if not partial.shape[1]:
         return np.zeros(len(partial))
     return np.ascontiguousarray(partial.cumsum(axis=1)[:, -1])
 
 
-def quantize(
-    out: object,
-    update: object,
-    scales: object | None,
-    residual: object | None,
-    left: object | None,
-    weight: float,
-    threads: int,
-) -> float:
-    given = quantization.checked(out, update, scales, residual, left, weight)
+def quantize(given: QuantizationArguments, threads: int) -> float:
+    given = given.checked()
 
     def work(start: int, stop: int) -> None:
         """numpy's own conversions, on parts that stay in cache."""
@@ -188,7 +285,7 @@ def quantize(
                 given.left[part] = remainder(y, given.out[part], factors)
 
     size = given.update.size
-    _in_parts(work, size, _share(size, 2, threads))
+    _in_parts(work, size, _threads_of_use(size, 2, threads))
     return _norm(given.out, given.scales)
 
 
@@ -198,10 +295,10 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    """The norm that a sum gives, its result thrown away."""
+    """Returns the norm that a sum gives; the sum itself is thrown away."""
     partial = np.zeros((1, -(-update.size // TILE)))
     scratch = np.empty(min(_CHUNK, update.size), dtype=np.float32)
-    given = Sum(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)
+    given = SumArguments(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)
     for start in range(0, update.size, _CHUNK):
         stop = min(start + _CHUNK, update.size)
         _sum_part(scratch[: stop - start], given, partial, start, stop)
@@ -213,17 +310,15 @@ def checksum(update: object, threads: int) -> int:
     words = data[: data.size // 4 * 4].view("<u4")
     tail = int.from_bytes(data[words.size * 4 :].tobytes(), "little")
     sums = np.empty(2, dtype=np.uint64)
-    numba_loops.words(words, sums)
+    _words(words, sums)
     return folded(int(sums[0]) + tail, int(sums[1]) + (words.size + 1) * tail, data.size)
 
 
 def delta(out: object, trained: object, base: object) -> int:
-    given = differences.checked(out, trained, base)
+    given = arguments.delta(out, trained, base)
     given.subtract()
     return checksum(given.out, 1)
 
 
-def observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
-    numba_loops.observe(mode, width, decay, count, state, ids, values, means)
+def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
+    _observe(*averages, ids, values, means)

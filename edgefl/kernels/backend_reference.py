@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from edgefl.kernels import arguments, differences, quantization, steps
-from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, Ids, Update
-from edgefl.kernels.steps import Optimizer
+from edgefl.kernels import arguments, steps
+from edgefl.kernels.arguments import (
+    LANES,
+    SCALE_BLOCK,
+    TILE,
+    Averages,
+    Doubles,
+    Floats,
+    Ids,
+    SumArguments,
+    Update,
+)
+from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.steps import StepArguments
 
 _MASK = (1 << 64) - 1
 _CHUNK = 512 * TILE
@@ -27,16 +36,8 @@ def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floa
     return np.repeat(blocks, SCALE_BLOCK)[: part.size] * part.astype(np.float32)
 
 
-def weighted_sum(
-    out: object,
-    base: object | None,
-    updates: object,
-    weights: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    given = arguments.weighted_sum(out, base, updates, weights, scales, checksums)
+def weighted_sum(given: SumArguments, threads: int) -> Doubles:
+    given = given.checked()
     norms = np.empty(len(given.updates))
     with np.errstate(all="ignore"):
         total = np.zeros_like(given.out) if given.base is None else given.base.copy()
@@ -49,41 +50,18 @@ def weighted_sum(
     return norms
 
 
-def weighted_step(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
-    optimizer: Optimizer,
-    old_state: object,
-    new_state: object,
-    scales: object | None,
-    checksums: object | None,
-    threads: int,
-) -> Doubles:
-    from edgefl.strategies.optimizer import apply  # the strategies use these kernels
-
-    given = steps.checked(out, base, updates, weights, optimizer, old_state, new_state, scales, checksums)
-    same: Any = optimizer
-    mean = np.empty_like(given.sum.out)
-    norms = weighted_sum(
-        mean, None, given.sum.updates, given.sum.weights, given.sum.scales, given.sum.checksums, threads
-    )
+def weighted_step(given: StepArguments, threads: int) -> Doubles:
+    total, optimizer, old, new = given.checked()
+    assert total.base is not None
+    mean = np.empty_like(total.out)
+    norms = weighted_sum(total._replace(out=mean, base=None), threads)
     with np.errstate(all="ignore"):
-        apply(same, given.sum.out, given.base, mean, given.old, given.new)
+        steps.apply(optimizer, total.out, total.base, mean, old, new)
     return norms
 
 
-def quantize(
-    out: object,
-    update: object,
-    scales: object | None,
-    residual: object | None,
-    left: object | None,
-    weight: float,
-    threads: int,
-) -> float:
-    given = quantization.checked(out, update, scales, residual, left, weight)
+def quantize(given: QuantizationArguments, threads: int) -> float:
+    given = given.checked()
     with np.errstate(all="ignore"):
         y = given.weight * given.update
         if given.residual is not None:
@@ -179,14 +157,13 @@ def folded(s1: int, s2: int, size_bytes: int) -> int:
 
 
 def delta(out: object, trained: object, base: object) -> int:
-    given = differences.checked(out, trained, base)
+    given = arguments.delta(out, trained, base)
     given.subtract()
     return checksum(given.out, 1)
 
 
-def observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
+def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
+    mode, width, decay, count, state = averages
     for i, (client, value) in enumerate(zip(ids.tolist(), values.tolist(), strict=True)):
         first, seen = client * width, int(count[client])
         if mode == 0:
@@ -196,11 +173,12 @@ def observe(
         else:
             state[first] = decay * float(state[first]) + (1.0 - decay) * value if seen else value
         count[client] = seen + 1
-        means[i] = mean(mode, width, count, state, client)
+        means[i] = mean(averages, client)
 
 
-def mean(mode: int, width: int, count: Ids, state: Doubles, client: int) -> float:
-    """The average of one client, 0 before its first observation."""
+def mean(averages: Averages, client: int) -> float:
+    """Returns the average of one client, 0 before its first observation."""
+    mode, width, _, count, state = averages
     first, seen = client * width, int(count[client])
     if seen == 0:
         return 0.0

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels import arguments
-from edgefl.kernels.arguments import Doubles, Floats, Update
-from edgefl.kernels.selection import select
-from edgefl.kernels.thread_count import threads
+from edgefl.kernels.arguments import Doubles, Floats, SumArguments, Update
+from edgefl.kernels.selection import select, threads
 
 
-class Quantization(NamedTuple):
-    """Checked arguments of a quantisation; the weight is float32."""
+class QuantizationArguments(NamedTuple):
+    """Arguments of `quantize`: as the caller gave them, until they are `checked`."""
 
     out: Update
     update: Floats
@@ -24,6 +23,45 @@ class Quantization(NamedTuple):
     residual: Floats | None
     left: Floats | None
     weight: Any
+
+    def checked(self) -> QuantizationArguments:
+        """Returns them with a float32 weight, or raises the error that names the wrong one."""
+        source = arguments.floats("update", self.update, None)
+        size = source.size
+        target = arguments.flat("out", self.out, writable=True)
+        if target.dtype not in arguments.DTYPES or not target.dtype.isnative:
+            raise TypeError(f"out must be {arguments.ALLOWED} (got {target.dtype})")
+        if target.size != size:
+            raise ValueError(f"out must have {size} elements like update (got {target.size})")
+        if (target.dtype == np.int8) != (self.scales is not None):
+            needed = "given for int8" if self.scales is None else f"None for {target.dtype}"
+            raise ValueError(f"scales must be {needed} (got {type(self.scales).__name__})")
+        blocks = -(-size // arguments.SCALE_BLOCK)
+        steps, old, new = self.scales, self.residual, self.left
+        steps = None if steps is None else arguments.floats("scales", steps, blocks, writable=True)
+        old = None if old is None else arguments.floats("residual", old, size)
+        new = None if new is None else arguments.floats("new_residual", new, size, writable=True)
+        arrays: dict[str, NDArray[Any] | None] = {
+            "out": target,
+            "scales": steps,
+            "new_residual": new,
+            "update": source,
+            "residual": old,
+        }
+        given = [(name, array) for name, array in arrays.items() if array is not None]
+        for i, (name, array) in enumerate(given):
+            for other, array2 in given[i + 1 :]:
+                in_place = {name, other} in ({"out", "update"}, {"new_residual", "residual"})
+                same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
+                reads = name == "update"
+                if not reads and not (in_place and same) and np.may_share_memory(array, array2):
+                    raise ValueError(f"{other} must not overlap {name}, which is written")
+        try:
+            with np.errstate(over="ignore"):
+                factor = np.float64(self.weight).astype(np.float32)
+        except (TypeError, ValueError):
+            raise TypeError(f"weight must be a number (got {self.weight!r})") from None
+        return QuantizationArguments(target, source, steps, old, new, factor)
 
 
 def quantize(
@@ -56,7 +94,8 @@ def quantize(
     >>> q.tolist(), scales.tolist(), left.tolist()
     ([127, -4, 0], [1.0], [0.0, 0.5, 0.25])
     """
-    return select(backend).quantize(out, update, scales, residual, new_residual, weight, threads())
+    given = QuantizationArguments(out, update, scales, residual, new_residual, weight)
+    return select(backend).quantize(given, threads())
 
 
 def dequantize(
@@ -68,8 +107,8 @@ def dequantize(
     >>> dequantize(out, np.array([2, -1], np.int8), scale=np.array([0.5], np.float32)), out.tolist()
     (1.25, [1.0, -0.5])
     """
-    scales = None if scale is None else [scale]
-    return float(select(backend).weighted_sum(out, None, [update], [1.0], scales, None, threads())[0])
+    one: Any = (out, None, [update], [1.0], [scale], None)
+    return float(select(backend).weighted_sum(SumArguments(*one), threads())[0])
 
 
 def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
@@ -102,51 +141,6 @@ def clip(out: Floats, update: Floats, max_norm: float, *, backend: str | None = 
     given = arguments.floats("update", update, None)
     square = chosen.sq_norm(given, None, threads())
     factor = float(clip_factors([square], max_norm)[0])
-    chosen.quantize(arguments.floats("out", out, given.size), given, None, None, None, factor, threads())
+    target = arguments.floats("out", out, given.size)
+    chosen.quantize(QuantizationArguments(target, given, None, None, None, factor), threads())
     return square
-
-
-def checked(
-    out: object,
-    update: object,
-    scales: object | None,
-    residual: object | None,
-    left: object | None,
-    weight: float,
-) -> Quantization:
-    """The arguments of `quantize`, or the error that names the wrong one."""
-    source = arguments.floats("update", update, None)
-    size = source.size
-    target = arguments.flat("out", out, writable=True)
-    if target.dtype not in arguments.DTYPES or not target.dtype.isnative:
-        raise TypeError(f"out must be {arguments.ALLOWED} (got {target.dtype})")
-    if target.size != size:
-        raise ValueError(f"out must have {size} elements like update (got {target.size})")
-    if (target.dtype == np.int8) != (scales is not None):
-        needed = "given for int8" if scales is None else f"None for {target.dtype}"
-        raise ValueError(f"scales must be {needed} (got {type(scales).__name__})")
-    blocks = -(-size // arguments.SCALE_BLOCK)
-    steps = None if scales is None else arguments.floats("scales", scales, blocks, writable=True)
-    old = None if residual is None else arguments.floats("residual", residual, size)
-    new = None if left is None else arguments.floats("new_residual", left, size, writable=True)
-    arrays: dict[str, NDArray[Any] | None] = {
-        "out": target,
-        "scales": steps,
-        "new_residual": new,
-        "update": source,
-        "residual": old,
-    }
-    given = [(name, array) for name, array in arrays.items() if array is not None]
-    for i, (name, array) in enumerate(given):
-        for other, array2 in given[i + 1 :]:
-            in_place = {name, other} in ({"out", "update"}, {"new_residual", "residual"})
-            same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
-            reads = name == "update"
-            if not reads and not (in_place and same) and np.may_share_memory(array, array2):
-                raise ValueError(f"{other} must not overlap {name}, which is written")
-    try:
-        with np.errstate(over="ignore"):
-            factor = np.float64(weight).astype(np.float32)
-    except (TypeError, ValueError):
-        raise TypeError(f"weight must be a number (got {weight!r})") from None
-    return Quantization(target, source, steps, old, new, factor)

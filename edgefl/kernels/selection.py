@@ -1,15 +1,16 @@
-"""Which back end runs: the argument, else EDGEFL_BACKEND, else the fastest that is there."""
+"""The choice of a back end (the argument, else EDGEFL_BACKEND, else the fastest) and of a call's threads."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import sys
 from typing import Any, Protocol, cast
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.kernels import cuda_library
-from edgefl.kernels.arguments import Doubles, Ids
+from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
 
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
@@ -19,58 +20,20 @@ ABI = 5
 
 
 class Backend(Protocol):
-    """The kernel table: what a back end's module offers. Arguments are checked inside, as `arguments` does,
-    but for ``observe``, whose caller has checked them."""
+    """The kernel table: the functions of a back end's module.
+
+    They check their arguments themselves, but for those of ``observe``, which `MovingAverage` has checked.
+    """
 
     __name__: str
 
-    def weighted_sum(
-        self,
-        out: object,
-        base: object | None,
-        updates: object,
-        weights: object,
-        scales: object | None,
-        checksums: object | None,
-        threads: int,
-    ) -> Doubles: ...
-    def weighted_step(
-        self,
-        out: object,
-        base: object,
-        updates: object,
-        weights: object,
-        optimizer: Any,
-        old_state: object,
-        new_state: object,
-        scales: object | None,
-        checksums: object | None,
-        threads: int,
-    ) -> Doubles: ...
-    def quantize(
-        self,
-        out: object,
-        update: object,
-        scales: object | None,
-        residual: object | None,
-        left: object | None,
-        weight: float,
-        threads: int,
-    ) -> float: ...
+    def weighted_sum(self, given: SumArguments, threads: int) -> Doubles: ...
+    def weighted_step(self, given: Any, threads: int) -> Doubles: ...
+    def quantize(self, given: Any, threads: int) -> float: ...
     def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...
     def checksum(self, update: object, threads: int) -> int: ...
     def delta(self, out: object, trained: object, base: object) -> int: ...
-    def observe(
-        self,
-        mode: int,
-        width: int,
-        decay: float,
-        count: Ids,
-        state: Doubles,
-        ids: Ids,
-        values: Doubles,
-        means: Doubles,
-    ) -> None: ...
+    def observe(self, averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None: ...
 
 
 _loaded: dict[str | None, Backend] = {}
@@ -134,12 +97,12 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
     """Why a back end cannot be used. A stale extension is an error and never passed over in silence."""
     if name == "c":
         try:
-            from edgefl.kernels import _c
+            extension = importlib.import_module("edgefl.kernels._c")
         except ImportError as error:
             if importlib.util.find_spec("edgefl.kernels._c") is None:
                 return "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
             return f"does not load: {error}"
-        built = getattr(_c, "ABI", None)
+        built = getattr(extension, "ABI", None)
         if built == ABI:
             return None
         stale = f"stale: its ABI is {built}, this edgefl needs {ABI}; build it again (`make`, or pip install)"
@@ -151,3 +114,40 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
     if name == "cuda":
         return cuda_library.problem()
     return None
+
+
+# ---- threads ---------------------------------------------------------------------------------------
+
+_MOST = 16
+"""Memory, which is the limit, is saturated by fewer cores than large hosts have."""
+
+_threads = 0
+
+
+def threads() -> int:
+    """The most threads one call may use: by default one a core of this process, at most 16."""
+    global _threads
+    if _threads == 0:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        _threads = min(cores, _MOST)
+    return _threads
+
+
+def set_threads(n: int | None) -> None:
+    """Let one call use ``n`` threads (None: the default again) and end those that wait for work.
+
+    The result's bits do not depend on it. Threads are made again when a call next needs them.
+
+    >>> set_threads(1); threads()
+    1
+    >>> set_threads(None)
+    """
+    global _threads
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
+        raise TypeError(f"threads must be an integer or None (got {n!r})")
+    if n is not None and n < 1:
+        raise ValueError(f"threads must be at least 1 (got {n})")
+    native = sys.modules.get("edgefl.kernels.backend_c")
+    if native is not None:
+        native.close_pool()
+    _threads = n or 0

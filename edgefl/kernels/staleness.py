@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl.errors import unknown
 from edgefl.kernels import arguments
-from edgefl.kernels.arguments import Doubles, Ids
+from edgefl.kernels.arguments import Averages, Doubles, Ids
 from edgefl.kernels.backend_reference import mean as _mean
 from edgefl.kernels.selection import select
 
@@ -53,12 +53,9 @@ class MovingAverage:
             raise ValueError(f"decay must be at least 0 and under 1 (got {decay})")
         self.clients = clients
         self.mode: Mode = mode
-        self._mode = _MODES[mode]
-        self._width = window if mode == "window" else 1
-        self._decay = float(decay)
-        self._backend = select(backend)
-        self._count: Ids = np.zeros(clients, dtype=np.int64)
-        self._state: Doubles = np.zeros(clients * self._width)
+        self._backend, width = select(backend), window if mode == "window" else 1
+        count: Ids = np.zeros(clients, dtype=np.int64)
+        self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
         # One client a call is the server's usual case: its arrays are made once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)
@@ -85,9 +82,7 @@ class MovingAverage:
         else:
             ids, numbers = arguments.observations(self.clients, client_ids, values)
             means, one = np.empty(ids.size), np.ndim(client_ids) == 0
-        self._backend.observe(
-            self._mode, self._width, self._decay, self._count, self._state, ids, numbers, means
-        )
+        self._backend.observe(self._flat, ids, numbers, means)
         return float(means[0]) if one else means
 
     @overload
@@ -97,9 +92,9 @@ class MovingAverage:
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
         """The clients' averages now, float64; 0 for a client never observed."""
         if type(client_ids) is int and 0 <= client_ids < self.clients:
-            return _mean(self._mode, self._width, self._count, self._state, client_ids)
+            return _mean(self._flat, client_ids)
         ids = arguments.client_ids(self.clients, client_ids)
-        means = [_mean(self._mode, self._width, self._count, self._state, i) for i in ids.tolist()]
+        means = [_mean(self._flat, i) for i in ids.tolist()]
         return means[0] if np.ndim(client_ids) == 0 else np.array(means, dtype=np.float64)
 
     @overload
@@ -109,13 +104,14 @@ class MovingAverage:
     def count(self, client_ids: int | Sequence[int] | Ids) -> int | Ids:
         """How often each client was observed, ever."""
         if type(client_ids) is int and 0 <= client_ids < self.clients:
-            return int(self._count[client_ids])
-        counts: Ids = self._count[arguments.client_ids(self.clients, client_ids)]
+            return int(self._flat.counts[client_ids])
+        counts: Ids = self._flat.counts[arguments.client_ids(self.clients, client_ids)]
         return int(counts[0]) if np.ndim(client_ids) == 0 else counts
 
     def arrays(self) -> dict[str, Ids | Doubles]:
         """A copy of the state: ``count`` int64[clients], ``state`` float64[clients, width]."""
-        return {"count": self._count.copy(), "state": self._state.reshape(self.clients, self._width).copy()}
+        state = self._flat.state.reshape(self.clients, self._flat.width)
+        return {"count": self._flat.counts.copy(), "state": state.copy()}
 
     @classmethod
     def from_arrays(
@@ -142,13 +138,13 @@ class MovingAverage:
                 f"count must be a flat int64 array from 0 (got {count.dtype}, shape {count.shape})"
             )
         average = cls(count.size, mode, window, decay, backend)
-        shape = (count.size, average._width)
+        shape = (count.size, average._flat.width)
         if state.dtype != np.float64 or state.shape != shape:
             raise ValueError(
                 f"state must be float64 of shape {shape} (got {state.dtype}, shape {state.shape})"
             )
         if not np.isfinite(state).all():
             raise ValueError("state must be finite")
-        average._count[:] = count
-        average._state[:] = state.reshape(-1)
+        average._flat.counts[:] = count
+        average._flat.state[:] = state.reshape(-1)
         return average

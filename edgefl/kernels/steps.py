@@ -1,23 +1,27 @@
-"""A weighted sum and the server optimiser's step made of it, in one pass over memory."""
+"""The server optimiser's step: its definition in numpy, and with the weighted sum in one pass over memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.kernels import arguments
-from edgefl.kernels.arguments import Checksums, Doubles, Floats, Sum, Update
-from edgefl.kernels.selection import select
-from edgefl.kernels.thread_count import threads
+from edgefl.kernels.arguments import Checksums, Doubles, Floats, SumArguments, Update
+from edgefl.kernels.selection import select, threads
 
 KINDS = ("sgd", "adam", "yogi", "adagrad")
 """In the order of ef_optimizer in kernels/edgefl_kernels.h."""
+CHUNK = 1 << 15
+"""Elements that `apply` takes at a time: they stay in cache, and no temporary of the model's size is made."""
+
+AnyFloats: TypeAlias = npt.NDArray[Any]
 
 
 class Optimizer(Protocol):
-    """What a step needs to know; `edgefl.strategies.ServerOptimizer` has it and holds the equations."""
+    """The numbers of a step; `edgefl.strategies.ServerOptimizer` holds them and says the equations."""
 
     @property
     def kind(self) -> Any: ...
@@ -33,13 +37,40 @@ class Optimizer(Protocol):
     def epsilon(self) -> float: ...
 
 
-class Step(NamedTuple):
-    """Checked arguments of a step; the sum's ``out`` is the step's and its base None."""
+class StepArguments(NamedTuple):
+    """Arguments of `weighted_step`: as the caller gave them, until they are `checked`."""
 
-    sum: Sum
-    base: Floats
+    sum: SumArguments
+    """The step's ``out`` and ``base`` are the sum's, too."""
+    optimizer: Optimizer
     old: list[Floats]
     new: list[Floats]
+
+    def checked(self) -> StepArguments:
+        """Returns them with checked arrays, or raises the error that names the wrong one."""
+        given = self.sum._replace(base=None).checked()
+        base = arguments.floats("base", self.sum.base, given.out.size)
+        old = self._vectors("old_state", self.old, given.out.size)
+        new = self._vectors("new_state", self.new, given.out.size, writable=True)
+        written = {"out": given.out} | {f"new_state[{i}]": x for i, x in enumerate(new)}
+        read = {"base": base} | {f"old_state[{i}]": x for i, x in enumerate(old)}
+        read |= {f"updates[{k}]": x for k, x in enumerate(given.updates)}
+        read |= {f"scales[{k}]": x for k, x in enumerate(given.scales) if x is not None}
+        for name, array in written.items():
+            for other, array2 in (read | written).items():
+                if other != name and np.may_share_memory(array, array2):
+                    raise ValueError(f"{other} must not overlap {name}, which is written")
+        return StepArguments(given._replace(base=base), self.optimizer, old, new)
+
+    def _vectors(self, name: str, value: object, size: int, *, writable: bool = False) -> list[Floats]:
+        items, needed = arguments.items(name, value), vectors(self.optimizer)
+        if len(items) != needed:
+            raise ValueError(
+                f"{name} must hold {needed} vectors for {self.optimizer.kind} (got {len(items)})"
+            )
+        return [
+            arguments.floats(f"{name}[{i}]", item, size, writable=writable) for i, item in enumerate(items)
+        ]
 
 
 def weighted_step(
@@ -62,7 +93,7 @@ def weighted_step(
     first term only where it is not 0) goes through the server ``optimizer``, whose vectors of D float32
     are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD with momentum,
     two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2). g itself
-    is never stored. The bits are those of `weighted_sum` followed by `edgefl.strategies.optimizer.apply`;
+    is never stored. The bits are those of `weighted_sum` followed by `apply`;
     for plain SGD, those of base + Σ_k (lr·weights[k])·updates[k], which is one sum.
 
     Nothing that is written may overlap anything that is read, so that a step that turns out to be of a bad
@@ -96,13 +127,14 @@ def weighted_step(
         scales = None if scales is None else [None, *scales]
     sums = checksums if checksums is None or shrink == 0.0 else np.empty(len(updates), dtype=np.uint64)
     chosen = select(backend)
+    start = None if plain and shrink != 0.0 else base
+    given: Any = (out, start, updates, numbers, scales, sums)  # not checked yet
+    total = SumArguments(*given)
     if plain:
-        start = base if shrink == 0.0 else None
-        norms = chosen.weighted_sum(out, start, updates, numbers, scales, sums, threads())
+        norms = chosen.weighted_sum(total, threads())
     else:
-        norms = chosen.weighted_step(
-            out, base, updates, numbers, optimizer, old_state, new_state, scales, sums, threads()
-        )
+        state: Any = (old_state, new_state)
+        norms = chosen.weighted_step(StepArguments(total, optimizer, *state), threads())
     if shrink == 0.0:
         return norms
     if checksums is not None and sums is not None:
@@ -111,7 +143,7 @@ def weighted_step(
 
 
 def vectors(optimizer: Optimizer) -> int:
-    """How many vectors of the model's size an optimiser keeps."""
+    """Returns the number of vectors of the model's size that an optimiser keeps."""
     return 2 if optimizer.kind != "sgd" else 1 if optimizer.momentum else 0
 
 
@@ -123,38 +155,101 @@ def constants(optimizer: Optimizer) -> tuple[float, float, float, float, float, 
     return (beta1, 1.0 - beta1, beta2, 1.0 - beta2, optimizer.epsilon, optimizer.lr)
 
 
-def checked(
-    out: object,
-    base: object,
-    updates: object,
-    weights: object,
+# ---- the step alone --------------------------------------------------------------------------------
+
+
+def start(optimizer: Optimizer, state: Sequence[AnyFloats]) -> None:
+    """Fill the optimiser's vectors with what they hold before the first step: 0, and ε² for Reddi's v."""
+    _check_count(optimizer, state, "state")
+    for vector in state:
+        vector.fill(0)
+    if optimizer.kind != "sgd":
+        state[1].fill(optimizer.epsilon**2)
+
+
+def apply(
     optimizer: Optimizer,
-    old_state: object,
-    new_state: object,
-    scales: object | None,
-    checksums: object | None,
-) -> Step:
-    """The arguments of `weighted_step`, or the error that names the wrong one."""
-    given = arguments.weighted_sum(out, None, updates, weights, scales, checksums)
-    size = given.out.size
-    model = arguments.floats("base", base, size)
-    groups: dict[str, list[Floats]] = {}
-    for name, value in (("old_state", old_state), ("new_state", new_state)):
-        items = arguments.items(name, value)
-        if len(items) != vectors(optimizer):
-            raise ValueError(
-                f"{name} must hold {vectors(optimizer)} vectors for {optimizer.kind} (got {len(items)})"
-            )
-        writable = name == "new_state"
-        groups[name] = [
-            arguments.floats(f"{name}[{i}]", item, size, writable=writable) for i, item in enumerate(items)
-        ]
-    written = {"out": given.out} | {f"new_state[{i}]": x for i, x in enumerate(groups["new_state"])}
-    read = {"base": model} | {f"old_state[{i}]": x for i, x in enumerate(groups["old_state"])}
-    read |= {f"updates[{k}]": x for k, x in enumerate(given.updates)}
-    read |= {f"scales[{k}]": x for k, x in enumerate(given.scales) if x is not None}
-    for name, array in written.items():
-        for other, array2 in (read | written).items():
-            if other != name and np.may_share_memory(array, array2):
-                raise ValueError(f"{other} must not overlap {name}, which is written")
-    return Step(given, model, groups["old_state"], groups["new_state"])
+    out: AnyFloats,
+    model: AnyFloats,
+    step_vector: AnyFloats,
+    state_vectors: Sequence[AnyFloats] = (),
+    new_state: Sequence[AnyFloats] | None = None,
+) -> None:
+    """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g.
+
+    `edgefl.strategies.ServerOptimizer` has the equations.
+
+    All are flat arrays of D elements of one dtype (float32 in the server); the arithmetic is done in that
+    dtype, element by element, so the bits depend on nothing else. ``state_vectors`` are the optimiser's
+    `vectors` (see `start`); they are updated in place, or only read and the result written to
+    ``new_state`` if that is given, so that a step that is cut short can be made again. ``out`` may be
+    ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError` for a mix of dtypes.
+
+    Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction as there.
+
+    >>> from edgefl.strategies import ServerOptimizer
+    >>> out = np.zeros(2, np.float32)
+    >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))
+    >>> out
+    array([2., 3.], dtype=float32)
+    """
+    target = state_vectors if new_state is None else new_state
+    _check_count(optimizer, state_vectors, "state_vectors")
+    _check_count(optimizer, target, "new_state")
+    for name, vector in (("model", model), ("step_vector", step_vector), *_named(state_vectors, target)):
+        if vector.shape != out.shape or out.ndim != 1:
+            raise ValueError(f"{name} must be flat and as long as out {out.shape}, got {vector.shape}")
+        if vector.dtype != out.dtype:
+            raise TypeError(f"{name} must have out's dtype {out.dtype}, got {vector.dtype}")
+    for first in range(0, out.size, CHUNK):
+        part = slice(first, first + CHUNK)
+        gradient = step_vector[part]
+        if optimizer.kind == "sgd":
+            direction = _momentum(optimizer, gradient, state_vectors, target, part)
+        else:
+            direction = _adaptive(optimizer, gradient, state_vectors, target, part)
+        if optimizer.lr == 1.0:
+            np.add(model[part], direction, out=out[part])
+        else:
+            np.add(model[part], direction * out.dtype.type(optimizer.lr), out=out[part])
+
+
+def _momentum(
+    optimizer: Optimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats], part: slice
+) -> AnyFloats:
+    if not optimizer.momentum:
+        return gradient
+    velocity = new[0][part]
+    np.multiply(old[0][part], gradient.dtype.type(optimizer.momentum), out=velocity)
+    velocity += gradient
+    return velocity
+
+
+def _adaptive(
+    optimizer: Optimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats], part: slice
+) -> AnyFloats:
+    number = gradient.dtype.type
+    mean, square = new[0][part], new[1][part]
+    np.multiply(old[0][part], number(optimizer.beta1), out=mean)
+    mean += gradient * number(1.0 - optimizer.beta1)
+    squared = gradient * gradient
+    if optimizer.kind == "adagrad":
+        np.add(old[1][part], squared, out=square)
+    elif optimizer.kind == "adam":
+        np.multiply(old[1][part], number(optimizer.beta2), out=square)
+        square += squared * number(1.0 - optimizer.beta2)
+    else:
+        sign = np.sign(old[1][part] - squared)
+        np.subtract(old[1][part], squared * sign * number(1.0 - optimizer.beta2), out=square)
+    return np.asarray(mean / (np.sqrt(square) + number(optimizer.epsilon)))
+
+
+def _named(*groups: Sequence[AnyFloats]) -> list[tuple[str, AnyFloats]]:
+    return [(f"state vector {index}", vector) for group in groups for index, vector in enumerate(group)]
+
+
+def _check_count(optimizer: Optimizer, given: Sequence[AnyFloats], name: str) -> None:
+    if len(given) != vectors(optimizer):
+        raise ValueError(
+            f"{name} must hold {vectors(optimizer)} vectors for {optimizer.kind}, got {len(given)}"
+        )

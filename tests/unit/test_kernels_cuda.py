@@ -14,6 +14,7 @@ import pytest
 from edgefl import kernels
 from edgefl.errors import ConfigError
 from edgefl.kernels import backend_cuda, cuda_library, selection, steps
+from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.strategies import ServerOptimizer
 
 WHY_NOT = kernels.backends()["cuda"]
@@ -114,12 +115,12 @@ def test_what_the_library_is_given() -> None:
 
 def test_what_stays_on_the_cpu_has_the_same_bits() -> None:
     x = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
-    out = np.empty(1000, np.float16)
+    outs = [np.empty(1000, np.float16) for _ in range(2)]
+    given = QuantizationArguments(outs[0], x, None, None, None, 1.0)
     assert backend_cuda.sq_norm(x, None, 1) == kernels.sq_norm(x, "reference")
     assert backend_cuda.checksum(x, 1) == kernels.checksum(x, "reference")
-    assert backend_cuda.quantize(out, x, None, None, None, 1.0, 1) == kernels.quantize(
-        out, x, backend="reference"
-    )
+    assert backend_cuda.quantize(given, 1) == kernels.quantize(outs[1], x, backend="reference")
+    assert outs[0].tobytes() == outs[1].tobytes()
 
 
 # ---- with a device -------------------------------------------------------------------------------

@@ -1,0 +1,10 @@
+"""The optional native extension with the memory's limits, built from ``kernels/probe.c`` by setup.py."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from numpy.typing import NDArray
+
+def read(buffers: Iterable[NDArray[Any]], threads: int, /) -> int: ...
+def copy(to: NDArray[Any], source: NDArray[Any], threads: int, /) -> None: ...
+def triad(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], scalar: float, threads: int, /) -> None: ...
