@@ -144,7 +144,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
         ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
-        ("fidelity", _fidelity(summary["fidelity"], computed=summary["clock"] == "virtual")),
+        ("fidelity", _fidelity(summary["fidelity"] or {}, computed=summary["clock"] == "virtual")),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),
         ("folder", str(folder)),
