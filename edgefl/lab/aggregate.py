@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import timeit
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,15 +111,10 @@ def _host() -> dict[str, Any]:
 
 def _call_overhead_us() -> float:
     """Microseconds of a whole call that sums 5 updates of 8 parameters."""
-    out, updates = np.empty(8, np.float32), [np.ones(8, np.float32)] * 5
-    weights, calls, best = [0.2] * 5, 2000, float("inf")
-    kernels.weighted_sum(out, None, updates, weights)
-    for _ in range(9):
-        started = time.perf_counter()
-        for _ in range(calls):
-            kernels.weighted_sum(out, None, updates, weights)
-        best = min(best, (time.perf_counter() - started) / calls)
-    return round(best * 1e6, 2)
+    given = {"sum": kernels.weighted_sum, "out": np.empty(8, np.float32)}
+    given["updates"] = [np.ones(8, np.float32)] * 5
+    found = timeit.repeat("sum(out, None, updates, [0.2] * 5)", repeat=TURNS, number=2000, globals=given)
+    return round(min(found) / 2000 * 1e6, 2)
 
 
 def _measured(row: SumCase) -> dict[str, Any]:
@@ -163,18 +159,13 @@ def _figures(samples: list[float], moved_bytes: int, updates: int, limit_s: floa
 
 def _calls_a_turn(call: Call) -> int:
     call()
-    started = time.perf_counter()
-    call()
-    return max(1, round(_TURN_S / max(time.perf_counter() - started, 1e-7)))
+    return max(1, round(_TURN_S / max(timeit.timeit(call, number=1), 1e-7)))
 
 
 def _timed(call: Call, count: int) -> float:
     if count > 1:  # a longer one finds nothing of the last turn in a cache anyway
         call()
-    started = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - started) / count
+    return timeit.timeit(call, number=count) / count
 
 
 # ---- what is printed and drawn -----------------------------------------------------------------
