@@ -35,7 +35,7 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Tab
     """A table of the runs in ``folders``, 80 columns wide; with ``out`` also a folder about them.
 
     Runs that differ in nothing but their seed are one row, mean ± half the 95% interval of the mean
-    (Student's t). The slow phones' classes are those that only the first run's slow phones hold. ``out``
+    (Student's t). The slow phones' classes are those that only the first run's slowest profiles hold. ``out``
     gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
     Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data, and if
     ``out`` is a file, or holds a run or a reproduction.
@@ -216,7 +216,7 @@ def all_accuracy(row: EvaluationRow, run: Run) -> float:
 
 
 def slow_accuracy(row: EvaluationRow, run: Run) -> float:
-    """Accuracy on the slow phones' classes."""
+    """Accuracy on the classes that only slow clients hold."""
     return label_accuracy(row, run.slow_labels)
 
 

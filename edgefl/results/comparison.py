@@ -18,7 +18,7 @@ from edgefl.results.summary import summarize
 
 FIGURES = ("accuracy", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
-"""What is compared, and averaged over seeds."""
+"""The figures that are compared, and averaged over seeds."""
 
 
 class Run(NamedTuple):
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     record: Record
     summary: dict[str, Any]
     slow_labels: tuple[int, ...]
-    """The classes of the first run's slow phones (`measures.slow_group`): the same for all runs."""
+    """The classes of the first run's slow clients (`measures.slow_group`): the same for all runs."""
 
 
 class Estimate(NamedTuple):

@@ -1,4 +1,4 @@
-"""What reports measure: shares of weight, staleness by profile, accuracy on some phones' classes."""
+"""Figures that reports share: weight by client, medians by profile, accuracy on some clients' classes."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 
 
 def slow_group(record: Record) -> Group:
-    """The slow phones, and the classes that only they hold.
+    """The clients of the slowest profiles, and the classes that only they hold.
 
     With profiles ordered from slow to fast, the smallest number k ≥ 1 of slowest profiles such that some
     class is held by a client of those and by no client of a faster profile. Where there is none (one
-    profile, or every class also on a fast phone) the group is the slowest profile and has no classes.
+    profile, or every class also on a fast client) the group is the slowest profile and has no classes.
     """
     held = labels_by_profile(record)
     order = list(held)

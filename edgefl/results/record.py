@@ -7,6 +7,7 @@ Times in ``_s`` are emulated seconds since the start of the run unless they say 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sqlite3
@@ -30,7 +31,7 @@ APPLICATION_ID = 0x45464C52
 SCHEMA_VERSION = 2
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
-"""What became of a trip: used in a version, valid but not used, bad, or its client was gone."""
+"""Ends of a trip: used in a version, valid but not used, bad, or its client was gone."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -60,7 +61,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     client: int
     base_version: int
     trip: int
-    """How many tasks the client was given before this one."""
+    """Number of tasks that the client was given before this one."""
     sent_s: float
     """The server sent the task."""
     received_s: float | None = None
@@ -157,7 +158,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel did in all: ``bytes`` is what it moved, (K + 2)·D·4 a sum."""
+    """The kernel's work in all; ``bytes`` are those it moved, (K + 2)·D·4 a sum."""
 
     backend: str = ""
     threads: int = 1
@@ -181,7 +182,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the run as a whole: one row of table ``meta`` a field, JSON.
+    """Facts of the run as a whole: one row of table ``meta`` a field, JSON.
 
     The server and the supervisor write these with ``Store.set_meta(field=value)``, when each is known.
     """
@@ -217,9 +218,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Median wall time that one trip costs the server, in µs, without the sum."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
-    """What made training as slow as the device: paced, sigstop or cgroup."""
+    """The means that made training as slow as the device: paced, sigstop or cgroup."""
     memory_by: str = ""
-    """What enforced memory limits: rlimit, cgroup or off."""
+    """The means that enforced memory limits: rlimit, cgroup or off."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None
@@ -375,7 +376,7 @@ class Columns(Mapping[str, NDArray[Any]]):
 
     @cached_property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         (count,) = next(iter(self._record.select(f"SELECT COUNT(*) FROM {self._table}")))
         return int(count)
 
@@ -412,7 +413,10 @@ class Record:
 
     def _open(self) -> sqlite3.Connection:
         address = f"{self.path.resolve().as_uri()}?mode=ro"
-        db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
+        connect = functools.partial(
+            sqlite3.connect, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False
+        )
+        db = connect(address)
         try:
             db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
@@ -420,9 +424,7 @@ class Record:
             log = self.path.with_name(f"{FILE_NAME}-wal")
             if not log.exists() or log.stat().st_size == 0:
                 db.close()
-                db = sqlite3.connect(
-                    f"{address}&immutable=1", uri=True, isolation_level=None, check_same_thread=False
-                )
+                db = connect(f"{address}&immutable=1")
         except sqlite3.DatabaseError:
             pass  # check_file says what is wrong
         return db
@@ -431,12 +433,10 @@ class Record:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, msgspec.DecodeError, ValueError) as error:
             self.close()
-            raise ConfigError(f"run record {self.path} is damaged or cannot be read: {error}") from None
-        except (msgspec.DecodeError, json.JSONDecodeError, ValueError) as error:
-            self.close()
-            raise ConfigError(f"run record {self.path} is damaged: {error}") from None
+            what = "damaged or cannot be read" if isinstance(error, sqlite3.Error) else "damaged"
+            raise ConfigError(f"run record {self.path} is {what}: {error}") from None
         except ConfigError:
             self.close()
             raise
@@ -453,8 +453,8 @@ class Record:
             return [
                 kind(
                     **{
-                        name: _value(name, value, *of)
-                        for (name, of), value in zip(types.items(), row, strict=True)
+                        name: _value(name, value, *types[name])
+                        for name, value in zip(types, row, strict=True)
                     }
                 )
                 for row in rows
@@ -462,7 +462,7 @@ class Record:
 
     @cached_property
     def meta(self) -> Meta:
-        """What is known of the run as a whole."""
+        """Facts of the run as a whole."""
         with self._errors():
             known = {field.name for field in msgspec.structs.fields(Meta)}
             fields = {k: msgspec.json.decode(v) for k, v in self.select("SELECT * FROM meta") if k in known}
@@ -490,7 +490,7 @@ class Record:
 
     @cached_property
     def incidents(self) -> list[IncidentRow]:
-        """What went wrong, in order."""
+        """Incidents, in order."""
         return self._rows(IncidentRow, "incidents ORDER BY id")
 
     @cached_property

@@ -278,7 +278,7 @@ def _profile_keys(record: Record) -> tuple[Key, ...]:
 
 @house_style
 def draw_accuracy(record: Record, over: str) -> Picture | None:
-    """Accuracy over ``at_s`` (emulated time) or ``trips``: all classes, and those only slow phones hold."""
+    """Accuracy over ``at_s`` (emulated time) or ``trips``: of all classes, and of slow clients' own."""
     rows = [row for row in record.evaluations if np.isfinite(row.accuracy)]
     if not rows:
         return None
@@ -295,7 +295,7 @@ def draw_accuracy(record: Record, over: str) -> Picture | None:
 
 @house_style
 def draw_classes(record: Record) -> Picture | None:
-    """Accuracy in each class at the last evaluation; classes that only slow phones hold stand out."""
+    """Accuracy in each class at the last evaluation; classes that only slow clients hold stand out."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
     last = record.evaluations[-1]

@@ -47,9 +47,9 @@ CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
 SUMMARY_FILE = "summary.json"
-"""What a run, a comparison or a reproduction found."""
+"""The findings of a run, a comparison or a reproduction."""
 PAGE_BYTES = 4096
-"""Of SQLite: a record is no longer while its first transaction is not in it."""
+"""SQLite's page: a record is not longer before its first transaction is in it."""
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def resumable(folder: Path) -> bool:
-    """Whether there is a checkpoint from which the run in ``folder`` may go on."""
+    """Returns True if there is a checkpoint from which the run in ``folder`` may go on."""
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
@@ -133,7 +133,7 @@ def way_on(folder: Path) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Whether anything has happened in the run in ``folder``: nothing does before its first checkpoint."""
+    """Returns True if anything has happened in the run: nothing does before its first checkpoint."""
     if resumable(folder):
         return True
     try:
@@ -214,7 +214,7 @@ class Result:
         return f"Result({str(self.dir)!r})"
 
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` holds."""
+        """The content of ``summary.json``."""
         path = self.dir / SUMMARY_FILE
         try:
             found = json.loads(path.read_text(encoding="utf-8"))

@@ -41,11 +41,11 @@ from edgefl.results.record import (
 )
 
 WAIT_MS = 10_000
-"""How long a commit waits for another writer."""
+"""Time that a commit waits for another writer."""
 
 
 class _End(msgspec.Struct):
-    """What has become of a trip since its row was written; the fields are the parameters of `FINISH_TRIP`."""
+    """The end of a trip, known after its row was written; the fields are the parameters of `FINISH_TRIP`."""
 
     task: int
     fate: str | None = None
@@ -147,7 +147,7 @@ class Store:
             self._end(task).use(version, weight, self._seq)
 
     def checksum_seen(self, task: int, checksum: int) -> None:
-        """What the server computed from the slot, for a trip whose row is on record already."""
+        """Add the checksum that the server computed from the slot to a trip that is on record already."""
         self._rows["UPDATE trips SET checksum_seen = ?1 WHERE task = ?2"].append((to_signed(checksum), task))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
@@ -222,14 +222,8 @@ class Store:
         first = self._seq + 1 - len(self._journal)
         ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
-            (
-                "INSERT INTO journal VALUES (?, ?)",
-                list(enumerate(map(event_encoder.encode, self._journal), first)),
-            ),
-            (
-                INSERT_TRIP,
-                [_trip_columns(row, seq, ends.pop(row.task, None)) for row, seq in self._trips],
-            ),
+            (INSERT_EVENT, list(enumerate(map(event_encoder.encode, self._journal), first))),
+            (INSERT_TRIP, [_trip_columns(*trip, ends.pop(trip[0].task, None)) for trip in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
             (FINISH_TRIP, list(map(astuple, ends.values()))),
             *self._rows.items(),
@@ -325,6 +319,7 @@ INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") +
     "weight = CASE WHEN excluded.uses = 0 THEN weight ELSE COALESCE(weight, 0) + excluded.weight END, "
     "uses = uses + excluded.uses, fate_seq = COALESCE(excluded.fate_seq, fate_seq)"
 )
+INSERT_EVENT = "INSERT INTO journal VALUES (?, ?)"
 INSERT_VERSION = _insert("versions", "seq")
 INSERT_EVALUATION = _insert("evaluations")
 INSERT_INCIDENT = _insert("incidents")
@@ -358,7 +353,7 @@ def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]
 
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> tuple[Any, ...]:
-    """The parameters of `INSERT_TRIP`: a trip's row, and what has become of it since if that is known."""
+    """The parameters of `INSERT_TRIP`: a trip's row, with its end if that is known."""
     known: dict[str, Any] = {}
     if row.checksum_sent is not None:
         known["checksum_sent"] = to_signed(row.checksum_sent)

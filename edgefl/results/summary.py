@@ -41,7 +41,7 @@ _EXACT_SCALE = 1e9
 
 
 def fidelity_of(record: Record) -> dict[str, Any]:
-    """How far the trips' achieved times were from the declared ones, and whether the run may be believed.
+    """The errors of the trips' achieved times against the declared ones, and a verdict on the run.
 
     The fields of `edgefl.limits.fidelity.Fidelity`. Judged are the
     trips that reported their times; ``unmeasured`` counts the others that ended. Under the virtual clock
@@ -146,7 +146,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "aggregation": _aggregation(record),
         "per_class": _per_class(record),
         "accuracy_by_profile_labels": _by_profile_labels(record),
-        "slow_phones": _slow_phones(record),
+        "slow_phones": _slow_clients(record),
         "applied_weight": _applied_weight(record),
         "integrity": _integrity(record),
         "availability": attendance_of(record, emulated_s),
@@ -216,7 +216,7 @@ def _by_profile_labels(record: Record) -> dict[str, float | None]:
     }
 
 
-def _slow_phones(record: Record) -> dict[str, Any]:
+def _slow_clients(record: Record) -> dict[str, Any]:
     group, share = slow_group(record), applied_weight(record)
     weights = [share[client] for client in group.clients if client in share]
     accuracy = label_accuracy(record.evaluations[-1], group.labels) if record.evaluations else float("nan")

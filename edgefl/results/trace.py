@@ -119,7 +119,7 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
-    """When an update came into the buffer (+1) or left it with a version (−1), in order of time."""
+    """The times at which updates came into the buffer (+1) or left it with a version (−1), in order."""
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []
     columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))
