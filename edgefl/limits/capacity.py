@@ -32,7 +32,12 @@ BURST_SHARE = 0.25
 """Share of one core that a client may ask for until its training is due: the slack in which it can still be
 on time when other clients train at that moment."""
 
-
+Verdict = Literal["fits", "tight", "overloaded"]
+_SAYS: dict[Verdict, str] = {
+    "fits": "",
+    "tight": "; that is above what is paced exactly, figures may be off",
+    "overloaded": "; the host is overloaded, figures will be INVALID",
+}
 Together = Literal["never", "at first", "always"]
 """The trips of all clients start at one instant: never, at the run's start only, or in each round."""
 
@@ -88,8 +93,7 @@ class TimeScale(NamedTuple):
     client_share: float
     """Share of one core that the most demanding client asks for."""
     why: str
-    verdict: Literal["fits", "tight", "overloaded"]
-    """``tight``: above the target, figures may be off. ``overloaded``: figures will be INVALID."""
+    verdict: Verdict
 
 
 def choose_time_scale(
@@ -134,26 +138,27 @@ def choose_time_scale(
             "paced, use clock.kind = 'virtual'"
         )
     active = len(shares) if active is None else min(active, len(shares))
-    asked, largest, one = sum(shares[:active]), max(shares, default=0.0), min(1.0, cores)
+    asked, largest = sum(shares[:active]), max(shares, default=0.0)
     if scale == "auto":
         value, chosen = _smallest(asked, largest, demands, cores, together, active)
     else:
         if not (math.isfinite(scale) and scale > 0):
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
         value, chosen = float(scale), "given"
-    load, share = asked / (cores * value), largest / (value * one)
-    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
-    verdict: Literal["fits", "tight", "overloaded"] = "fits"
-    end = ""
-    if load > INVALID_LOAD or share > INVALID_LOAD:
-        verdict, end = "overloaded", "; the host is overloaded, figures will be INVALID"
-    elif load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9:
-        verdict, end = "tight", "; that is above what is paced exactly, figures may be off"
+    load, share = asked / (cores * value), largest / (value * min(1.0, cores))
+    verdict = _verdict(value, load, share)
     why = (
         f"time_scale {value:g} was {chosen}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
-        f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core{end}"
+        f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core{_SAYS[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
+
+
+def _verdict(value: float, load: float, share: float) -> Verdict:
+    if max(load, share) > INVALID_LOAD:
+        return "overloaded"
+    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
+    return "tight" if load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9 else "fits"
 
 
 def _smallest(
