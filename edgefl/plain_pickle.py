@@ -68,7 +68,7 @@ def write_plain_pickle(value: Any) -> bytes:
     return pickle.dumps(value, protocol=2)
 
 
-class _Name(str):
+class _PickledName(str):
     """A name that the pickle gives, or numpy's name of a kind of numbers; never looked up."""
 
 
@@ -88,44 +88,44 @@ class _Machine(pickle._Unpickler):
         super().__init__(io.BytesIO(data), encoding="latin-1")
         self._left = 2 * len(data)  # protocol 2 gives the bytes of an array twice: as text and encoded
 
-    def find_class(self, module: str, name: str) -> _Name:
+    def find_class(self, module: str, name: str) -> _PickledName:
         full = f"{module}.{name}".replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
         if full not in _NAMES:
             raise PickleError(f"not plain data: it names {module}.{name}"[:200])
-        return _Name(full)
+        return _PickledName(full)
 
     def mark(self) -> None:
         if len(self.metastack) > _DEEPEST:
             raise PickleError("not plain data: nested too deep")
         self.load_mark()
 
-    def set_items(self) -> None:
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self._set(key, value)
-
     def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set(key, value)
+        pair = self.stack[-2:]
+        del self.stack[-2:]
+        self._set(pair)
 
-    def _set(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str | bytes | int):  # to hash a nest of tuples may take forever
-            raise PickleError(f"not plain data: a {type(key).__name__} as a key")
-        if isinstance(key, int) and abs(key) >= _LARGEST_KEY:
-            raise PickleError("not plain data: a whole number of more than 60 bits as a key")
-        _expect(self.stack[-1], dict)[key] = value
+    def set_items(self) -> None:
+        self._set(self.pop_mark())
+
+    def _set(self, items: list[Any]) -> None:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str | bytes | int):  # to hash a nest of tuples may take forever
+                raise PickleError(f"not plain data: a {type(key).__name__} as a key")
+            if isinstance(key, int) and abs(key) >= _LARGEST_KEY:
+                raise PickleError("not plain data: a whole number of more than 60 bits as a key")
+            _expect(self.stack[-1], dict)[key] = value
 
     def call(self) -> None:
         """What a call of one of the known names gives, put in its place."""
-        arguments, name = self.stack.pop(), _expect(self.stack.pop(), _Name)
+        arguments, name = self.stack.pop(), _expect(self.stack.pop(), _PickledName)
         match name, arguments:
             case "numpy._core.multiarray._reconstruct", _:
                 self.stack.append(np.empty(0, np.uint8))
             case "numpy.dtype", (str(kind), *_):
                 if kind.lstrip("|<") not in _NUMBERS:
                     raise PickleError(f"not plain data: a numpy dtype {kind!r}")
-                self.stack.append(_Name(kind.lstrip("|<")))
-            case "numpy._core.multiarray.scalar", (_Name() as kind, raw) if len(raw) == int(kind[1]):
+                self.stack.append(_PickledName(kind.lstrip("|<")))
+            case "numpy._core.multiarray.scalar", (_PickledName() as kind, raw) if len(raw) == int(kind[1]):
                 self.stack.append(np.frombuffer(self._bytes(raw), f"<{kind}").item())
             case "_codecs.encode", (str(text), "latin1"):
                 self.stack.append(self._bytes(text))
@@ -137,12 +137,12 @@ class _Machine(pickle._Unpickler):
     def build(self) -> None:
         """Fill the array, or check the kind of numbers, on the stack with its state."""
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, _Name):
+        if isinstance(target, _PickledName):
             if state[1] not in ("<", "|"):
                 raise PickleError(f"not plain data: numbers in byte order {state[1]!r}")
             return
         _, shape, kind, fortran, raw = state
-        if _expect(kind, _Name) != "u1":
+        if _expect(kind, _PickledName) != "u1":
             raise PickleError(f"not plain data: arrays must be uint8 (got {str(kind)!r})")
         content = self._bytes(raw)
         if any(_expect(side, int) < 0 for side in shape) or math.prod(shape) != len(content):

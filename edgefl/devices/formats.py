@@ -1,4 +1,4 @@
-"""The formats by name: what reads each, and what writes it."""
+"""Other projects' formats by name."""
 
 from __future__ import annotations
 
@@ -40,19 +40,13 @@ WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
 """Formats that are written, of a network but for fedscale's, which is of a fleet."""
 
 
-def named(name: str) -> Format:
-    """The format of that name; ProfileError with the nearest if there is none."""
-    if name not in FORMATS:
-        raise ProfileError(unknown("format", name, FORMATS))
-    return FORMATS[name]
-
-
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
     """The profiles that the file in that format makes.
 
     ProfileError if there is no such format, it has no use for an option, or the file is not of it.
     """
-    found = named(format_name)
+    _require(format_name)
+    found = FORMATS[format_name]
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
             allowed = ", ".join(f"--{name}" for name in found.takes)
@@ -73,7 +67,7 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     latency=300
     plr=0
     """
-    named(format_name)
+    _require(format_name)
     if format_name not in WRITTEN:
         raise ProfileError(f"format {format_name!r} is only read; written are: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
@@ -90,6 +84,11 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     writes = network_formats.write_webpagetest if webpagetest else network_formats.write_devtools
     text, left_out = writes(network)
     return Export(text.encode(), (*left_out, *_unsayable(network)))
+
+
+def _require(format_name: str) -> None:
+    if format_name not in FORMATS:
+        raise ProfileError(unknown("format", format_name, FORMATS))
 
 
 def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ what is allowed and what was got.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,7 +31,6 @@ from edgefl.devices.schema import (
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.validation import Fault, faults, wrong
 
-P = TypeVar("P", Device, Network, FleetFile)
 Kind = Literal["devices", "networks", "fleets"]
 TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fleets": FleetFile}
 
@@ -45,7 +44,7 @@ def load_device(name_or_path: str | Path) -> Device:
     Traceback (most recent call last):
     edgefl.errors.ProfileError: device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: ...
     """
-    return _load("devices", Device, name_or_path)
+    return msgspec.convert(_checked("devices", name_or_path), Device)
 
 
 def load_network(name_or_path: str | Path) -> Network:
@@ -54,7 +53,7 @@ def load_network(name_or_path: str | Path) -> Network:
     >>> load_network("3g").down.rate_mbps
     1.6
     """
-    network = _load("networks", Network, name_or_path)
+    network = msgspec.convert(_checked("networks", name_or_path), Network)
     folder = _path("networks", name_or_path).parent
     down, up = _traced(network.down, folder), _traced(network.up, folder)
     return msgspec.structs.replace(network, down=down, up=up)
@@ -68,7 +67,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
     >>> load_fleet("paper-fedstaleweight").clients
     15
     """
-    fleet = _load("fleets", FleetFile, name_or_path)
+    fleet = msgspec.convert(_checked("fleets", name_or_path), FleetFile)
     folder = _path("fleets", name_or_path).parent
     network = fleet.network
     if isinstance(network, dict):
@@ -106,25 +105,15 @@ def check_file(path: str | Path) -> list[str]:
 # ---- files -------------------------------------------------------------------------------------
 
 
-def device_names() -> tuple[str, ...]:
-    """Names of the device profiles that come with edgefl, sorted."""
-    return bundled_names("devices")
-
-
-def network_names() -> tuple[str, ...]:
-    """Names of the network profiles that come with edgefl, sorted."""
-    return bundled_names("networks")
-
-
-def fleet_names() -> tuple[str, ...]:
-    """Names of the fleet files that come with edgefl, sorted."""
-    return bundled_names("fleets")
-
-
 @cache
 def bundled_names(kind: Kind) -> tuple[str, ...]:
     """Names of edgefl's own profiles of that kind, sorted."""
     return tuple(sorted(path.stem for path in (bundled_folder() / kind).glob("*.toml")))
+
+
+device_names = partial(bundled_names, "devices")
+network_names = partial(bundled_names, "networks")
+fleet_names = partial(bundled_names, "fleets")
 
 
 @cache
@@ -161,10 +150,6 @@ def read_tables(path: Path) -> dict[str, Any]:
         return toml.read(path)
     except ConfigError as error:
         raise ProfileError(str(error)) from None
-
-
-def _load(kind: Kind, of: type[P], name_or_path: str | Path) -> P:
-    return msgspec.convert(_checked(kind, name_or_path), of)
 
 
 def _checked(kind: Kind, name_or_path: str | Path) -> dict[str, Any]:

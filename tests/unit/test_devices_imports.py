@@ -12,7 +12,7 @@ import pytest
 
 from edgefl import devices as emulation
 from edgefl.devices import check_file
-from edgefl.devices.formats import named, write
+from edgefl.devices.formats import FORMATS, write
 from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.link import read_trace
 from edgefl.devices.schema import Availability, Device, Network
@@ -22,7 +22,7 @@ SAMPLES = Path(__file__).parent / "import_samples"
 
 
 def read(format_name: str, sample: str, **asked: Any) -> ImportResult:
-    return named(format_name).read(SAMPLES / sample, ImportOptions(**asked))
+    return FORMATS[format_name].read(SAMPLES / sample, ImportOptions(**asked))
 
 
 def written(made: ImportResult, folder: Path) -> Path:
@@ -119,7 +119,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
         .replace(">78<", ">166<")
     )
     (tmp_path / "p.xml").write_text(text)
-    made = named("power-profile").read(tmp_path / "p.xml", ImportOptions(base="moto-g4", name="mine"))
+    made = FORMATS["power-profile"].read(tmp_path / "p.xml", ImportOptions(base="moto-g4", name="mine"))
     assert made.notes == ("left out: the cores' currents, 166 mA at every frequency",)
     (found,) = devices(made, tmp_path).values()
     before = emulation.load_device("moto-g4")
@@ -193,7 +193,9 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path) -> None:
         for name in ("3g", "edge-lossy", "none"):
             content = write(name, format_name)
             (tmp_path / file).write_bytes(content.content)
-            (found,) = networks(named(format_name).read(tmp_path / file, ImportOptions()), tmp_path).values()
+            (found,) = networks(
+                FORMATS[format_name].read(tmp_path / file, ImportOptions()), tmp_path
+            ).values()
             network = emulation.load_network(name)
             for way, own in ((found.down, network.down), (found.up, network.up)):
                 assert (
@@ -234,7 +236,7 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     assert clients[2]["computation"] == pytest.approx(0.6 / (phone.train_flop_per_s / 1e12))
     assert clients[2]["communication"] == pytest.approx(30_000)
     (tmp_path / "caps").write_bytes(content)
-    made = named("fedscale").read(tmp_path / "caps", ImportOptions())
+    made = FORMATS["fedscale"].read(tmp_path / "caps", ImportOptions())
     written(made, tmp_path)
     assert emulation.load_fleet(tmp_path / "caps.toml").clients == 24
     with pytest.raises(ProfileError, match="has no cpu; FedScale states one speed"):
@@ -264,7 +266,7 @@ def test_everything_made_is_a_right_profile(tmp_path: Path) -> None:
 
 def test_a_format_that_does_not_exist() -> None:
     with pytest.raises(ProfileError, match="format 'webpage' not found; did you mean 'webpagetest'"):
-        named("webpage")
+        write("3g", "webpage")
     with pytest.raises(ProfileError, match="'bouquetfl' is only read; written are: devtools, fedscale"):
         write("3g", "bouquetfl")
     with pytest.raises(ProfileError, match="network profile 'nothing' not found"):
@@ -276,7 +278,7 @@ def test_a_format_that_does_not_exist() -> None:
 def test_labels_that_break_the_format_are_mended(tmp_path: Path) -> None:
     text = (SAMPLES / "connectivity.ini").read_text().replace("Hill, 2% lost", "Hill 'so' [x]")
     (tmp_path / "c.ini").write_text(text)
-    made = named("webpagetest").read(tmp_path / "c.ini", ImportOptions(only=("Hill",)))
+    made = FORMATS["webpagetest"].read(tmp_path / "c.ini", ImportOptions(only=("Hill",)))
     (found,) = networks(made, tmp_path).values()
     assert found.name == "Hill 'so' [x]"
     (tmp_path / "quoted.toml").write_text(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgefl.cli import main
-from edgefl.devices.formats import FORMATS, named, read, write
+from edgefl.devices.formats import FORMATS, read, write
 from edgefl.devices.imports import ImportOptions
 from edgefl.errors import ProfileError
 
@@ -192,7 +192,7 @@ def test_a_truncated_or_altered_sample_never_raises_anything_else(tmp_path: Path
         for content in (whole[:at], *altered):
             path.write_bytes(content)
             try:
-                named(format_name).read(path, ImportOptions(base="pixel-3"))
+                FORMATS[format_name].read(path, ImportOptions(base="pixel-3"))
             except ProfileError as wrong:
                 refusals += 1
                 assert "\n" not in str(wrong)

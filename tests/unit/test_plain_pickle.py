@@ -43,7 +43,7 @@ from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pick
             b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
             "it calls _codecs.encode",
         ),
-        (b"\x80\x02K\x01K\x02\x86K\x03\x85R.", "a tuple where a _Name must be"),
+        (b"\x80\x02K\x01K\x02\x86K\x03\x85R.", "a tuple where a _PickledName must be"),
         (b"\x80\x02})cnumpy\nndarray\nb.", "not a whole pickle"),
         (b"\x80\x02\x8a\x02\xff", "not a whole pickle"),
         (b"\x80\x02T\xff\xff\xff\x7fabc.", "not a whole pickle"),
