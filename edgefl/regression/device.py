@@ -56,31 +56,6 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
     edgefl.errors.ConfigError: edge_device key 'second' not found; did you mean 'seconds'? have: joules, \
 limit_s, network, peak_mib, repetitions, seconds, sent_mib, time_scale
     """
-    _check_profiles(profiles)
-    for key in keys:
-        if key not in MARK_KEYS:
-            raise ConfigError(unknown("edge_device key", key, MARK_KEYS))
-    repetitions, network, time_scale = (keys.get(key) for key in ("repetitions", "network", "time_scale"))
-    if network is not None:
-        load_network(network)
-    if time_scale is not None:
-        _number("time_scale", time_scale)
-    limit_s = keys.get("limit_s", DEFAULT_LIMIT_S)
-    if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
-        raise ConfigError(
-            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {limit_s!r})"
-        )
-    budgets = {name: _number(name, keys[name]) for name in BUDGETS if name in keys}
-    if repetitions is not None and (
-        isinstance(repetitions, bool) or not isinstance(repetitions, int) or repetitions < LEAST_REPETITIONS
-    ):
-        raise ConfigError(
-            f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {repetitions!r})"
-        )
-    return [MarkOptions(profile, repetitions, network, time_scale, limit_s, budgets) for profile in profiles]
-
-
-def _check_profiles(profiles: Sequence[Any]) -> None:
     if not profiles:
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
     for profile in profiles:
@@ -89,6 +64,25 @@ def _check_profiles(profiles: Sequence[Any]) -> None:
         load_device(profile)
     if len(set(profiles)) < len(profiles):
         raise ConfigError(f"edge_device: a profile is named twice: {', '.join(profiles)}")
+    options = dict(keys)
+    for key in keys:
+        if key not in MARK_KEYS:
+            raise ConfigError(unknown("edge_device key", key, MARK_KEYS))
+    if options.get("network") is not None:
+        load_network(options["network"])
+    budgets = {name: _number(name, options.pop(name)) for name in BUDGETS if name in options}
+    if options.get("time_scale") is not None:
+        _number("time_scale", options["time_scale"])
+    if not 0 < _number("limit_s", options.get("limit_s", DEFAULT_LIMIT_S)) <= MOST_LIMIT_S:
+        raise ConfigError(
+            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {options['limit_s']!r})"
+        )
+    count = options.get("repetitions", LEAST_REPETITIONS)
+    if count is not None and (type(count) is not int or count < LEAST_REPETITIONS):
+        raise ConfigError(
+            f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {count!r})"
+        )
+    return [MarkOptions(profile, budgets=budgets, **options) for profile in profiles]
 
 
 def _number(name: str, value: Any) -> float:

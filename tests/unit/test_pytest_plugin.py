@@ -63,7 +63,7 @@ def baseline(pytester: pytest.Pytester) -> Path:
     return pytester.path / "edgefl-baselines" / "test_device.json"
 
 
-def test_within_its_budgets_a_test_passes_on_each_device(run: Run, pytester: pytest.Pytester) -> None:
+def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester: pytest.Pytester) -> None:
     found = run(
         """
         import pytest
@@ -84,22 +84,41 @@ def test_within_its_budgets_a_test_passes_on_each_device(run: Run, pytester: pyt
         @pytest.mark.parametrize("rounds", [1, 2])
         def test_a_fixture_of_ones_own(phone, rounds):
             assert phone.run(steps.step, rounds=rounds).outcome == "PASS"
+
+        @pytest.mark.edge_device("pixel-3a")
+        def test_over(edge_device):
+            edge_device.run(steps.step, mib=30).assert_budget(seconds=1000, peak_mib=20)
+
+        @pytest.mark.edge_device("pixel-3a", peak_mib=20)
+        def test_over_by_the_mark(edge_device):
+            edge_device.run(steps.step, mib=30)
+
+        @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
+        def test_itself():
+            pass
         """,
         "-v",
         "--junitxml=out.xml",
     )
-    found.assert_outcomes(passed=4)
+    found.assert_outcomes(passed=4, failed=3)
     found.stdout.fnmatch_lines(
         [
             "*test_step?pixel-4? PASSED*",
             "*test_step?moto-g4? PASSED*",
+            "E * step on pixel-3a: peak_mib * MiB (95% sure: at most * MiB), 20 MiB are allowed",
+            "step on pixel-3a: peak_mib *",
+            "test_itself on pixel-3a: seconds * s are allowed",
             "=*= edgefl =*=",
             "*device  host CPU    MiB  sent MiB        J   n",
             "test_device.py::test_step: step",
             "  pixel-4 * 9  PASS",
             "  moto-g4 * 9  PASS",
+            "test_device.py::test_over: step",
+            "  pixel-3a * FAIL",
+            "test_device.py::test_itself",
         ]
     )
+    assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
     shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:6]
     assert max(map(len, shown)) <= 80
     properties = {
@@ -107,39 +126,6 @@ def test_within_its_budgets_a_test_passes_on_each_device(run: Run, pytester: pyt
     }
     assert properties["edgefl.pixel-4.step.outcome"] == "PASS"
     assert float(properties["edgefl.moto-g4.step.seconds"] or 0) > 0
-
-
-def test_over_a_budget_it_fails_and_says_by_how_much(run: Run) -> None:
-    found = run(
-        """
-        import pytest
-        import steps
-
-        @pytest.mark.edge_device("pixel-3a")
-        def test_step(edge_device):
-            edge_device.run(steps.step, mib=30).assert_budget(seconds=1000, peak_mib=20)
-
-        @pytest.mark.edge_device("pixel-3a", peak_mib=20)
-        def test_by_the_mark(edge_device):
-            edge_device.run(steps.step, mib=30)
-
-        @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
-        def test_itself():
-            pass
-        """
-    )
-    found.assert_outcomes(failed=3)
-    found.stdout.fnmatch_lines(
-        [
-            "E * step on pixel-3a: peak_mib * MiB (95% sure: at most * MiB), 20 MiB are allowed",
-            "step on pixel-3a: peak_mib *",
-            "test_itself on pixel-3a: seconds * s are allowed",
-            "test_device.py::test_step: step",
-            "  pixel-3a * FAIL",
-            "test_device.py::test_itself",
-        ]
-    )
-    assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
@@ -216,15 +202,6 @@ def test_a_wrong_option_is_a_usage_error(run: Run, option: str, says: str) -> No
     found = run("def test_a(): pass", option)
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines([f"ERROR: {says}"])
-
-
-def test_the_options_and_the_mark_explain_themselves(pytester: pytest.Pytester) -> None:
-    found = pytester.runpytest_inprocess(*PLUGIN, "--help")
-    found.stdout.fnmatch_lines(
-        ["edgefl: tests on emulated devices:", "*--edgefl-save*", "*--edgefl-invalid*"]
-    )
-    found = pytester.runpytest_inprocess(*PLUGIN, "--markers")
-    found.stdout.fnmatch_lines(["@pytest.mark.edge_device(?profiles*"])
 
 
 def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:
