@@ -416,17 +416,10 @@ def simulate(
     """
     run, core = _run(strategy, delays, experiment.Stop(versions=versions), seed, slowed or {})
     sums, clients = run.sums[skip:], len(delays)
-    client, staleness, weight = (
-        np.array(column)
-        for column in zip(
-            *(
-                (update.client, update.staleness, one)
-                for order, updates in sums
-                for update, one in zip(updates, order.weights, strict=True)
-            ),
-            strict=True,
-        )
-    )
+    updates = [update for _, summed in sums for update in summed]
+    client = np.array([update.client for update in updates])
+    staleness = np.array([update.staleness for update in updates])
+    weight = np.concatenate([order.weights for order, _ in sums])
     with np.errstate(invalid="ignore"):  # a client without an update has no staleness: NaN
         mean = np.bincount(client, staleness, clients) / np.bincount(client, minlength=clients)
     return Outcome(

@@ -45,7 +45,7 @@ __all__ = [
     "resolve",
 ]
 
-_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "optimizer", "rounds"}
+_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "noise", "optimizer", "rounds"}
 
 
 def names() -> list[str]:
