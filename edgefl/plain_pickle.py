@@ -116,7 +116,7 @@ class _Machine(pickle._Unpickler):
             _expect(self.stack[-1], dict)[key] = value
 
     def call(self) -> None:
-        """What a call of one of the known names gives, put in its place."""
+        """Put the value that a call of one of the known names gives in its place."""
         arguments, name = self.stack.pop(), _expect(self.stack.pop(), _PickledName)
         match name, arguments:
             case "numpy._core.multiarray._reconstruct", _:

@@ -28,7 +28,7 @@ _LONGEST = 60
 
 
 class Fault(ConfigError):
-    """What is wrong at one dotted ``key``, which the text names."""
+    """A fault at one dotted ``key``, which the text names."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -112,8 +112,8 @@ def join(key: str, name: str) -> str:
 
 
 def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Iterator[Fault]:
-    part = next((part for part in _parts(kind) if _is_a(value, part)), None)
-    if part is None or not _within(value, part):
+    part = next((part for part in _parts(kind) if _is_a(value, part) and _within(value, part)), None)
+    if part is None:
         yield _unfit(value, kind, key)
     elif isinstance(part, inspect.StructType | inspect.DataclassType):
         yield from _table_faults(value, part, key, known)
@@ -183,7 +183,7 @@ _PYTHON: dict[type[inspect.Type], type | tuple[type, ...]] = {
 
 
 def _is_a(value: Any, kind: inspect.Type) -> bool:
-    """Whether ``value`` is of that type at its top, whatever the bounds."""
+    """Returns True for a value of that type, whatever its bounds and what it holds."""
     if isinstance(kind, inspect.LiteralType):
         return value in kind.values
     if isinstance(value, bool):
@@ -195,7 +195,7 @@ def _is_a(value: Any, kind: inspect.Type) -> bool:
 
 
 def _within(value: Any, kind: inspect.Type) -> bool:
-    """Whether a value of that type is within its bounds."""
+    """Returns True for a value of that type that is within its bounds."""
     if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
         return False
     if isinstance(kind, inspect.IntType | inspect.FloatType):

@@ -1,4 +1,4 @@
-"""What changes by itself during a run: clients' temperature and charge, and when they come and go.
+"""Changes of clients by themselves during a run: temperature, charge, coming and going.
 
 `Dynamics` is shown every event and what the core answered. It knows each client's condition, the plan of its
 trip, and the next instant at which it comes or goes, which both clocks ask for. A resumed run has the same

@@ -23,7 +23,7 @@ from edgefl.limits.pacing import Pacer, Spent
 CHUNK_BYTES = 65536
 """Bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%."""
 LOOK_WALL_S = 0.02
-"""How often, on the wall, a transfer looks at its share of a link that others use too."""
+"""Wall time between two looks of a transfer at its share of a link that others use too."""
 FIRST_LOOK_WALL_S = 0.002
 ALIGN_BYTES = 256
 """A part of a message begins at a multiple of this."""
@@ -56,7 +56,7 @@ class Transfer(NamedTuple):
     breaks_after: int | None = None
     """Payload bytes after which the connection is lost; None: it holds."""
     trace: Trace | None = None
-    """What sets the rate instead of ``rate_bytes_per_s``."""
+    """Sets the rate instead of ``rate_bytes_per_s``."""
     flows_at_s: float = 0.0
     """Where in the trace the bytes begin to flow."""
 

@@ -29,9 +29,9 @@ class TripPlan(NamedTuple):
     tail_s: float = 0.0
     """After the last of these steps, until the trip's budget is over: a step that is not finished in it."""
     heat: Computation | None = None
-    """How the device gets hot and slow; ``compute_rate_per_s`` is then its rate at full speed."""
+    """The training of a device that gets hot and slow; ``compute_rate_per_s`` is then its full speed."""
     dies_s: float = math.inf
-    """How far into the trip the client's process is killed."""
+    """Seconds into the trip until the client's process is killed."""
 
     @property
     def down_s(self) -> float:

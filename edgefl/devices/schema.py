@@ -1,4 +1,4 @@
-"""What a device, a network and a fleet file hold: plain frozen data, units in the names.
+"""Profiles of devices, networks and fleets as plain frozen data, units in the names.
 
 Every figure in a device or network file has its source in the file's ``[sources]`` table. Bounds of single
 figures stand here; `edgefl.devices.profiles` checks what relates several.
@@ -85,7 +85,7 @@ class Memory(_Table, frozen=True, kw_only=True):
 
     ram_mib: Positive
     app_limit_mib: Positive
-    """What one application may use: enforced on the client process."""
+    """Most that one application may use: enforced on the client process."""
     bandwidth_gbytes_per_s: Positive | None = None
 
 
@@ -111,7 +111,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
     """State of charge below which the device takes no work; of 1 it would never work."""
     charge_w: Positive | None = None
-    """What its charger puts into it, once it is that low, until it is full; None: it is never charged."""
+    """Of its charger, from ``min_soc`` until it is full; None: it is never charged."""
 
 
 class ThrottlingStep(_Table, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""How a device that computes gets hot and slow: one thermal resistance, one time constant, throttling steps.
+"""Heating and throttling of a device that computes: one thermal resistance, one time constant, steps.
 
 The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
@@ -48,7 +48,7 @@ class Computation(NamedTuple):
     total_s: float
     """Emulated seconds that all of it takes; infinite if the device switches itself off before."""
     off_s: float
-    """When the device switches itself off; infinite if it does not."""
+    """Emulated seconds until the device switches itself off; infinite if it does not."""
 
     def seconds(self, work_s: float) -> float:
         """Emulated seconds until so much of the work is done (at full speed it takes ``work_s``)."""
