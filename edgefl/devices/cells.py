@@ -61,7 +61,7 @@ class Cell:
         self._now_s = 0.0
         self._level = math.inf
         self.ends: tuple[float, int] | None = None
-        """The end of the next transfer to end if none starts before, and its number; the lowest of several."""
+        """End and number of the next transfer to end if none starts before; the lowest number of several."""
 
     def __contains__(self, transfer: int) -> bool:
         return transfer in self._left
