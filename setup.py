@@ -64,6 +64,7 @@ setup(
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
         "edgefl.lab": ["*.pyi"],
+        "edgefl.results": ["*.css"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.cuh", "*.h"],
         "edgefl._profiles": ["**/*.toml", "**/*.trace"],
         "edgefl._experiments": ["**/*.toml"],

@@ -304,7 +304,7 @@ def to_unsigned(value: int) -> int:
     return value & 0xFFFFFFFFFFFFFFFF
 
 
-_CHECKSUMS = ("checksum_sent", "checksum_seen")
+CHECKSUMS = ("checksum_sent", "checksum_seen")
 
 
 def check_file(db: sqlite3.Connection, path: Path) -> None:
@@ -359,11 +359,11 @@ class Columns(Mapping[str, NDArray[Any]]):
     def _load(self, name: str) -> NDArray[Any]:
         kind = self._types[name][0]
         key = next(iter(self._types))
-        missing = "0" if name in _CHECKSUMS else {int: "-1", float: "NULL", str: "''"}[kind]
+        missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL", str: "''"}[kind]
         rows = self._record.select(f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}")
         dtype = {int: np.int64, float: np.float64, str: object}[kind]
         values: NDArray[Any] = np.array([value for (value,) in rows], dtype=dtype)
-        if name in _CHECKSUMS:
+        if name in CHECKSUMS:
             values = values.view(np.uint64)
         values.flags.writeable = False
         return values
@@ -388,7 +388,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
     """A field from its column: SQLite keeps NaN as NULL, tuples are JSON, checksums signed numbers."""
     if value is None:
         return math.nan if kind is float and not optional else None
-    if name in _CHECKSUMS:
+    if name in CHECKSUMS:
         return to_unsigned(value)
     return tuple(json.loads(value)) if kind is tuple else value
 

@@ -25,6 +25,7 @@ from edgefl.core.events import Event, event_encoder
 from edgefl.errors import ConfigError, FolderError
 from edgefl.results.record import (
     APPLICATION_ID,
+    CHECKSUMS,
     FATES,
     FILE_NAME,
     SCHEMA_VERSION,
@@ -354,11 +355,9 @@ def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> tuple[Any, ...]:
     """The parameters of `INSERT_TRIP`: a trip's row, with its end if that is known."""
-    known: dict[str, Any] = {}
-    if row.checksum_sent is not None:
-        known["checksum_sent"] = to_signed(row.checksum_sent)
-    if row.checksum_seen is not None:
-        known["checksum_seen"] = to_signed(row.checksum_seen)
+    known: dict[str, Any] = {
+        name: to_signed(value) for name in CHECKSUMS if (value := getattr(row, name)) is not None
+    }
     if end is None:
         return (*astuple(replace(row, **known)), 0, seq, None)
     known["applied_version"] = end.version
