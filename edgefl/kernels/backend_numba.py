@@ -19,14 +19,13 @@ from edgefl.kernels.arguments import (
     LANES,
     SCALE_BLOCK,
     TILE,
-    Averages,
     Doubles,
     Floats,
-    Ids,
     SumArguments,
     Update,
 )
-from edgefl.kernels.backend_reference import decoded, folded, int8_norms, remainder, rounded
+from edgefl.kernels.backend_reference import decoded, folded, int8_norms, round_all
+from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
@@ -59,7 +58,7 @@ def _output(dtype: Any) -> Any:
     return types.Array(dtype, 1, "C", aligned=False)
 
 
-_F32, _F64, _I64 = types.float32, types.float64, types.int64
+_F32, _F64 = types.float32, types.float64
 
 
 @_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
@@ -90,7 +89,7 @@ def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> Non
         norms[tile] = low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
 
 
-@_jit(types.void(_I64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
+@_jit(types.void(types.int64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
 def _step(
     kind: int,
     c: Floats,
@@ -136,35 +135,6 @@ def _words(words: Any, sums: Any) -> None:
         s1 += w
         s2 += np.uint64(i + 1) * w
     sums[0], sums[1] = s1, s2
-
-
-@_jit(types.void(_I64, _I64, _F64, _output(_I64), _output(_F64), _input(_I64), _input(_F64), _output(_F64)))
-def _observe(
-    mode: int, width: int, decay: float, count: Ids, state: Doubles, ids: Ids, values: Doubles, means: Doubles
-) -> None:
-    for i in range(ids.size):
-        client = ids[i]
-        first, seen = client * width, count[client]
-        if mode == 0:
-            state[first + seen % width] = values[i]
-        elif mode == 1:
-            state[first] += values[i]
-        elif seen > 0:
-            state[first] = decay * state[first] + (1.0 - decay) * values[i]
-        else:
-            state[first] = values[i]
-        seen += 1
-        count[client] = seen
-        if mode == 2:
-            means[i] = state[first]
-        elif mode == 1:
-            means[i] = state[first] / np.float64(seen)
-        else:
-            kept = min(seen, width)
-            total = 0.0
-            for j in range(kept):
-                total += state[first + j]
-            means[i] = total / np.float64(kept)
 
 
 # ---- the work in parts, on threads -----------------------------------------------------------------
@@ -271,21 +241,9 @@ def _totals(partial: Doubles) -> Doubles:
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
     given = given.checked()
-
-    def work(start: int, stop: int) -> None:
-        """numpy's own conversions, on parts that stay in cache."""
-        part, blocks = slice(start, stop), slice(start // SCALE_BLOCK, -(-stop // SCALE_BLOCK))
-        factors = None if given.scales is None else given.scales[blocks]
-        with np.errstate(all="ignore"):
-            y = given.weight * given.update[part]
-            if given.residual is not None:
-                y += given.residual[part]
-            rounded(given.out[part], y, factors)
-            if given.left is not None:
-                given.left[part] = remainder(y, given.out[part], factors)
-
     size = given.update.size
-    _in_parts(work, size, _threads_of_use(size, 2, threads))
+    useful = _threads_of_use(size, 2, threads)
+    _in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
     return _norm(given.out, given.scales)
 
 
@@ -318,7 +276,3 @@ def delta(out: object, trained: object, base: object) -> int:
     given = arguments.delta(out, trained, base)
     given.subtract()
     return checksum(given.out, 1)
-
-
-def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
-    _observe(*averages, ids, values, means)

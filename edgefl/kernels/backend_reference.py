@@ -62,6 +62,13 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
     given = given.checked()
+    round_all(given)
+    with np.errstate(all="ignore"):
+        return _sq_norm(given.out, given.scales)
+
+
+def round_all(given: QuantizationArguments) -> None:
+    """Write all that a quantisation writes, of checked arguments."""
     with np.errstate(all="ignore"):
         y = given.weight * given.update
         if given.residual is not None:
@@ -69,7 +76,6 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
         rounded(given.out, y, given.scales)
         if given.left is not None:
             given.left[:] = remainder(y, given.out, given.scales)
-        return _sq_norm(given.out, given.scales)
 
 
 def rounded(out: Update, y: Floats, scales: Floats | None) -> None:

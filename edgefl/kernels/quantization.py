@@ -63,6 +63,16 @@ class QuantizationArguments(NamedTuple):
             raise TypeError(f"weight must be a number (got {self.weight!r})") from None
         return QuantizationArguments(target, source, steps, old, new, factor)
 
+    def part(self, start: int, stop: int) -> QuantizationArguments:
+        """Returns those of elements ``start`` (a multiple of the scale block) to ``stop``."""
+
+        def cut(array: Any, block: int = 1) -> Any:
+            return None if array is None else array[start // block : -(-stop // block)]
+
+        scales = cut(self.scales, arguments.SCALE_BLOCK)
+        residual, left = cut(self.residual), cut(self.left)
+        return QuantizationArguments(cut(self.out), cut(self.update), scales, residual, left, self.weight)
+
 
 def quantize(
     out: Update,
