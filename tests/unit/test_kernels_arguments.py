@@ -1,0 +1,176 @@
+"""What the kernels refuse, and with which words, is the same for every back end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from edgefl import kernels
+from edgefl.strategies import ServerOptimizer
+
+Wrong: TypeAlias = list[tuple[dict[str, Any], type[Exception], str]]
+V, T = ValueError, TypeError
+BACKENDS = [name for name, status in kernels.backends().items() if status == "ok"]
+
+
+def _f(size: int = 4, dtype: Any = np.float32, *, frozen: bool = False) -> Any:
+    array = np.ones(size, dtype)
+    array.flags.writeable = not frozen
+    return array
+
+
+SHARED, F, Q = _f(8), _f(), _f(300, np.int8)
+S = SHARED[:4]
+WRITTEN = ", which is written"
+ALLOWED = "must be float32, float16, uint16 (bfloat16) or int8 (with scales)"
+INT8 = {"out": _f(300), "base": None, "updates": [Q], "weights": [1.0]}
+SUM = {"out": F, "base": _f(), "updates": [_f(), _f()], "weights": [1.0, 2.0]}
+WRONG_SUM: Wrong = [
+    ({"out": [0.0] * 4}, T, "out must be a flat array (got list)"),
+    ({"out": np.ones(4)}, T, "out must be float32 (got float64)"),
+    ({"out": np.ones((2, 2), np.float32)}, V, "out must be a flat array (got shape (2, 2))"),
+    ({"out": _f(8)[::2]}, V, "out must be contiguous (got stride 8 bytes)"),
+    ({"out": _f(frozen=True)}, V, "out must be writable (got a read-only array)"),
+    ({"base": _f(3)}, V, "base must have 4 elements like out (got 3)"),
+    ({"base": _f(4, np.float16)}, T, "base must be float32 (got float16)"),
+    ({"out": S, "base": SHARED[1:5]}, V, "base must be out itself or not overlap it (got a part of it)"),
+    (
+        {"out": S, "updates": [F, SHARED[3:7]]},
+        V,
+        "updates[1] must not overlap out, which is written while it is read",
+    ),
+    ({"updates": [_f(), _f(5)]}, V, "updates[1] must have 4 elements like out (got 5)"),
+    ({"updates": [_f(), np.ones(4)]}, T, f"updates[1] {ALLOWED} (got float64)"),
+    ({"updates": [_f(4, ">f4"), F]}, T, f"updates[0] {ALLOWED} (got >f4)"),
+    ({"updates": [_f(8)[::2], F]}, V, "updates[0] must be contiguous (got stride 8 bytes)"),
+    ({"updates": [None, F]}, T, "updates[0] must be a flat array (got NoneType)"),
+    ({"updates": 3}, T, "updates must be a sequence (got int)"),
+    ({"weights": [1.0]}, V, "weights must have 2 entries like updates (got 1)"),
+    ({"weights": [1.0, "x"]}, T, "weights must be numbers (got [1.0, 'x'])"),
+    ({"weights": None}, T, "weights must be a sequence (got NoneType)"),
+    ({"checksums": _f(1, np.uint64)}, V, "checksums must have 2 entries like updates (got 1)"),
+    ({"checksums": _f(2, np.int64)}, T, "checksums must be uint64 (got int64)"),
+    ({"scales": [None]}, V, "scales must have 2 entries like updates (got 1)"),
+    ({"scales": [F, None]}, V, "scales[0] must be None for a float32 update (got ndarray)"),
+    ({"updates": [_f(4, np.int8), _f()]}, V, "scales[0] must be given for an int8 update (got None)"),
+    (INT8 | {"scales": [_f(3)]}, V, "scales[0] must have 2 entries, one for each 256 elements (got 3)"),
+    (INT8 | {"scales": [np.ones(2)]}, T, "scales[0] must be float32 (got float64)"),
+]
+
+STEP = {
+    "out": F,
+    "base": _f(),
+    "updates": [_f()],
+    "weights": [1.0],
+    "optimizer": ServerOptimizer(kind="adam"),
+}
+STEP |= {"old_state": [_f(), _f()], "new_state": [_f(), _f()]}
+WRONG_STEP: Wrong = [
+    (
+        {"optimizer": SimpleNamespace(kind="lion")},
+        V,
+        "optimizer.kind must be one of sgd, adam, yogi, adagrad (got 'lion')",
+    ),
+    ({"base": _f(3)}, V, "base must have 4 elements (got 3)"),
+    ({"base": None}, T, "base must be a flat array (got NoneType)"),
+    ({"old_state": [_f()]}, V, "old_state must hold 2 vectors for adam (got 1)"),
+    ({"new_state": [_f()] * 3}, V, "new_state must hold 2 vectors for adam (got 3)"),
+    ({"new_state": [_f(), np.ones(4)]}, T, "new_state[1] must be float32 (got float64)"),
+    ({"new_state": [_f(frozen=True), _f()]}, V, "new_state[0] must be writable (got a read-only array)"),
+    (
+        {"old_state": [S, _f()], "new_state": [S, _f()]},
+        V,
+        f"old_state[0] must not overlap new_state[0]{WRITTEN}",
+    ),
+    ({"base": F}, V, f"base must not overlap out{WRITTEN}"),
+    ({"new_state": [S, S]}, V, f"new_state[1] must not overlap new_state[0]{WRITTEN}"),
+    ({"updates": [S], "new_state": [_f(), S]}, V, f"updates[0] must not overlap new_state[1]{WRITTEN}"),
+    ({"weights": [1.0, 2.0]}, V, "weights must have 1 entries like updates (got 2)"),
+    ({"optimizer": ServerOptimizer()}, V, "old_state and new_state must be empty for plain sgd (got 2)"),
+    ({"checksums": _f(3, np.uint64)}, V, "checksums must have 1 entries like updates (got 3)"),
+]
+
+UPDATE = _f(300)
+QUANTIZE = {"out": _f(300, np.float16), "update": UPDATE}
+WRONG_QUANTIZE: Wrong = [
+    ({"out": np.ones(300)}, T, f"out {ALLOWED} (got float64)"),
+    ({"out": _f(3, np.float16)}, V, "out must have 300 elements like update (got 3)"),
+    ({"update": np.ones(300)}, T, "update must be float32 (got float64)"),
+    ({"out": Q}, V, "scales must be given for int8 (got NoneType)"),
+    ({"scales": _f(2)}, V, "scales must be None for float16 (got ndarray)"),
+    ({"out": Q, "scales": _f(1)}, V, "scales must have 2 elements (got 1)"),
+    ({"residual": UPDATE[:3]}, V, "residual must have 300 elements (got 3)"),
+    ({"new_residual": UPDATE}, V, f"update must not overlap new_residual{WRITTEN}"),
+    ({"weight": "x"}, T, "weight must be a number (got 'x')"),
+]
+
+DELTA = {"out": F, "trained": _f(), "base": _f()}
+WRONG_DELTA: Wrong = [
+    *[({name: np.ones(4)}, T, f"{name} must be float32 (got float64)") for name in DELTA],
+    *[({name: [1.0] * 4}, T, f"{name} must be a flat array (got list)") for name in DELTA],
+    *[({name: _f(8)[::2]}, V, f"{name} must be contiguous (got stride 8 bytes)") for name in DELTA],
+    ({"trained": _f(5)}, V, "trained must have 4 elements, as out has (got 5)"),
+    ({"base": _f(5)}, V, "base must have 4 elements, as out has (got 5)"),
+    ({"trained": F}, V, "out must not overlap trained"),
+    ({"base": F}, V, "out must not overlap base"),
+]
+
+STRIDED = np.zeros(4)[::2]
+WRONG_CHECKSUM: Wrong = [
+    ({"update": [1, 2]}, T, "update must be a flat array (got list)"),
+    ({"update": np.zeros((2, 2))}, V, "update must be a flat array (got shape (2, 2))"),
+    ({"update": STRIDED}, V, "update must be contiguous (got stride 16 bytes)"),
+]
+WRONG_NORM: Wrong = [
+    ({"update": _f(3, np.int64)}, T, f"update {ALLOWED} (got int64)"),
+    ({"update": Q}, V, "scales must be given for an int8 update (got None)"),
+]
+
+CASES = [
+    (call, right | change, error, words)
+    for call, right, wrong in (
+        (kernels.weighted_sum, SUM, WRONG_SUM),
+        (kernels.weighted_step, STEP, WRONG_STEP),
+        (kernels.quantize, QUANTIZE, WRONG_QUANTIZE),
+        (kernels.delta, DELTA, WRONG_DELTA),
+        (kernels.checksum, {}, WRONG_CHECKSUM),
+        (kernels.sq_norm, {}, WRONG_NORM),
+    )
+    for change, error, words in wrong
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("call", "given", "error", "words"), CASES, ids=[f"{c[0].__name__}-{c[3]}" for c in CASES]
+)
+def test_wrong_arguments_are_named_and_nothing_is_written(
+    backend: str, call: Any, given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    before = {name: np.array(given[name]) for name in ("out",) if name in given}
+    with pytest.raises(error) as caught:
+        call(**given, backend=backend)
+    assert str(caught.value) == words
+    for name, array in before.items():
+        np.testing.assert_array_equal(np.asarray(given[name]), array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequences_of_many_kinds(backend: str) -> None:
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    expected = (0.5 * rows[0] + 2 * rows[1]).tolist()
+    for kind in (np.asarray, list, tuple, lambda rows: [memoryview(row) for row in rows], iter):
+        for weights in ([0.5, 2], (0.5, 2.0), np.array([0.5, 2.0]), np.array([0.5, 2.0], np.float32)):
+            out = np.empty(4, dtype=np.float32)
+            kernels.weighted_sum(memoryview(out), None, kind(rows), weights, backend)
+            assert out.tolist() == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_read_only_updates_and_base(backend: str) -> None:
+    out, frozen = np.empty(4, dtype=np.float32), _f(frozen=True)
+    assert kernels.weighted_sum(out, frozen, [frozen], [2.0], backend).tolist() == [4.0]
+    assert out.tolist() == [3.0] * 4
