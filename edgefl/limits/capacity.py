@@ -18,7 +18,7 @@ from edgefl.limits.groups import NoGroup, Place, figures, find, words
 
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
-SERVER_TRIP_S = 0.0002
+SERVER_TRIP_S = 0.0003
 """Seconds of a trip's overhead that the server spends, for one client after another."""
 TARGET_LOAD = 0.5
 """Share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%."""

@@ -133,12 +133,12 @@ def test_rounds_wait_for_the_server_which_takes_clients_one_after_another() -> N
     sixty = [Demand(0.0021, 0.1, Burst(0.0001, 0.05, 0.001))] * 60
     assert choose_time_scale(sixty, cores=2, together="at first").value == 1.3
     rounds = choose_time_scale(sixty, cores=2, together="always")
-    assert rounds.value == 4.0
+    assert rounds.value == 6.0
     assert (
-        "for rounds of 60 clients, which the server takes 12.0 ms to answer, and trips of 100 ms"
+        "for rounds of 60 clients, which the server takes 18.0 ms to answer, and trips of 100 ms"
         in rounds.why
     )
-    assert choose_time_scale(sixty, cores=2, together="always", active=30).value == 2.0
+    assert choose_time_scale(sixty, cores=2, together="always", active=30).value == 3.0
 
 
 def test_only_trips_that_start_together_train_together() -> None:
