@@ -32,20 +32,22 @@ def test_a_folder_that_holds_a_run_is_not_run_into_again(tmp_path: Path) -> None
     assert edgefl.run(wanted, tmp_path / "other").summary()["versions"] == before["versions"]
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="not empty, expected a new or empty folder"):
-        edgefl.run(experiment(), tmp_path)
-    assert files(tmp_path) == ["thesis.tex"]
-
-
-@pytest.mark.parametrize("name", ["file", "file/run", "/proc/edgefl"])
-def test_a_folder_that_cannot_be_made_is_one_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "not empty, expected a new or empty folder"),
+        ("file", "taken, expected a new or empty folder"),
+        ("file/run", "cannot be written"),
+        ("/proc/edgefl", "cannot be written"),
+    ],
+)
+def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=says) as caught:
         edgefl.run(experiment(), tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert files(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -102,15 +104,6 @@ def test_what_a_run_wrote_before_it_began_is_cleared(
     assert files(tmp_path) == ["experiment.toml"]
 
 
-def test_what_another_put_beside_the_checkpoints_stays_and_hinders_nothing(tmp_path: Path) -> None:
-    (tmp_path / "experiment.toml").touch()
-    killed_as_it_began(tmp_path)
-    (tmp_path / "checkpoints" / "notes.txt").touch()
-    run_folder.clear(tmp_path)
-    assert files(tmp_path) == ["checkpoints", "experiment.toml"]
-    assert files(tmp_path / "checkpoints") == ["notes.txt"]
-
-
 def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
@@ -125,13 +118,19 @@ def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_p
     assert "experiment.toml" not in files(folder)
 
 
-def test_the_record_is_cleared_last(tmp_path: Path) -> None:
+def test_the_record_is_cleared_last_and_what_another_put_there_stays(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").touch()
     killed_as_it_began(tmp_path)
-    (tmp_path / "checkpoints" / "locked.partial").mkdir()  # it ends here as if it were killed
+    (tmp_path / "checkpoints" / "notes.txt").touch()
+    locked = tmp_path / "checkpoints" / "locked.partial"
+    locked.mkdir()  # it ends here as if it were killed
     with pytest.raises(OSError, match="locked"):
         run_folder.clear(tmp_path)
     assert run_folder.base_of(tmp_path) == Path("/where/modules/are")
+    locked.rmdir()
+    run_folder.clear(tmp_path)
+    assert files(tmp_path) == ["checkpoints", "experiment.toml"]
+    assert files(tmp_path / "checkpoints") == ["notes.txt"]
 
 
 def test_what_has_begun_is_not_begun_again(tmp_path: Path) -> None:

@@ -272,40 +272,33 @@ def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: 
         tmp_path.chmod(0o700)
 
 
-def spoil(path: Path, kind: str) -> None:
-    if kind == "text":
-        path.write_text("not a database at all, but long enough to hold a header" * 40)
-        return
-    if kind == "cut":
-        path.write_bytes(path.read_bytes()[:5000])
-        return
-    statement = {
-        "newer": "PRAGMA user_version = 99",
-        "older": "PRAGMA user_version = 0",
-        "foreign": "PRAGMA application_id = 1",
-        "no table": "DROP TABLE trips",
-    }[kind]
+def ask(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as db:
         db.execute(statement)
     db.close()
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("spoil", "message"),
     [
-        ("newer", r"was written by a newer edgefl \(schema 99; this one reads 2\)"),
-        ("older", "was written by an older edgefl"),
-        ("foreign", "is a database of something else"),
-        ("text", "damaged or not a record"),
-        ("no table", "damaged: no table trips"),
-        ("cut", "damaged"),
+        ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 2\)"),
+        ("PRAGMA user_version = 0", "was written by an older edgefl"),
+        ("PRAGMA application_id = 1", "is a database of something else"),
+        ("DROP TABLE trips", "damaged: no table trips"),
+        (b"not a database at all, but long enough to hold a header" * 40, "damaged or not a record"),
+        (5000, "damaged"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused_and_left_alone(tmp_path: Path, kind: str, message: str) -> None:
+def test_a_file_that_is_not_ours_is_refused_and_left_alone(
+    tmp_path: Path, spoil: str | bytes | int, message: str
+) -> None:
     with Store(tmp_path) as store:
         act(store, 0, 3)
     path = tmp_path / "record.sqlite"
-    spoil(path, kind)
+    if isinstance(spoil, str):
+        ask(path, spoil)
+    else:
+        path.write_bytes(spoil if isinstance(spoil, bytes) else path.read_bytes()[:spoil])
     before = path.read_bytes()
     for opener in (Record, Store):
         with pytest.raises(ConfigError, match=message) as caught:
@@ -318,9 +311,7 @@ def test_damage_inside_a_table_is_a_clear_error(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         act(store, 0, 3)
         store.set_meta(seed=1)
-    with sqlite3.connect(tmp_path / "record.sqlite") as db:
-        db.execute("UPDATE meta SET value = '{'")
-    db.close()
+    ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
     with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):
         _ = record.meta
 
