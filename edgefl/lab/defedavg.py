@@ -51,6 +51,8 @@ def _steps(server: float, local: float) -> tuple[str, str]:
     return (f"strategy.server_lr={server}", f"training.lr={local}")
 
 
+_DEFEDAVG_NIID = ("strategy.name=defedavg-niid", "strategy.participants=10")
+_DEFEDAVG_IID = ("strategy.name=defedavg-iid", "strategy.buffer_size=10")
 _FEDAVG = ("strategy.name=fedavg", "strategy.cohort=10")
 _FEDBUFF = ("strategy.name=fedbuff", "strategy.buffer_size=10")
 _FAVANO = ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")
@@ -63,21 +65,11 @@ study = Study(
     citation="Wang et al. 2024, DeFedAvg, table I",
     # In full table II (FashionMNIST, n = 10); in small the best of the same grid, found on another seed.
     arms=(
-        Arm(
-            NIID,
-            ("strategy.name=defedavg-niid", "strategy.participants=10"),
-            _steps(0.1, 0.05),
-            _steps(1.0, 0.1),
-        ),
+        Arm(NIID, _DEFEDAVG_NIID, _steps(0.1, 0.05), _steps(1.0, 0.1)),
         Arm("non-IID FedAvg", _FEDAVG, _steps(0.1, 0.05), _steps(1.0, 0.1)),
         Arm("non-IID FedBuff", _FEDBUFF, _steps(0.1, 0.005), _steps(1.0, 0.1)),
         Arm("non-IID FAVANO", _FAVANO, _steps(1.0, 0.05), _steps(1.0, 0.1)),
-        Arm(
-            IID,
-            ("strategy.name=defedavg-iid", "strategy.buffer_size=10", *_IID),
-            _steps(0.1, 0.05),
-            _steps(1.0, 0.005),
-        ),
+        Arm(IID, (*_DEFEDAVG_IID, *_IID), _steps(0.1, 0.05), _steps(1.0, 0.005)),
         Arm("IID FedAvg", (*_FEDAVG, *_IID), _steps(1.0, 0.1), _steps(1.0, 0.1)),
         Arm("IID FAVANO", (*_FAVANO, *_IID), _steps(1.0, 0.1), _steps(1.0, 0.1)),
         Arm("IID AsySG", (*_ASYSG, *_IID), _steps(0.1, 0.01), _steps(1.0, 0.01)),

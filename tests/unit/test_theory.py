@@ -15,7 +15,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.devices.schema import Delay
 from edgefl.lab import theory
-from edgefl.lab.theory import FEDSTALEWEIGHT, Outcome, gain_of_slowing, simulate, staleness_by_buffer
+from edgefl.lab.theory import Outcome, gain_of_slowing, simulate, staleness_by_buffer
 from edgefl.strategies import Strategy, names, resolve
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -27,7 +27,7 @@ SETTING: dict[str, Any] = {"buffer_size": 5, "restart": "new-version"}
 
 
 def outcome(strategy: Strategy, versions: int = 1000, seed: int = 7) -> Outcome:
-    return simulate(strategy, FEDSTALEWEIGHT, versions, seed)
+    return simulate(strategy, versions, seed)
 
 
 # ---- staleness ---------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_staleness_halves_when_the_buffer_doubles() -> None:
 
 
 def test_expected_staleness_is_what_equation_6_says() -> None:
-    found = simulate(FedStaleWeight(**SETTING), FEDSTALEWEIGHT, 2000, skip=200).staleness
+    found = simulate(FedStaleWeight(**SETTING), 2000, skip=200).staleness
     assert found == pytest.approx((RATES.sum() / RATES - 1) / 5, rel=0.12)
 
 
@@ -98,7 +98,7 @@ def test_the_mean_step_is_that_of_an_average(normalize: Any) -> None:
 
 
 def test_in_fedbuff_slowing_down_costs_what_it_saves() -> None:
-    gain = gain_of_slowing(FedBuff(exponent=0.0, **SETTING), FEDSTALEWEIGHT, 0, 2.0, versions=2000)
+    gain = gain_of_slowing(FedBuff(exponent=0.0, **SETTING), 2.0, versions=2000)
     assert gain == pytest.approx(0.5, abs=0.04)
 
 
