@@ -18,7 +18,7 @@ import numpy as np
 
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import EdgeflError, ProfileError
-from edgefl.limits.pacing import Pacer, Spent
+from edgefl.limits.pacing import Pacer, PhaseTime
 
 CHUNK_BYTES = 65536
 """Bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%."""
@@ -176,7 +176,7 @@ def mean_mbps(way: Direction) -> float | None:
 
 def move(
     pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None], share: LinkShare | None = None
-) -> Spent:
+) -> PhaseTime:
     """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
 
     With a ``share`` that pace is what it says, looked at every 20 ms of the wall. Returns what it took in
@@ -205,7 +205,7 @@ def move(
 
 def _move_shared(
     pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None], share: LinkShare, end: int
-) -> Spent:
+) -> PhaseTime:
     leading = pacer.phase(math.inf, transfer.lead_s)
     leading.lead()
     lead = leading.end()

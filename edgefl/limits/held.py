@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from edgefl.errors import RunError
 from edgefl.limits.groups import find, process_stat
-from edgefl.limits.pacing import Phase, Spent
+from edgefl.limits.pacing import Phase, PhaseTime
 from edgefl.limits.throttle import (
     SLICE_NS,
     Account,
@@ -110,7 +110,7 @@ class HeldPhase:
         if now_ns >= self._next_ns and self._phase.work < self._total:
             self._tell(now_ns)
 
-    def end(self) -> Spent:
+    def end(self) -> PhaseTime:
         """Close the phase: be held no more, wait out what is left of it, and report it."""
         used_ns = cpu_ns(0)
         os.write(self._governor, HoldRequest(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())

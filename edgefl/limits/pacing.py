@@ -77,7 +77,7 @@ def wait_until(deadline_ns: int) -> None:
         time.sleep(left_ns * 1e-9)
 
 
-class Spent(msgspec.Struct, frozen=True):
+class PhaseTime(msgspec.Struct, frozen=True):
     """Emulated seconds of one phase, read from the clock."""
 
     work: float
@@ -89,9 +89,9 @@ class Spent(msgspec.Struct, frozen=True):
     lateness_s: float
     """Time by which the phase ended after its scheduled moment."""
 
-    def then(self, after: Spent) -> Spent:
+    def then(self, after: PhaseTime) -> PhaseTime:
         """This phase and the one ``after`` it, as one."""
-        return Spent(
+        return PhaseTime(
             self.work + after.work,
             self.declared_s + after.declared_s,
             self.achieved_s + after.achieved_s,
@@ -142,7 +142,7 @@ class Phase:
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), ahead_ns)
 
-    def end(self, work: float = 0.0) -> Spent:
+    def end(self, work: float = 0.0) -> PhaseTime:
         """Close the phase, after ``work`` more that has just been done: wait out what is left, and report."""
         self._add(work)
         self._ended = True
@@ -170,7 +170,7 @@ class Pacer:
     >>> phase = pacer.phase(rate_per_s=1e9)
     >>> phase.done(5e8)                          # half a second of a 1 GFLOPS device
     >>> phase.end()
-    Spent(work=500000000.0, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
+    PhaseTime(work=500000000.0, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
     >>> now[0]                                   # is a second on the wall at time_scale 2
     1000000000
     """
@@ -228,11 +228,11 @@ class Pacer:
             now_ns = self._clock()
         return now_ns
 
-    def close(self, work: float, declared_s: float, due_ns: float, now_ns: int) -> Spent:
+    def close(self, work: float, declared_s: float, due_ns: float, now_ns: int) -> PhaseTime:
         """Record that the running phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
         achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
         lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
-        spent = Spent(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)
+        spent = PhaseTime(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)
         self._cursor_ns = due_ns
         self._last_ns = now_ns
         return spent
