@@ -116,8 +116,6 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     weight_sum: float
     sum_s: float
     """Wall seconds in the kernel."""
-    norm: float | None = None
-    """L2 norm of the step, where it was computed."""
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):

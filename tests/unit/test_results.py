@@ -133,7 +133,7 @@ def test_rows_of_nothing_but_nan_and_strange_trips_are_no_surprise(tmp_path: Pat
     nan = math.nan
     with Store(tmp_path) as store:
         store.clients([client(0, "x", nan, 0)])
-        store.version(version(0, weight_sum=nan, sum_s=nan, norm=math.inf))
+        store.version(version(0, weight_sum=nan, sum_s=nan))
         store.evaluation(evaluation(0, accuracy=nan, loss=math.inf, correct=(0,), total=(0,)))
         store.trip(trip(0, received_s=nan, arrived_s=1.0, staleness=0, loss=nan, down_s=nan, compute_s=nan))
         store.trip(trip(1, 77, 0.5, fate="lost"))  # a client that nobody knows
