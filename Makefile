@@ -36,12 +36,13 @@ demo: $(STAMP)
 	$(BIN)/edgefl compare runs/demo/fedstaleweight runs/demo/fedbuff --out runs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
+	$(BIN)/python -m pytest -m "process and not slow"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not process and not slow"
+	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
 
 bench: $(STAMP)
 	mkdir -p runs/bench

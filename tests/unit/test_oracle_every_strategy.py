@@ -224,7 +224,8 @@ def test_every_strategy_has_an_oracle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name, cases in CASES.items() for case in cases], ids=str
+    ("name", "case"),
+    [pytest.param(name, case, id=f"{name} {case.fields}") for name, cases in CASES.items() for case in cases],
 )
 def test_the_models_are_those_worked_out_by_hand(name: str, case: Case) -> None:
     strategy = resolve({"name": name, **case.fields})
