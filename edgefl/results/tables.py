@@ -37,7 +37,7 @@ def table(
     """
     made = Table(
         box=SIMPLE_HEAD,
-        title=title,
+        title=title and Text(title),
         title_justify="left",
         caption=caption and Text(caption),
         caption_justify="left",
@@ -48,7 +48,7 @@ def table(
     for place, column in enumerate(columns):
         right = column.startswith(">")
         made.add_column(
-            column.lstrip(">"),
+            Text(column.lstrip(">")),
             justify="right" if right else "left",
             overflow="fold",
             no_wrap=right or (place == 0 and not fold),  # whole names can be copied

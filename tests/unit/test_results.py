@@ -24,6 +24,7 @@ from edgefl.results.report import write_report
 from edgefl.results.run_folder import Result, write_text
 from edgefl.results.store import Store
 from edgefl.results.summary import attendance_of, breakdown, summarize, write_summary
+from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
 from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
 
@@ -335,3 +336,9 @@ def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     path.write_bytes(b"garbage!" * 4)
     with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):
         result.model()
+
+
+def test_names_in_headings_and_titles_of_tables_are_text_and_no_markup() -> None:
+    printed = StringIO()
+    Console(file=printed, width=80).print(table(("eye [red]x", ">[/x]"), [("[b]", 1.0)], title="a [bold]b"))
+    assert all(name in printed.getvalue() for name in ("eye [red]x", "[/x]", "[b]", "a [bold]b"))
