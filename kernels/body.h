@@ -52,10 +52,10 @@ EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, in
 #include "body_sum.h"
 
 #ifdef EF_ZEN4
-/* Floats and halves; all else is faster in whole vectors there, too. */
+/* Halves alone: all else is faster in whole vectors there, too. */
 static const ef_isa EF(isa) = {
     EF_ISA_NAME,
-    {EF(group_f32), EF(group_f16), EF(group_bf16), group_i8_avx512},
+    {group_f32_avx512, EF(group_f16), EF(group_bf16), group_i8_avx512},
     EF_GROUP_SIZES,
     step_avx512,
     quantize_avx512,

@@ -1,8 +1,9 @@
 /* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so the fused
  * multiply-add of the norms rounds as a product and a sum do; the float32 sum itself is never fused.
  *
- * With EF_ZEN4, the same for processors that carry out AVX-512's operations on 512 bits as two on 256: the norm's
- * eight doubles are in one register and made of a whole vector, where AVX-512's own vectors have to be cut in two. */
+ * With EF_ZEN4, the same for halves on processors that carry out AVX-512's operations on 512 bits as two on 256:
+ * the norm's eight doubles are in one register and made of a whole vector, where AVX-512's own vectors have to be
+ * cut in two. */
 #ifdef EF_ZEN4
 #define EF(name) name##_zen4
 #define EF_ISA_NAME "zen4"
