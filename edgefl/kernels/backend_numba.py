@@ -61,6 +61,30 @@ def _output(dtype: Any) -> Any:
 _F32, _F64 = types.float32, types.float64
 
 
+def _add_squares(x: Floats, start: Any, sums: Doubles, lanes: Any) -> None:
+    """Add the squares of `_ROWS` rows of lanes from ``start`` on to the lanes' sums, row after row."""
+    for lane in range(lanes):
+        total = sums[lane]
+        for row in range(_ROWS):
+            value = np.float64(x[start + lane + np.uint64(row * LANES)])
+            total += value * value
+        sums[lane] = total
+
+
+def _folded(x: Floats, whole: Any, last: Any, sums: Doubles) -> float:
+    """Returns a tile's norm: its last elements go to the lanes' sums, which are added as halves."""
+    for i in range(whole, last):
+        value = np.float64(x[i])
+        sums[(i - whole) % np.uint64(LANES)] += value * value
+    low = (sums[0] + sums[4]) + (sums[2] + sums[6])
+    total: float = low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+    return total
+
+
+_squares: Any = numba.njit(error_model="numpy")(_add_squares)
+_fold: Any = numba.njit(error_model="numpy")(_folded)
+
+
 @_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
 def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> None:
     """out += weight·x tile by tile, and each tile's squared norm.
@@ -72,21 +96,40 @@ def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> Non
     for tile in range(norms.size):
         first, last = np.uint64(tile * TILE), np.uint64(min((tile + 1) * TILE, x.size))
         whole = last - (last - first) % step
-        for i in range(first, last):
-            out[i] += weight * x[i]
         sums[:] = 0.0
         for start in range(first, whole, step):
-            for lane in range(lanes):
-                total = sums[lane]
-                for row in range(_ROWS):
-                    value = np.float64(x[start + lane + np.uint64(row * LANES)])
-                    total += value * value
-                sums[lane] = total
+            for i in range(start, start + step):
+                out[i] += weight * x[i]
+            _squares(x, start, sums, lanes)
         for i in range(whole, last):
-            value = np.float64(x[i])
-            sums[(i - whole) % np.uint64(LANES)] += value * value
-        low = (sums[0] + sums[4]) + (sums[2] + sums[6])
-        norms[tile] = low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+            out[i] += weight * x[i]
+        norms[tile] = _fold(x, whole, last, sums)
+
+
+@_jit(types.void(_output(_F32), *[_input(_F32)] * 5, types.Array(_F64, 2, "A"), types.uint64))
+def _add_four(
+    out: Floats, a: Floats, b: Floats, c: Floats, d: Floats, weights: Floats, norms: Doubles, lanes: Any
+) -> None:
+    """`_add` of four vectors: out is read and written once, and memory brings four of them at a time."""
+    sums, step = np.zeros((4, LANES)), np.uint64(_ROWS * LANES)
+    u, v, w, x = weights[0], weights[1], weights[2], weights[3]
+    for tile in range(norms.shape[1]):
+        first, last = np.uint64(tile * TILE), np.uint64(min((tile + 1) * TILE, a.size))
+        whole = last - (last - first) % step
+        sums[:] = 0.0
+        for start in range(first, whole, step):
+            for i in range(start, start + step):
+                out[i] = (((out[i] + u * a[i]) + v * b[i]) + w * c[i]) + x * d[i]
+            _squares(a, start, sums[0], lanes)
+            _squares(b, start, sums[1], lanes)
+            _squares(c, start, sums[2], lanes)
+            _squares(d, start, sums[3], lanes)
+        for i in range(whole, last):
+            out[i] = (((out[i] + u * a[i]) + v * b[i]) + w * c[i]) + x * d[i]
+        norms[0, tile] = _fold(a, whole, last, sums[0])
+        norms[1, tile] = _fold(b, whole, last, sums[1])
+        norms[2, tile] = _fold(c, whole, last, sums[2])
+        norms[3, tile] = _fold(d, whole, last, sums[3])
 
 
 @_jit(types.void(types.int64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
@@ -187,13 +230,19 @@ def _sum_part(out: Floats, given: SumArguments, partial: Doubles, start: int, st
         out[:] = 0.0
     elif out.ctypes.data != given.base[start:stop].ctypes.data:
         out[:] = given.base[start:stop]
-    tiles = slice(start // TILE, -(-stop // TILE))
-    for update, scale, weight, row in zip(given.updates, given.scales, given.weights, partial, strict=True):
-        with np.errstate(all="ignore"):
-            _add(out, decoded(update, scale, start, stop), weight, row[tiles], LANES)
-            if scale is not None:
-                blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
-                row[tiles] = int8_norms(update[start:stop], blocks)
+    norms = partial[:, start // TILE : -(-stop // TILE)]
+    with np.errstate(all="ignore"):
+        vectors = [decoded(u, s, start, stop) for u, s in zip(given.updates, given.scales, strict=True)]
+    whole = len(vectors) // 4 * 4
+    for k in range(0, whole, 4):
+        _add_four(out, *vectors[k : k + 4], given.weights[k : k + 4], norms[k : k + 4], LANES)
+    for k in range(whole, len(vectors)):
+        _add(out, vectors[k], given.weights[k], norms[k], LANES)
+    for update, scale, row in zip(given.updates, given.scales, norms, strict=True):
+        if scale is not None:
+            blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
+            with np.errstate(all="ignore"):
+                row[:] = int8_norms(update[start:stop], blocks)
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
