@@ -45,6 +45,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
 _POLLIN = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
 
 
 class Full(Exception):
@@ -179,10 +180,8 @@ class PeerSocket(_Socket):
         """
         if timeout_ms:
             self._poller.poll(timeout_ms)
-        try:
-            return self._receive(headers=1)
-        except zmq.Again:
-            return None
+        # Nothing is there most of the time: to look first costs half of what an exception does.
+        return self._receive(headers=1) if self._socket.getsockopt(_EVENTS) & _POLLIN else None
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` if that cannot be done."""
