@@ -181,7 +181,7 @@ class PeerSocket(_Socket):
         if timeout_ms:
             self._poller.poll(timeout_ms)
         # Nothing is there most of the time: to look first costs half of what an exception does.
-        return self._receive(headers=1) if self._socket.getsockopt(_EVENTS) & _POLLIN else None
+        return self._receive(headers=1) if int(self._socket.getsockopt(_EVENTS)) & _POLLIN else None
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` if that cannot be done."""
