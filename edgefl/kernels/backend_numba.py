@@ -29,8 +29,8 @@ from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
-_CHUNK = 32 * TILE
-_THREAD_CHUNKS = 16
+_CHUNK = 64 * TILE
+_THREAD_CHUNKS = 8
 """Least chunks for a thread of its own, against some 100 μs to start one."""
 _ROWS = 16
 """Rows of lanes that are squared at once, so that LLVM finds it worthwhile to make a vector of the lanes."""
