@@ -1,56 +1,75 @@
 """What the user says: one experiment, as plain frozen data.
 
-The TOML's tables are these classes, field for field. ``edgefl.config`` reads and checks files; this
-module only says what there is, with each default.
+The TOML's tables are these classes, field for field, with each default and the bounds of each value.
+`edgefl.config` reads and checks files, and relates keys to each other.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
+
+MAX_CLIENTS = 100_000
+MAX_FLOAT32 = 3e38
+
+Positive = Annotated[float, Meta(gt=0)]
+"""A number above 0."""
+NonNegative = Annotated[float, Meta(ge=0)]
+"""A number, at least 0."""
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+"""A number from 0 up to, but not, 1: a momentum, a decay or a chance that is never certain."""
+Share = Annotated[float, Meta(gt=0, le=1)]
+"""A number above 0, at most 1."""
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+"""A whole number, at least 1."""
+Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
 class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Phones that come and go at random, and die."""
 
-    mean_online_s: float | None = None
+    mean_online_s: Positive | None = None
     """Mean of the exponentially distributed time, emulated seconds, for which a phone is online; with
     ``mean_offline_s``. None: it does not go by itself."""
-    mean_offline_s: float | None = None
+    mean_offline_s: Positive | None = None
     """The same for the time until it is back."""
-    die_per_trip: float = 0.0
+    die_per_trip: Decay = 0.0
     """Probability that the phone's process is killed on a trip, at an instant of it drawn uniformly."""
 
 
 class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links that many phones share: client c is in cell c mod ``count``."""
 
-    count: int = 1
-    uplink_mbps: float | None = None
+    count: Count = 1
+    uplink_mbps: Positive | None = None
     """What all phones of a cell upload at most, 10⁶ bit/s with headers; None: no limit but their own."""
-    downlink_mbps: float | None = None
+    downlink_mbps: Positive | None = None
     """The same for downloads."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which phones there are, how they are connected, and what happens when one dies."""
 
-    devices: dict[str, int] | str
+    devices: Annotated[
+        Annotated[dict[str, Clients], Meta(min_length=1)] | str,
+        Meta(description="a table { PROFILE = COUNT } or the name of a fleet file"),
+    ]
     """Profile name to count, or the name (or path) of a fleet file."""
     network: str | dict[str, str] = "wifi"
     """One network profile for all, or device profile name to network profile name."""
     on_death: Literal["replace", "drop"] = "replace"
     """A dead client's device comes back as a new process (``replace``) or never (``drop``)."""
-    rejoin_s: float = 0.0
+    rejoin_s: NonNegative = 0.0
     """Emulated seconds until a replaced device is back."""
-    join_spread_s: float = 0.0
+    join_spread_s: NonNegative = 0.0
     """Devices come online at instants drawn from U(0, this many emulated seconds); 0: all at the start."""
     thermal: bool = False
     """Devices whose profiles give their thermal model in full get hot, and slower, as they train."""
     battery: bool = False
     """Devices with a ``[battery]`` drain it, and leave when it is at ``min_soc`` until it is charged."""
-    charge: float = 1.0
+    charge: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """How full batteries are at the start, from 0 to 1."""
     availability: str | None = None
     """A JSON file of when devices are available (docs/dynamics.md), instead of what their profiles say."""
@@ -74,14 +93,14 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = "digits"
     path: str | None = None
     partition: Literal["iid", "dirichlet", "shards", "by-device", "natural"] = "iid"
-    alpha: float = 0.1
-    classes_per_client: int = 2
+    alpha: Positive = 0.1
+    classes_per_client: Count = 2
     labels: dict[str, list[int]] = {}
     """For ``by-device``: device profile name to the labels its clients hold."""
-    test_fraction: float = 0.2
+    test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2
     """Share held out for the server's test where the data set has no test split of its own."""
-    max_examples: int | None = None
-    image_size: int = 84
+    max_examples: Count | None = None
+    image_size: Annotated[int, Meta(ge=1, le=4096)] = 84
     """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
 
 
@@ -91,19 +110,19 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str = "mlp"
     args: dict[str, Any] = {}
     """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
-    flops_per_example: float | None = None
+    flops_per_example: NonNegative | None = None
     """Operations of a training step for one example, in place of those counted: it paces the clients."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client does on one trip: Q steps or E epochs of SGD on its own examples."""
 
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int = 32
-    lr: float = 0.05
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count = 32
+    lr: Annotated[float, Meta(gt=0, le=MAX_FLOAT32)] = 0.05
+    momentum: Decay = 0.0
+    weight_decay: Annotated[float, Meta(ge=0, le=MAX_FLOAT32)] = 0.0
     lr_normalization: bool = False
     """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -118,9 +137,9 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Whether emulated time passes on the wall or is computed."""
 
     kind: Literal["wall", "virtual"] = "virtual"
-    workers: int | None = None
-    """Virtual clock: processes that do the training; default one a core."""
-    time_scale: float | Literal["auto"] = "auto"
+    workers: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """Virtual clock: processes that train, by default one a core; any number gives the same bits."""
+    time_scale: Positive | Literal["auto"] = "auto"
     """Wall clock: wall seconds per emulated second; ``auto`` is 1, or more if the host is too small."""
 
 
@@ -134,7 +153,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A client adds what rounding left of its last update to its next (where updates are rounded)."""
     backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
     """What sums the updates: ``auto`` is ``EDGEFL_BACKEND``, else the fastest on the CPU."""
-    heartbeat_s: float = 5.0
+    heartbeat_s: Positive = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung."""
 
     @property
@@ -146,24 +165,24 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run ends at the first of these that is reached."""
 
-    versions: int | None = None
-    trips: int | None = None
-    emulated_s: float | None = None
-    wall_s: float | None = None
-    accuracy: float | None = None
+    versions: Count | None = None
+    trips: Count | None = None
+    emulated_s: Positive | None = None
+    wall_s: Positive | None = None
+    accuracy: Share | None = None
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often the global model is measured on the server's test examples."""
 
-    every_versions: int = 10
-    max_examples: int | None = None
+    every_versions: Count = 10
+    max_examples: Count | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often the run can be resumed from."""
 
-    every_s: float = 30.0
+    every_s: Positive = 30.0
     """Wall seconds between checkpoints, or more where they would take above 5% of the time; one is always
     written at the end and on Ctrl-C."""
 
@@ -176,9 +195,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     32
     """
 
-    fleet: Fleet
+    fleet: Annotated[Fleet, Meta(description="a [fleet] table with devices = { PROFILE = COUNT }")]
     name: str = "experiment"
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     data: Data = Data()
     model: Model = Model()
     training: Training = Training()

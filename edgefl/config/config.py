@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 import msgspec
 
 from edgefl import toml
-from edgefl.config import checks, fleet
-from edgefl.config.checks import Fault
-from edgefl.errors import ConfigError
+from edgefl.config import checks
+from edgefl.errors import ConfigError, ProfileError
 from edgefl.experiment import Experiment
+from edgefl.validation import Fault, convert, shown
 
 ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
     ("training", "steps"): ("training", "epochs"),
@@ -62,7 +63,7 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
     Traceback (most recent call last):
-    edgefl.config.checks.Fault: fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
+    edgefl.validation.Fault: fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
     """
     tables = _plain(experiment)
     given = tables.get("fleet")
@@ -77,16 +78,63 @@ def dump(experiment: Experiment) -> str:
 
 
 def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
-    checks.shape(tables)
-    if "strategy" in tables:
-        tables = {**tables, "strategy": {"name": "fedbuff", **tables["strategy"]}}
-    tables = fleet.resolve(tables, base)
-    checks.figures(tables)
-    fleet.require(tables["fleet"])
-    training = tables.get("training", {})
-    if training.get("steps") is None and training.get("epochs") is None:
-        tables = {**tables, "training": {**training, "epochs": 1}}
-    return msgspec.convert(tables, Experiment)
+    if isinstance(strategy := tables.get("strategy"), Mapping):
+        tables = {**tables, "strategy": {"name": "fedbuff", **strategy}}
+    convert(tables, Experiment)
+    tables = _resolved(tables, base)
+    checks.check_storable(tables)
+    found = convert(tables, Experiment)
+    checks.check_relations(found)
+    checks.check_profiles(found.fleet)
+    if found.training.steps is None and found.training.epochs is None:
+        training = msgspec.structs.replace(found.training, epochs=1)
+        found = msgspec.structs.replace(found, training=training)
+    return found
+
+
+def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
+    """``tables`` with ``fleet.devices`` as profile = count and every path in it absolute.
+
+    A fleet file gives its devices, and its networks if ``fleet.network`` is not there. A path is looked for
+    in ``base``, then in the working directory. Raises `ProfileFault` if the fleet file is missing or wrong.
+    """
+    fleet, data = dict(tables["fleet"]), dict(tables.get("data", {}))
+    if isinstance(fleet["devices"], str):
+        from edgefl.devices import load_fleet
+
+        try:
+            file = load_fleet(_absolute(fleet["devices"], base))
+        except (ProfileError, ValueError) as error:
+            raise checks.ProfileFault("fleet.devices", f"fleet.devices: {error}") from None
+        fleet["devices"] = dict(file.devices)
+        fleet.setdefault("network", file.network)
+    fleet["devices"] = _rekeyed(fleet["devices"], base)
+    network = fleet.get("network", "wifi")
+    if isinstance(network, str):
+        fleet["network"] = _absolute(network, base)
+    else:
+        fleet["network"] = {name: _absolute(net, base) for name, net in _rekeyed(network, base).items()}
+    if fleet.get("availability"):
+        fleet["availability"] = _found(fleet["availability"], base)
+    if "labels" in data:
+        data["labels"] = _rekeyed(data["labels"], base)
+    if data.get("path"):
+        data["path"] = _found(data["path"], base)
+    return {**tables, "fleet": fleet, "data": data}
+
+
+def _rekeyed(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    return {_absolute(name, base): value for name, value in table.items()}
+
+
+def _absolute(name: str, base: Path) -> str:
+    """A profile's name as it is; the path of a profile file so that it means the same from anywhere."""
+    return _found(name, base) if "/" in name or name.endswith(".toml") else name
+
+
+def _found(path: str, base: Path) -> str:
+    beside = os.path.join(base, path)
+    return os.path.abspath(beside if os.path.exists(beside) else path)
 
 
 def _plain(value: Any) -> Any:
@@ -112,7 +160,7 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
         inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
             name = ".".join(keys[: place + 1])
-            raise ConfigError(f"{source}: {name} is {checks.shown(inner)}, not a table")
+            raise ConfigError(f"{source}: {name} is {shown(inner)}, not a table")
         table = inner
     table[keys[-1]] = value
     if keys in ONE_OF:

@@ -12,7 +12,6 @@
     randomness.py torch's random stream, borrowed
     evaluate.py   the server's test
     flops.py      what one example costs
-    factory.py    "my_module:name", found and called
 
 torch is imported by these modules only (`rule` does not need it), never by the command line.
 """

@@ -21,9 +21,9 @@ from edgefl.experiment import Data
 from edgefl.learning.cifar import BATCHES, find_cifar, load_cifar
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 from edgefl.learning.digits import load_digits
-from edgefl.learning.factory import call, load_attribute
 from edgefl.learning.idx import find_idx, load_idx
 from edgefl.learning.leaf import find_leaf, load_leaf
+from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
 __all__ = ["NAMES", "Dataset", "Images", "load_data"]

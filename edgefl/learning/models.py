@@ -18,9 +18,9 @@ from torch import nn
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Model
 from edgefl.learning.cnn import cnn_celeba, cnn_defedavg, cnn_fedbuff, cnn_femnist, cnn_groupnorm
-from edgefl.learning.factory import call, load_attribute
 from edgefl.learning.randomness import torch_seed
 from edgefl.learning.recurrent import lstm_sent140, lstm_shakespeare
+from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
 Shape = tuple[int, ...]

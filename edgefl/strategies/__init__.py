@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from edgefl.errors import ConfigError, unknown
+from edgefl.loading import load_attribute
 from edgefl.strategies.base import (
     Device,
     ServerOptimizer,
@@ -58,10 +56,10 @@ def names() -> list[str]:
     return sorted(file.stem.replace("_", "-") for file in files if file.stem not in _SCAFFOLD)
 
 
-def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = (".",)) -> Strategy:
+def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) -> Strategy:
     """The strategy that an experiment's ``[strategy]`` table asks for: its ``name``, and that one's fields.
 
-    ``"my_module:Mine"`` is looked for in the folders of ``search_path``, then among installed modules.
+    ``"my_module:Mine"`` is found as `edgefl.loading` says, first in the folders of ``search_path``.
     `ConfigError` names what is not known, not of the right type or out of range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size
@@ -101,66 +99,7 @@ def _built_in(name: str) -> type[Strategy]:
 
 
 def _user_class(name: str, search_path: Iterable[str | Path]) -> type[Strategy]:
-    module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
-        raise ConfigError(f"strategy.name must be a built-in or like 'my_module:Mine', got {name!r}")
-    folders = [Path(folder).resolve() for folder in search_path]
-    try:
-        module = _user_module(module_name, folders)
-    except ImportError as error:
-        looked = ", ".join(map(str, folders))
-        message = f"strategy.name {name!r} cannot be imported: {error}; looked in {looked}"
-        raise ConfigError(message) from error
-    except Exception as error:  # whatever the user's file does when it is imported
-        message = f"strategy.name {name!r} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(message) from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        have = [
-            key
-            for key, value in vars(module).items()
-            if _is_strategy(value) and value.__module__ == module.__name__
-        ]
-        raise ConfigError("strategy.name: " + unknown(f"strategy in {module_name}", attribute, have))
-    if not _is_strategy(found):
+    found = load_attribute(name, "strategy.name", search_path)
+    if not (isinstance(found, type) and issubclass(found, Strategy) and found is not Strategy):
         raise ConfigError(f"strategy.name {name!r} must be a dataclass derived from Strategy, got {found!r}")
-    strategy: type[Strategy] = found
-    return strategy
-
-
-def _is_strategy(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Strategy) and value is not Strategy
-
-
-def _user_module(name: str, folders: list[Path]) -> ModuleType:
-    relative = Path(*name.split("."))
-    for folder in folders:
-        for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
-            if file.is_file():
-                return _load(name, file, folder)
-    return importlib.import_module(name)
-
-
-def _load(name: str, file: Path, folder: Path) -> ModuleType:
-    """Import ``file`` as ``name``, or under a name of its own if another file has that name already."""
-    known = sys.modules.get(name)
-    if known is not None:
-        if getattr(known, "__file__", None) == str(file):
-            return known
-        name = f"{name}@{file}"
-        if name in sys.modules:
-            return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not a Python module")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(folder))  # so that it can import its neighbours
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        sys.path.remove(str(folder))
-    return module
+    return found

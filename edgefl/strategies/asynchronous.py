@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgefl.errors import ConfigError
-from edgefl.strategies.base import Arrivals, Count, Positive, Strategy, Update, View
+from edgefl.experiment import Count, Positive
+from edgefl.strategies.base import Arrivals, Strategy, Update, View
 
 
 @dataclass(frozen=True, kw_only=True)

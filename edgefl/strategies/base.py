@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
-from edgefl.errors import ConfigError
-
-Count = Annotated[int, msgspec.Meta(ge=1)]
-"""A whole number, at least 1."""
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
-"""A number, at least 0."""
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-"""A number above 0."""
-Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-"""A number from 0 up to, but not, 1: a momentum or a decay."""
-Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-"""A number above 0, at most 1."""
+from edgefl.experiment import Positive
+from edgefl.validation import faults
 
 
 class Update(NamedTuple):
@@ -182,10 +170,9 @@ class Strategy:
     server_lr: Positive = 1.0
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
-        for item in fields(self):
-            if item.name in hints:
-                check_field(item.name, getattr(self, item.name), hints[item.name])
+        for name, hint in _hints(type(self)).items():
+            for fault in faults(getattr(self, name), hint, f"strategy.{name}"):
+                raise fault
 
     @property
     def prox_mu(self) -> float:
@@ -259,31 +246,9 @@ class Strategy:
         return None
 
 
-def check_field(name: str, value: Any, hint: Any) -> None:
-    """Raise `ConfigError` unless ``value`` is what the annotation ``hint`` allows.
-
-    >>> check_field("buffer_size", 0, Count)
-    Traceback (most recent call last):
-    edgefl.errors.ConfigError: strategy.buffer_size must be int >= 1, got 0
-    """
-    try:
-        msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"strategy.{name} must be {_allowed(str(error), hint)}, got {value!r}") from None
-    if isinstance(value, float) and not np.isfinite(value):
-        raise ConfigError(f"strategy.{name} must be a finite number, got {value!r}")
-
-
-def _allowed(message: str, hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(repr(choice) for choice in typing.get_args(hint))
-    found = re.match(r"Expected (.+?)(?:, got .*)?$", message)
-    return found[1].replace("`", "") if found else message
-
-
 def _hints(cls: type[Strategy]) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError:  # a class made inside a function whose annotations name that function's locals
         return {}
-    return {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not ClassVar}
+    return {item.name: hints[item.name] for item in fields(cls)}

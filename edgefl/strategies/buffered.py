@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgefl.errors import ConfigError
+from edgefl.experiment import Count
 from edgefl.strategies.asynchronous import Asynchronous
-from edgefl.strategies.base import Count, Step, Update, View
+from edgefl.strategies.base import Step, Update, View
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgefl.strategies.base import Count, Device, Step, Strategy, Update, View
+from edgefl.experiment import Count
+from edgefl.strategies.base import Device, Step, Strategy, Update, View
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from edgefl.errors import ConfigError
-from edgefl.strategies.base import Count, Device, Positive, Step, Strategy, Until, View
+from edgefl.experiment import Count, Positive
+from edgefl.strategies.base import Device, Step, Strategy, Until, View
 
 
 @dataclass

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from edgefl.experiment import NonNegative, Share
 from edgefl.strategies.asynchronous import Asynchronous
-from edgefl.strategies.base import NonNegative, Share, Step, View
+from edgefl.strategies.base import Step, View
 
 
 @dataclass(frozen=True, kw_only=True)

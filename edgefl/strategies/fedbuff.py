@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgefl.errors import ConfigError
-from edgefl.strategies.base import Decay, NonNegative, Positive, Privacy, ServerOptimizer, Update, View
+from edgefl.experiment import Decay, NonNegative, Positive
+from edgefl.strategies.base import Privacy, ServerOptimizer, Update, View
 from edgefl.strategies.buffered import Buffered
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgefl.strategies.base import NonNegative
+from edgefl.experiment import NonNegative
 from edgefl.strategies.fedavg import FedAvg
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from edgefl.strategies.base import Count, Decay, Device, Positive, Update, View
+from edgefl.experiment import Count, Decay, Positive
+from edgefl.strategies.base import Device, Update, View
 from edgefl.strategies.buffered import Buffered
 
 if TYPE_CHECKING:

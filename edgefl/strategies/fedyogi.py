@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgefl.strategies.base import Decay, Positive, ServerOptimizer
+from edgefl.experiment import Decay, Positive
+from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedavg import FedAvg
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from edgefl.errors import ConfigError
-from edgefl.strategies.base import Count, Device, NonNegative, Step, Strategy, Update, View
+from edgefl.experiment import Count, NonNegative
+from edgefl.strategies.base import Device, Step, Strategy, Update, View
 
 
 @dataclass

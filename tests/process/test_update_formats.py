@@ -106,5 +106,5 @@ def test_an_altered_update_is_noticed_and_a_killed_run_goes_on(transport: str, t
 
 
 def test_a_format_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(edgefl.ConfigError, match=r"server.update_format: 'int4' is not allowed; .*int8"):
+    with pytest.raises(edgefl.ConfigError, match=r"server.update_format: must be .*'int8'.*got 'int4'"):
         edgefl.run(virtual(update_format="int4"), tmp_path / "run")

@@ -173,7 +173,7 @@ def test_an_empty_folder_is_used(here: Path, runs: Calls) -> None:
         (["run", "e.toml", "--set", "nonsense"], "--set 'nonsense': expected KEY=VALUE"),
         (
             ["run", "e.toml", "--clock", "sun"],
-            "--clock: clock.kind: 'sun' is not allowed; allowed: virtual, wall",
+            "--clock: clock.kind: must be 'virtual' or 'wall', got 'sun'",
         ),
         (["run", "e.toml", "--seed", "-1"], "--seed: seed: must be a whole number from 0"),
         (["run", "e.toml", "--seed", "x"], "Invalid value for '--seed'"),

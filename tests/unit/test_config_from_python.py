@@ -43,13 +43,13 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
             Experiment(
                 fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}
             ),
-            "strategy.f: expected a string, number, .* got a builtin_function_or_method",
+            "strategy.f: must be a string, number, .* got a builtin_function_or_method",
         ),
         (
             Experiment(
                 fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": None}
             ),
-            "strategy.f: expected a string, number, .* got a NoneType",
+            "strategy.f: must be a string, number, .* got a NoneType",
         ),
         (
             Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), model=Model(args={3: 1})),  # type: ignore[dict-item]
@@ -57,11 +57,11 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
         ),
         (
             Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), data=Data(path="\udcff")),
-            r"data.path: expected text that UTF-8 can hold, got '/.*\\udcff'",
+            r"data.path: must be text that UTF-8 can hold, got '/.*\\udcff'",
         ),
         (
             Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),  # type: ignore[arg-type]
-            "seed: expected a whole number, got '1'",
+            "seed: must be a whole number .* got '1'",
         ),
     ],
 )

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgefl import config, toml
-from edgefl.config.checks import MAX_FLOAT32, MAX_WORKERS
 from edgefl.errors import ConfigError
 from edgefl.experiment import (
+    MAX_FLOAT32,
     Checkpoint,
     Clock,
     Data,
@@ -102,7 +102,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         strategy=draw(TABLES) | {"name": draw(TEXT)},
         clock=Clock(
             kind=draw(st.sampled_from(["wall", "virtual"])),
-            workers=draw(st.none() | st.integers(1, MAX_WORKERS)),
+            workers=draw(st.none() | st.integers(1, 256)),
             time_scale=draw(POSITIVE | st.just("auto")),
         ),
         server=Server(transport=draw(st.sampled_from(["shm", "wire"])), heartbeat_s=draw(POSITIVE)),

@@ -237,4 +237,4 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         churn={"mean_online_s": math.inf, "mean_offline_s": 1}
     )
     assert "fleet.churn.die_per_trip: must be" in refused(churn={"die_per_trip": 1})
-    assert "fleet.on_leave: 'stay' is not allowed" in refused(on_leave="stay")
+    assert "fleet.on_leave: must be 'finish' or 'lose', got 'stay'" in refused(on_leave="stay")

@@ -1,11 +1,15 @@
-"""A user's own function or class, named ``"my_module:name"`` in the experiment."""
+"""A user's own strategy, model or data, named ``"my_module:name"`` in the experiment.
+
+The module is looked for in the experiment file's folder, then in the current folder, then where Python
+finds installed modules. Experiments in different folders may have modules of the same name.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +17,11 @@ from typing import Any
 from edgefl.errors import ConfigError, unknown
 
 
-def load_attribute(name: str, key: str, search_path: Sequence[Path] = ()) -> Any:
-    """What ``"module:attribute"`` names; ``key`` is the experiment's key, for the error.
+def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
+    """What ``"module:attribute"`` names; ``search_path`` holds the experiment file's folder.
 
-    The module is looked for in ``search_path`` (the experiment file's folder), then in the current folder,
-    then where Python finds its modules. Raises `ConfigError` if it is not there, does not import or has no
-    such attribute.
+    Raises `ConfigError`, which names ``key``, if the module is not found or does not import, or has no such
+    attribute.
 
     >>> load_attribute("math:sqrt", "model.name")(9.0)
     3.0
@@ -30,7 +33,7 @@ def load_attribute(name: str, key: str, search_path: Sequence[Path] = ()) -> Any
     parts = module_name.split(".")
     if not colon or not all(part.isidentifier() for part in [*parts, attribute]):
         raise ConfigError(f"{key} must look like 'my_module:name' (got {name!r})")
-    folders = [*(str(Path(folder).resolve()) for folder in search_path), str(Path.cwd())]
+    folders = list(dict.fromkeys(str(Path(folder).resolve()) for folder in (*search_path, ".")))
     with _first_on_path(folders):
         module = _import(module_name, key, folders)
     try:
@@ -64,7 +67,7 @@ def _import(module_name: str, key: str, folders: Sequence[str]) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            looked = ", ".join(dict.fromkeys(folders))
+            looked = ", ".join(folders)
             raise ConfigError(
                 f"{key}: module {module_name!r} not found; looked in {looked} and Python's path"
             ) from None
@@ -77,8 +80,8 @@ def _import(module_name: str, key: str, folders: Sequence[str]) -> Any:
 
 def _forget_stranger(top: str) -> None:
     """Drop a module of the same name that an earlier experiment loaded from another folder."""
-    loaded = sys.modules.get(top)
-    if loaded is None or (origin := getattr(loaded, "__file__", None)) is None:
+    origin = getattr(sys.modules.get(top), "__file__", None)
+    if origin is None or top == __package__:
         return
     importlib.invalidate_caches()
     found = importlib.machinery.PathFinder.find_spec(top)
@@ -89,13 +92,12 @@ def _forget_stranger(top: str) -> None:
 
 @contextmanager
 def _first_on_path(folders: Sequence[str]) -> Iterator[None]:
-    added = list(dict.fromkeys(folders))
-    sys.path[:0] = added
+    sys.path[:0] = folders
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        for folder in added:
+        for folder in folders:
             if folder in sys.path:
                 sys.path.remove(folder)
 
