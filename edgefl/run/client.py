@@ -1,4 +1,4 @@
-"""One emulated phone: a process that downloads, trains and uploads at its device's pace.
+"""One emulated client: a process that downloads, trains and uploads at its device's pace.
 
 task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
 """
@@ -25,7 +25,7 @@ from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
-from edgefl.run.connection import Cancelled, Connection, Frame, Leave, failure
+from edgefl.run.connection import Connection, Frame
 from edgefl.run.transport import client_end
 from edgefl.run.update import UpdateMaker
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Runs one phone's tasks."""
+    """Runs one client's tasks."""
 
     def __init__(
         self,
@@ -67,42 +67,25 @@ class Client:
 
     def run(self) -> None:
         """Answer tasks until the server says goodbye."""
-        self._server.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
-        try:
-            while True:
-                message, frames = self._server.receive()
-                received_ns = time.monotonic_ns()
-                match message:
-                    case messages.Task():
-                        self._answer(message, frames, received_ns)
-                    case messages.Bye():
-                        raise Leave
-                    case _:
-                        pass  # a Cancel that crossed with the end of its task
-        except Leave:
-            pass
-        finally:
-            self._server.close()
+        self._server.serve(self._answer)
 
-    def _answer(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
-        self._server.task = task.task
-        try:
-            done = self._trip(task, frames, received_ns)
+    def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+        received_ns = time.monotonic_ns()
+        if not isinstance(message, messages.Task):
+            return  # a Cancel that crossed with the end of its task
+
+        def carry_out() -> None:
+            done = self._trip(message, frames, received_ns)
             self._watch_memory()
             self._server.say(done)
-        except Cancelled:
-            self._give_back(task, "cancelled")
-        except Leave:
-            raise
-        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
-            self._give_back(task, failure(error))
+
+        self._server.task = message.task
+        try:
+            self._server.attempt(message, carry_out)
         finally:
             self._server.task = None
             if self._mortal:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def _give_back(self, task: messages.Task, reason: str) -> None:
-        self._server.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> messages.Done:
         workload, pacer = self._workload, self._pacer
@@ -226,6 +209,6 @@ class Client:
 
 
 def _die_at(at_ns: float) -> None:
-    """Have this process killed at that instant of the monotonic clock, as a phone's system kills it."""
+    """Have this process killed at that instant of the monotonic clock, as a device's system kills it."""
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (at_ns - time.monotonic_ns()) / 1e9))

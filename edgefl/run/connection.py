@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
@@ -242,6 +242,35 @@ class Connection:
 
     def say(self, message: messages.FromClient) -> None:
         self.send((messages.encode(message),))
+
+    def serve(self, answer: Callable[[messages.FromServer, Sequence[Frame]], None]) -> None:
+        """Say that this process is ready, then have every message answered until the server says goodbye."""
+        spec = self._spec
+        self.say(messages.Ready(spec.peer, spec.epoch, os.getpid(), spec.role))
+        try:
+            while True:
+                message, frames = self.receive()
+                if isinstance(message, messages.Bye):
+                    return
+                answer(message, frames)
+        except Leave:
+            pass
+        finally:
+            self.close()
+
+    def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
+        """Carry out a task, or give it back to the server with the reason why it has no update."""
+        try:
+            carry_out()
+        except Cancelled:
+            self.give_back(task, "cancelled")
+        except Leave:
+            raise
+        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
+            self.give_back(task, failure(error))
+
+    def give_back(self, task: messages.Task, reason: str) -> None:
+        self.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
 
     def receive(self) -> Message:
         """The next message and its payload frames."""

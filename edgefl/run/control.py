@@ -28,11 +28,38 @@ def routing_id(role: str, peer: int, epoch: int) -> bytes:
     return f"{role}-{peer}-{epoch}".encode()
 
 
+class _OfPeer(msgspec.Struct, frozen=True):
+    """A message about one process of a peer."""
+
+    role: Role
+    peer: int
+    epoch: int
+
+
+class Departed(_OfPeer, frozen=True, tag="departed"):
+    """A process has ended, so it can write nowhere any more: zygote → supervisor → server."""
+
+    reason: str
+    """``exit 0``, ``signal 9``, or `OUT_OF_MEMORY` and the limit."""
+
+
+class Expel(_OfPeer, frozen=True, tag="expel"):
+    """The process hangs or sends rubbish and is to be ended: server → supervisor → zygote."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The run cannot begin or go on; the message is the user's one line. From zygote or server."""
+
+    message: str
+    config: bool
+    """True if the experiment is at fault (exit code 2), False if the run is (exit code 1)."""
+
+
 # ---- supervisor → zygote -----------------------------------------------------------------------
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """Load data and model, run one training step, say what it costs."""
+    """Load data and model, run one training step, and say what it costs."""
 
     experiment: Experiment
     base: str
@@ -47,25 +74,14 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     initialise: bool
 
 
-class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
+class Spawn(_OfPeer, frozen=True, tag="spawn"):
     """Fork one process."""
 
-    role: Role
-    peer: int
-    epoch: int
     endpoint: str
     time_scale: float
 
 
-class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """End a process that does not end itself."""
-
-    role: Role
-    peer: int
-    epoch: int
-
-
-ToZygote = Prepare | Adopt | Spawn | Kill
+ToZygote = Prepare | Adopt | Spawn | Expel
 
 # ---- zygote → supervisor -----------------------------------------------------------------------
 
@@ -103,31 +119,11 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """The first model lies in entry 0."""
 
 
-class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    role: Role
-    peer: int
-    epoch: int
+class Spawned(_OfPeer, frozen=True, tag="spawned"):
     pid: int
 
 
-class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    role: Role
-    peer: int
-    epoch: int
-    pid: int
-    reason: str
-    """``exit 0``, ``signal 9``, or `OUT_OF_MEMORY` and the limit."""
-
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The experiment cannot be done; the message is the user's one line."""
-
-    message: str
-    config: bool
-    """True if the experiment is at fault (exit code 2), False if the run is (exit code 1)."""
-
-
-FromZygote = Prepared | Adopted | Spawned | Exited | Refused
+FromZygote = Prepared | Adopted | Spawned | Departed | Refused
 
 # ---- supervisor → server -----------------------------------------------------------------------
 
@@ -145,15 +141,6 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """Share of the host's cores that the fleet is expected to need."""
     workers: int
     resume: bool
-
-
-class Departed(msgspec.Struct, frozen=True, tag="departed"):
-    """A process is gone: it can write nowhere any more."""
-
-    role: Role
-    peer: int
-    epoch: int
-    reason: str
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
@@ -197,20 +184,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     phase: str
 
 
-class Replace(msgspec.Struct, frozen=True, tag="replace"):
-    """Start this peer again, as a process of a new epoch."""
-
-    role: Role
-    peer: int
-    epoch: int
-
-
-class Expel(msgspec.Struct, frozen=True, tag="expel"):
-    """This peer hangs or sends rubbish: end its process."""
-
-    role: Role
-    peer: int
-    epoch: int
+class Replace(_OfPeer, frozen=True, tag="replace"):
+    """Start this peer again, as a process of this epoch."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -220,11 +195,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     interrupted: bool
 
 
-class Broken(msgspec.Struct, frozen=True, tag="broken"):
-    """The server cannot go on; the message is the user's one line."""
-
-    message: str
-    config: bool
-
-
-FromServer = Listening | Progress | Replace | Expel | Finished | Broken
+FromServer = Listening | Progress | Replace | Expel | Finished | Refused

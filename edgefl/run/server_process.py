@@ -124,10 +124,10 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     except (FolderError, OSError) as error:
         what = error if isinstance(error, FolderError) else f"the run's folder cannot be written: {error}"
         way_on = run_folder.way_on(Path(plan.run_dir))
-        channel.send(control.Broken(f"{what}{way_on}", config=False))
+        channel.send(control.Refused(f"{what}{way_on}", config=False))
         return 1
     except EdgeflError as error:
-        channel.send(control.Broken(str(error), config=isinstance(error, ConfigError)))
+        channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
         return 1
     return 0
 

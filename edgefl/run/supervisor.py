@@ -230,18 +230,20 @@ class _Supervisor:
                 self._listening(endpoint)
             case control.Spawned(role=role, peer=peer, pid=pid):
                 self._pids[role, peer] = pid
-            case control.Exited():
-                self._exited(message)
+            case control.Departed(role=role, peer=peer):
+                self._pids.pop((role, peer), None)
+                with contextlib.suppress(Closed):
+                    self._server.send(message)
             case control.Progress():
                 self._progress(message)
             case control.Replace(role=role, peer=peer, epoch=epoch):
                 self._spawn(role, peer, epoch)
-            case control.Expel(role=role, peer=peer, epoch=epoch):
-                self._zygote.send(control.Kill(role, peer, epoch))
+            case control.Expel():
+                self._zygote.send(message)
             case control.Finished():
                 self._usage.end()
                 self._end = message
-            case control.Refused() | control.Broken():
+            case control.Refused():
                 raise ConfigError(message.message) if message.config else RunError(message.message)
 
     def _interrupted(self) -> None:
@@ -310,12 +312,6 @@ class _Supervisor:
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
         self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._plan.time_scale))
-
-    def _exited(self, message: control.Exited) -> None:
-        if self._pids.get((message.role, message.peer)) == message.pid:
-            del self._pids[message.role, message.peer]
-        with contextlib.suppress(Closed):
-            self._server.send(control.Departed(message.role, message.peer, message.epoch, message.reason))
 
     def _progress(self, progress: control.Progress) -> None:
         self._view.update(progress)

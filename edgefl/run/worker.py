@@ -1,4 +1,4 @@
-"""One worker: computes tasks of any client, one after another, at the host's full speed."""
+"""The processes that compute at the host's full speed: workers train for any client, the evaluator tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
-from edgefl.run.connection import Cancelled, Connection, Frame, Leave, failure
+from edgefl.run.connection import Cancelled, Connection, Frame, Leave
 from edgefl.run.transport import client_end
 from edgefl.run.update import UpdateMaker
 
@@ -37,7 +37,7 @@ class VirtualWorker:
     def __init__(
         self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
     ) -> None:
-        self._spec, self._workload, self._buffer = spec, workload, buffer
+        self._workload, self._buffer = workload, buffer
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
@@ -52,20 +52,17 @@ class VirtualWorker:
         self._told_ns = self._look_ns = 0
 
     def run(self) -> None:
-        self._server.say(messages.Ready(self._spec.peer, self._spec.epoch, os.getpid(), self._spec.role))
-        try:
-            while True:
-                self._look()
-                while not self._hand:
-                    self._tell()
-                    self._hear(*self._server.receive())
-                self._answer(*self._hand.popleft())
-                if time.monotonic_ns() > self._told_ns + TELL_NS:
-                    self._tell()
-        except Leave:
-            pass
-        finally:
-            self._server.close()
+        self._server.serve(self._answer)
+
+    def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+        """Take a message in and compute all that is in hand, listening in between."""
+        self._hear(message, frames)
+        while self._hand:
+            self._carry_out(*self._hand.popleft())
+            if time.monotonic_ns() > self._told_ns + TELL_NS:
+                self._tell()
+            self._look()
+        self._tell()
 
     # ---- what is said --------------------------------------------------------------------------
 
@@ -93,7 +90,7 @@ class VirtualWorker:
             case messages.Withdraw(tasks=tasks):
                 self._cancelled |= self._task in tasks
                 for task, _ in [item for item in self._hand if item[0].task in tasks]:
-                    self._give_back(task, "cancelled")
+                    self._server.give_back(task, "cancelled")
                 self._hand = deque(item for item in self._hand if item[0].task not in tasks)
             case messages.Bye():
                 raise Leave
@@ -108,21 +105,10 @@ class VirtualWorker:
 
     # ---- tasks ---------------------------------------------------------------------------------
 
-    def _answer(self, task: messages.Task, frames: Sequence[Frame]) -> None:
+    def _carry_out(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         self._task, self._cancelled = task.task, False
-        try:
-            self._results.append(self._compute(task, frames))
-        except Cancelled:
-            self._give_back(task, "cancelled")
-        except Leave:
-            raise
-        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
-            self._give_back(task, failure(error))
-        finally:
-            self._task = -1
-
-    def _give_back(self, task: messages.Task, reason: str) -> None:
-        self._server.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))
+        self._server.attempt(task, lambda: self._results.append(self._compute(task, frames)))
+        self._task = -1
 
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.Result:
         cpu_started = time.thread_time()
@@ -162,3 +148,32 @@ class VirtualWorker:
     def _base(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         """The version that the task starts from, where it lies: nobody writes there until it is done."""
         return self._transport.base(task.entry, task.version, frames)
+
+
+class Evaluator:
+    """Measures published versions on the test examples: answers each `Assess` with an `Assessed`."""
+
+    def __init__(
+        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
+    ) -> None:
+        self._workload, self._buffer = workload, buffer
+        self._server = Connection(spec, workload.experiment.server.heartbeat_s, lifeline)
+
+    def run(self) -> None:
+        """Answer until the server says goodbye."""
+        self._server.serve(self._answer)
+
+    def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+        assert isinstance(message, messages.Assess), f"an evaluator cannot answer {message}"
+        started = time.perf_counter()
+        self._buffer.read_model(message.entry, message.version, self._workload.flat.array)
+        result = self._workload.evaluate()
+        self._server.say(
+            messages.Assessed(
+                version=message.version,
+                loss=float(result.loss),
+                correct=[int(count) for count in result.correct],
+                total=[int(count) for count in result.total],
+                seconds=time.perf_counter() - started,
+            )
+        )

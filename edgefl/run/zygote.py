@@ -28,9 +28,8 @@ from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.client import Client
-from edgefl.run.evaluator import Evaluator
 from edgefl.run.process import become_child, hear_no_stops_of_children, keep_freed_memory
-from edgefl.run.worker import VirtualWorker
+from edgefl.run.worker import Evaluator, VirtualWorker
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -44,8 +43,6 @@ switching costs little."""
 OUT_OF_MEMORY_EXIT = 77
 BROKEN_EXIT = 70
 
-Key = tuple[control.Role, int, int]
-
 
 class Zygote:
     """Answers the supervisor's requests until the channel ends."""
@@ -56,8 +53,7 @@ class Zygote:
         self._workload: Workload | None = None
         self._buffer: ParameterBuffer | None = None
         self._enforcement = Enforcement()
-        self._children: dict[int, Key] = {}
-        self._limits: dict[int, ClientLimits] = {}
+        self._children: dict[int, tuple[control.Spawn, ClientLimits]] = {}
         self._governor = 0
         """Process id of the governor, 0 without one."""
         self._requests: int | None = None
@@ -94,8 +90,8 @@ class Zygote:
                 self._adopt(initialise)
             case control.Spawn():
                 self._spawn(message)
-            case control.Kill(role=role, peer=peer, epoch=epoch):
-                self._kill((role, peer, epoch))
+            case control.Expel():
+                self._expel(message)
 
     def _prepare(self, message: control.Prepare) -> None:
         try:
@@ -129,8 +125,7 @@ class Zygote:
         enforcement = self._enforcement if client else Enforcement()
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._requests)
         pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits))
-        self._children[pid] = (spec.role, spec.peer, spec.epoch)
-        self._limits[pid] = limits
+        self._children[pid] = spec, limits
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
     def _run_peer(self, spec: control.Spawn, limits: ClientLimits) -> None:
@@ -185,11 +180,10 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def _kill(self, key: Key) -> None:
-        for pid, child in self._children.items():
-            if child == key:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    def _expel(self, which: control.Expel) -> None:
+        for pid, (spec, _) in self._children.items():
+            if (spec.role, spec.peer, spec.epoch) == (which.role, which.peer, which.epoch):
+                _kill(pid)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -204,23 +198,26 @@ class Zygote:
                 how = f"the governor of fleet.throttle = {self._enforcement.throttle!r} ended early"
                 self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
                 continue
-            role, peer, epoch = self._children.pop(pid)
-            if role == control.CLIENT and self._workload is not None:
-                self._workload.gone(peer)
-            limits = self._limits.pop(pid)
-            self._channel.send(control.Exited(role, peer, epoch, pid, _reason(status, limits)))
+            spec, limits = self._children.pop(pid)
+            if spec.role == control.CLIENT and self._workload is not None:
+                self._workload.gone(spec.peer)
+            self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, _reason(status, limits)))
             limits.remove()
 
     def _end_children(self) -> None:
         pids = [*self._children, *([self._governor] if self._governor else [])]
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        for limits in self._limits.values():
+        for _, limits in self._children.values():
             limits.remove()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _reason(status: int, limits: ClientLimits | None = None) -> str:
