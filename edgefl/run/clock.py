@@ -1,4 +1,4 @@
-"""Emulated time on the wall clock, and things to do at a later instant."""
+"""Emulated time, and what is to happen at an instant of it (`Agenda`) or of the host's (`Alarms`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from typing import NamedTuple
+
+TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
+"""Kinds of entries: at one instant they come in this order. Arrivals and cells are the virtual clock's."""
 
 
 class WallClock:
@@ -46,6 +50,21 @@ class WallClock:
         return 0.0 if self._started is None else self._monotonic() - self._started
 
 
+class VirtualClock(WallClock):
+    """Emulated time is what the agenda says; wall time goes on as it does."""
+
+    def __init__(self, *, emulated_s: float, wall_s: float) -> None:
+        super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
+        self._now_s = emulated_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, at_s: float) -> None:
+        """It is ``at_s`` now, unless it is later already."""
+        self._now_s = max(self._now_s, at_s)
+
+
 class Alarms:
     """Callbacks at instants of the monotonic clock; those due at once run in the order they were set."""
 
@@ -79,3 +98,52 @@ class Alarms:
         now = self._monotonic()
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
+
+
+class Due(NamedTuple):
+    """An entry of the agenda; those of one instant come in the order of these fields."""
+
+    at_s: float
+    kind: int
+    client: int = -1
+    task: int = -1
+
+
+class Agenda:
+    """Entries by time. A task's arrival may be brought forward: it has one entry that counts.
+
+    >>> agenda = Agenda(); agenda.enter(Due(2.0, TICK))
+    >>> agenda.enter(Due(5.0, ARRIVAL, client=1, task=7)); agenda.enter(Due(1.0, ARRIVAL, client=1, task=7))
+    >>> [agenda.take().at_s, agenda.take().at_s, agenda.head]
+    [1.0, 2.0, None]
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Due] = []
+        self._due_s: dict[int, float] = {}
+
+    def enter(self, due: Due) -> None:
+        """Put an entry in its place; a task's arrival takes the place of the one it had."""
+        if due.kind == ARRIVAL:
+            self._due_s[due.task] = due.at_s
+        heapq.heappush(self._heap, due)
+
+    @property
+    def head(self) -> Due | None:
+        """What comes next; None if there is nothing."""
+        heap = self._heap
+        while heap:
+            due = heap[0]
+            if due.kind != ARRIVAL or self._due_s.get(due.task) == due.at_s:
+                return due
+            heapq.heappop(heap)
+        return None
+
+    def take(self) -> Due:
+        """Remove and return the head; IndexError if there is none."""
+        if self.head is None:
+            raise IndexError("the agenda is empty")
+        due = heapq.heappop(self._heap)
+        if due.kind == ARRIVAL:
+            del self._due_s[due.task]
+        return due

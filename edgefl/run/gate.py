@@ -76,7 +76,6 @@ class Gate:
             watch.to("check")
             peer = heard(name)
             if peer is None or peer.expelled:
-                self._gauge.strangers += peer is None
                 continue
             try:
                 message = messages.decode_from_client(frames[0] if frames else b"")

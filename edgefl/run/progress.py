@@ -12,14 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgefl import kernels
 from edgefl.core import Core
 from edgefl.limits.capacity import StealMeter, ThrottleMeter
 from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
-from edgefl.results.record import Aggregation
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
-from edgefl.run.slots import Totals
 
 RECENT_TRIPS = 500
 MOST_COSTS = 1_000_000
@@ -44,8 +41,6 @@ class Gauge:
         """Of all trips."""
         self._accuracy: float | None = None
         self._loss: float | None = None
-        self.strangers = 0
-        """Messages of unknown senders."""
 
     def trip(self, done: messages.Done) -> None:
         """A trip ended."""
@@ -118,18 +113,6 @@ class Gauge:
         found = bounds(median, p95, conditions)
         error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
         return next(filter(None, [*found, drift("trips", error)]), "")
-
-    @staticmethod
-    def aggregation(totals: Totals, backend: str | None) -> Aggregation:
-        """What aggregation cost, for the summary."""
-        chosen = kernels.backend(backend)
-        return Aggregation(
-            backend=chosen,
-            threads=kernels.threads() if chosen in ("c", "numba") else 1,
-            updates=totals.updates,
-            seconds=totals.seconds,
-            bytes=totals.bytes,
-        )
 
 
 class Stopwatch:

@@ -252,7 +252,7 @@ class ServerLoop:
             wall_s=self._clock.wall_s(),
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),
-            aggregation=self._gauge.aggregation(aggregator.totals, aggregator.backend),
+            aggregation=aggregator.cost(),
             server_trip_us=self._gauge.trip_us(
                 watch.seconds("record") + watch.seconds("send"), self._core.trips
             ),

@@ -18,7 +18,7 @@ from edgefl.results import run_folder
 from edgefl.results.store import Store
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.clock import Alarms, WallClock
+from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
 from edgefl.run.description import describe, known_devices
 from edgefl.run.engine import Engine
@@ -31,7 +31,7 @@ from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Timeline
 from edgefl.run.transport import server_end
-from edgefl.run.virtual import VirtualClock, VirtualTimeline
+from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
 from edgefl.strategies.optimizer import start

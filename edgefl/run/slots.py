@@ -19,6 +19,7 @@ from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.results.record import Aggregation
 from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.strategies.noise import TreeNoise
 
@@ -92,25 +93,21 @@ class Aggregator:
         latest, entry = self.buffer.latest
         if version != latest:
             raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
+        return self._take_slot(task, client, version, entry)
+
+    def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
+        """A slot for a task of before an interruption; ``entry`` holds its version, −1 if it needs none."""
+        return self._take_slot(task, client, version, entry)
+
+    def _take_slot(self, task: int, client: int, version: int, entry: int) -> Lease:
         if not self._free:
             raise SlotError(
                 f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken"
             )
         slot = self._free.pop()
-        lent = self.lends and self._lend(slot, entry)
+        lent = self.lends and entry >= 0 and self._lend(slot, entry)
         self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
-        if not lent:
-            self._unread[slot] = entry
-        lease = self.leases[task] = Lease(slot, entry, client, version)
-        return lease
-
-    def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
-        """A slot for a task of before an interruption; ``entry`` holds its version, −1 if it needs none."""
-        if not self._free:
-            raise SlotError(f"no update slot is free for task {task} of before the interruption")
-        slot = self._free.pop()
-        self.buffer.lease(slot, task=task, client=client, base_version=version)
-        if entry >= 0:
+        if entry >= 0 and not lent:
             self._unread[slot] = entry
         lease = self.leases[task] = Lease(slot, entry, client, version)
         return lease
@@ -132,12 +129,11 @@ class Aggregator:
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
-        slot = self._free.pop()
-        self.buffer.lease(slot, task=task, client=client, base_version=version)
+        lease = self._take_slot(task, client, version, -1)
+        slot = lease.slot
         self.buffer.raw(slot)[:] = update
         checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
         self.buffer.written(slot, task=task, checksum=checksum)
-        lease = self.leases[task] = Lease(slot, -1, client, version)
         return lease
 
     def release(self, task: int) -> None:
@@ -148,6 +144,11 @@ class Aggregator:
             self.delivered(lease.slot)
             self.buffer.free(lease.slot)
             self._free.append(lease.slot)
+
+    def cost(self) -> Aggregation:
+        """What the sums cost so far, for the summary."""
+        threads = kernels.threads() if self._backend in ("c", "numba") else 1
+        return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
     # ---- ring ----------------------------------------------------------------------------------
 

@@ -23,8 +23,7 @@ from edgefl.experiment import Experiment
 from edgefl.parameters.buffer import SlotState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.agenda import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due
-from edgefl.run.clock import WallClock
+from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
 from edgefl.run.dispatch import Dispatch
 from edgefl.run.evaluation import Evaluation
 from edgefl.run.gate import Gate, GivenBack
@@ -37,21 +36,6 @@ EVENTS_AT_ONCE = 128
 MOST_TURNS = 1000
 """Times that a client comes and goes, on average, without any of them being given a task, or arrives at one
 instant of a run that only emulated time or an accuracy ends, before the run is given up."""
-
-
-class VirtualClock(WallClock):
-    """Emulated time is what the agenda says; wall time goes on as it does."""
-
-    def __init__(self, *, emulated_s: float, wall_s: float) -> None:
-        super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
-        self._now_s = emulated_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def advance(self, at_s: float) -> None:
-        """It is ``at_s`` now, unless it is later already."""
-        self._now_s = max(self._now_s, at_s)
 
 
 class Trip(NamedTuple):

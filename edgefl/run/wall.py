@@ -17,8 +17,7 @@ from edgefl.devices.fleet import joins_at_s
 from edgefl.experiment import Experiment
 from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.agenda import JOIN, LEAVE, TICK, Agenda, Due
-from edgefl.run.clock import WallClock
+from edgefl.run.clock import JOIN, LEAVE, TICK, Agenda, Due, WallClock
 from edgefl.run.evaluation import Evaluation
 from edgefl.run.gate import Gate, GivenBack
 from edgefl.run.peers import Peer, Peers

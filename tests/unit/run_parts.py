@@ -98,7 +98,7 @@ class Parts:
         self.peers = Peers(self.hand)
         self.watch = Stopwatch("test")
         self.gauge = Gauge.__new__(Gauge)
-        self.gauge.strangers, self.costs = 0, []
+        self.costs: list[int] = []
         self.gauge.cost = self.costs.append  # type: ignore[method-assign]
         self.gate = Gate(
             self.socket,  # type: ignore[arg-type]

@@ -17,12 +17,13 @@ from edgefl.errors import RunError
 from edgefl.experiment import Stop
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import messages
+from edgefl.run.clock import VirtualClock
 from edgefl.run.control import WORKER
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import Peer
 from edgefl.run.timeline import Delivery, Happening
-from edgefl.run.virtual import VirtualClock, VirtualTimeline
+from edgefl.run.virtual import VirtualTimeline
 
 INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
 
