@@ -22,6 +22,7 @@ from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.run.control import Prepared
+from edgefl.strategies import base
 
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
@@ -93,16 +94,14 @@ class IdleWorkload:
         return Prepared(
             size=self.flat.size,
             layout=[("parameters", [self.flat.size], 0)],
-            classes=1,
-            examples=steps,
+            clients=[
+                base.Device(info.client, info.profile, count, count, plan.down_s, plan.compute_s)
+                for info, count, plan in zip(self._clients, steps, plans, strict=True)
+            ],
             labels=[[0] for _ in clients],
             flops_per_example=self.flops_per_step,
-            flops=[plan.flops for plan in plans],
-            steps=steps,
             host_step_s=host_step_s,
             emulated_trip_s=[plan.total_s or NOMINAL_S for plan in plans],
-            emulated_down_s=[plan.down_s for plan in plans],
-            emulated_compute_s=[plan.compute_s for plan in plans],
             test_examples=1,
             dataset="none",
         )

@@ -28,8 +28,8 @@ import msgspec
 import psutil
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.process import single_threaded_environment
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.process import start_process
 
 _ENDING_S = 1.0
 """Time for the measuring process to end by itself once its channel is closed."""
@@ -145,19 +145,12 @@ class MeasuringProcess:
     """
 
     def __init__(self) -> None:
-        ours, theirs = pair()
         root = str(Path(__file__).resolve().parents[2])
-        environment = single_threaded_environment(dict(os.environ))
+        environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment.pop("PYTHONHASHSEED", None)
-        with theirs:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "edgefl.regression.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        self._channel: Channel[Answer] = Channel(ours, Answer)
+        self._channel: Channel[Answer]
+        self.popen, self._channel = start_process("edgefl.regression.worker", Answer, environment)
 
     def ask(self, request: Request) -> Answer:
         """Prepare a function, or measure the one that was prepared last. ConfigError if that is refused."""

@@ -13,6 +13,7 @@ import msgspec
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
 from edgefl.limits.confinement import Enforcement
+from edgefl.strategies.base import Device
 
 Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
@@ -93,24 +94,14 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """Parameters D."""
     layout: list[tuple[str, list[int], int]]
     """Name, shape and offset of each tensor in the flat vector."""
-    classes: int
-    examples: list[int]
-    """By client."""
+    clients: list[Device]
     labels: list[list[int]]
     """By client: the labels it holds."""
-    flops_per_example: float
-    flops: list[float]
-    """Of one trip, by client."""
-    steps: list[int]
-    """Local steps of one trip, by client."""
-    host_step_s: float
-    """CPU seconds of one training step on this host."""
     emulated_trip_s: list[float]
     """By client: how long its first trip takes on its device."""
-    emulated_down_s: list[float]
-    """By client: how much of that is the download."""
-    emulated_compute_s: list[float]
-    """By client: how much of it is the training."""
+    flops_per_example: float
+    host_step_s: float
+    """CPU seconds of one training step on this host."""
     test_examples: int
     dataset: str
 

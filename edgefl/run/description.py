@@ -15,7 +15,6 @@ from edgefl.limits.confinement import memory_by
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.run import control
-from edgefl.strategies import base
 from edgefl.strategies.base import Strategy
 
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
@@ -50,8 +49,8 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
         toml=config.dump(experiment),
     )
     store.clients(
-        _client_row(experiment.seed, info, examples, labels)
-        for info, examples, labels in zip(plan.clients, prepared.examples, prepared.labels, strict=True)
+        _client_row(experiment.seed, info, known.examples, labels)
+        for info, known, labels in zip(plan.clients, prepared.clients, prepared.labels, strict=True)
     )
 
 
@@ -75,18 +74,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def known_devices(clients: list[ClientInfo], prepared: control.Prepared) -> list[base.Device]:
-    """What a strategy is told of each client."""
-    return [
-        base.Device(info.client, info.profile, examples, steps, down_s, compute_s)
-        for info, examples, steps, down_s, compute_s in zip(
-            clients,
-            prepared.examples,
-            prepared.steps,
-            prepared.emulated_down_s,
-            prepared.emulated_compute_s,
-            strict=True,
-        )
-    ]

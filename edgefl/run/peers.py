@@ -196,5 +196,4 @@ def slowest_step_s(plan: control.Serve, active: int) -> float:
     if plan.experiment.fleet.throttle == "paced":
         return seconds
     # A client is not heard while its process is stopped: its step takes as long as the device's.
-    steps = zip(prepared.emulated_compute_s, prepared.steps, strict=True)
-    return max(seconds, plan.time_scale * max(compute_s / count for compute_s, count in steps))
+    return max(seconds, plan.time_scale * max(known.compute_s / known.steps for known in prepared.clients))

@@ -1,12 +1,16 @@
-"""First steps of every child process of a run: it must not outlive its parent, nor hear the terminal."""
+"""How a child process is started, and its first steps: it must not outlive its parent."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
+from typing import Any
+
+from edgefl.run.channel import Channel, pair
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -17,6 +21,22 @@ _LARGEST_ON_HEAP_BYTES = 32 * 2**20
 """The most that glibc allows."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def start_process(
+    module: str, incoming: Any, environment: dict[str, str], *arguments: str
+) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
+    """Start ``python -m module FD PID`` with one core; returns it and the channel whose other end is FD."""
+    ours, theirs = pair()
+    with theirs:
+        fd = theirs.fileno()
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, str(fd), str(os.getpid()), *arguments],
+            pass_fds=[fd],
+            stdin=subprocess.DEVNULL,
+            env=single_threaded_environment(environment),
+        )
+    return child, Channel(ours, incoming)
 
 
 def become_child(parent_pid: int, name: str) -> None:

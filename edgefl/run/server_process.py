@@ -20,7 +20,7 @@ from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
-from edgefl.run.description import describe, known_devices
+from edgefl.run.description import describe
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import Evaluation
 from edgefl.run.gate import Gate
@@ -65,7 +65,7 @@ def build(
     experiment, clients, prepared = plan.experiment, plan.clients, plan.prepared
     strategy = resolve(experiment.strategy, [Path(plan.base)])
     every = experiment.evaluation.every_versions
-    core = Core(strategy, known_devices(clients, prepared), experiment.seed, experiment.stop, every)
+    core = Core(strategy, prepared.clients, experiment.seed, experiment.stop, every)
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator(
         buffer,
@@ -76,7 +76,8 @@ def build(
         lends=transport == "shm" and not virtual,
     )
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
-    trips = Trips(experiment, clients, prepared.examples, prepared.flops_per_example, down_bytes, up_bytes)
+    examples = [known.examples for known in prepared.clients]
+    trips = Trips(experiment, clients, examples, prepared.flops_per_example, down_bytes, up_bytes)
     dynamics = dynamics_of(experiment, clients, trips)
     restored, emulated_s, wall_s = None, 0.0, 0.0
     if plan.resume:
@@ -96,7 +97,7 @@ def build(
     if virtual:
         clock = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
         timeline = VirtualTimeline(
-            experiment, prepared.examples, plan.workers, clock, core, dynamics, trips,
+            experiment, examples, plan.workers, clock, core, dynamics, trips,
             aggregator, evaluation, peers, gate, store,
         )  # fmt: skip
     else:

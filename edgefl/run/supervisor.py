@@ -16,9 +16,8 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ from edgefl.results.record import MemoryUse
 from edgefl.results.run_folder import Result
 from edgefl.results.store import Store
 from edgefl.run import control
-from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.process import single_threaded_environment
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.process import start_process
 from edgefl.run.view import RunView, make_view
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
@@ -172,10 +171,9 @@ class _Supervisor:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # last: the channels are closed by then
             stack.enter_context(self._signals())
-            environment = single_threaded_environment(dict(os.environ))
-            self._zygote = self._start("zygote", control.FromZygote, environment, self._workload)
+            self._zygote = self._start("zygote", "zygote", control.FromZygote, *self._workload)
             stack.callback(self._zygote.close)
-            self._server = self._start("server_process", control.FromServer, environment)
+            self._server = self._start("server", "server_process", control.FromServer)
             stack.callback(self._server.close)
             self._zygote.send(
                 control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
@@ -280,20 +278,14 @@ class _Supervisor:
         self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
-        step_s = prepared.host_step_s
         at_once = self._experiment.fleet.join_spread_s == 0.0
-        trips = zip(
-            prepared.steps,
-            prepared.emulated_trip_s,
-            prepared.emulated_down_s,
-            prepared.emulated_compute_s,
-            strict=True,
-        )
+        demands = []
+        for known, trip_s in zip(prepared.clients, prepared.emulated_trip_s, strict=True):
+            cpu_s = known.steps * prepared.host_step_s
+            burst = Burst(cpu_s, known.down_s, known.compute_s)
+            demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip_s, burst))
         return choose_time_scale(
-            [
-                Demand(steps * step_s + TRIP_OVERHEAD_S, trip_s, Burst(steps * step_s, down_s, compute_s))
-                for steps, trip_s, down_s, compute_s in trips
-            ],
+            demands,
             scale=self._experiment.clock.time_scale,
             active=self._strategy.max_training(len(self._clients)),
             together="always" if self._strategy.lockstep else "at first" if at_once else "never",
@@ -337,19 +329,10 @@ class _Supervisor:
 
     # ---- processes -----------------------------------------------------------------------------
 
-    def _start(
-        self, name: str, incoming: Any, environment: dict[str, str], more: Sequence[str] = ()
-    ) -> Channel[Any]:
-        ours, theirs = pair()
-        with theirs:
-            module, fd = f"edgefl.run.{name}", theirs.fileno()
-            self._children[name.partition("_")[0]] = subprocess.Popen(
-                [sys.executable, "-m", module, str(fd), str(os.getpid()), *more],
-                pass_fds=[fd],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        return Channel(ours, incoming)
+    def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:
+        child, channel = start_process(f"edgefl.run.{module}", incoming, dict(os.environ), *arguments)
+        self._children[name] = child
+        return channel
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -24,7 +24,6 @@ from edgefl.experiment import Experiment
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.results import run_folder
 from edgefl.results.record import Record
-from edgefl.run.description import known_devices
 from edgefl.run.slots import Aggregator
 from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
@@ -70,10 +69,10 @@ class _Replay:
         strategy = resolve(experiment.strategy, [base])
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        devices = known_devices(clients, workload.prepared())
+        known = workload.prepared().clients
         workload.settle()
         self._core = Core(
-            strategy, devices, experiment.seed, experiment.stop, experiment.evaluation.every_versions
+            strategy, known, experiment.seed, experiment.stop, experiment.evaluation.every_versions
         )
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self._buffer = buffer = ParameterBuffer.create(shape)

@@ -31,6 +31,7 @@ from edgefl.parameters.update_format import FORMATS
 from edgefl.run.control import Prepared
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
+from edgefl.strategies.base import Device as KnownClient
 
 MEASURED_TRIPS = 5
 CACHE_BYTES = 64 * 2**20
@@ -145,16 +146,14 @@ class Workload:
         return Prepared(
             size=self.flat.size,
             layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
-            classes=self.data.classes,
-            examples=[len(rows) for rows in self._rows],
+            clients=[
+                KnownClient(info.client, info.profile, len(rows), work.steps, plan.down_s, plan.compute_s)
+                for info, rows, work, plan in zip(self._clients, self._rows, works, plans, strict=True)
+            ],
             labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],
             flops_per_example=self.flops_per_example,
-            flops=[plan.flops for plan in plans],
-            steps=[work.steps for work in works],
             host_step_s=step_s,
             emulated_trip_s=[plan.total_s for plan in plans],
-            emulated_down_s=[plan.down_s for plan in plans],
-            emulated_compute_s=[plan.compute_s for plan in plans],
             test_examples=len(self._test_y),
             dataset=self.data.name,
         )
