@@ -148,6 +148,8 @@ class Presence:
 
     def comes_s(self, at_s: float) -> float:
         """The first instant from ``at_s`` on at which it is online; infinite if there is none to be found."""
+        if at_s == math.inf:
+            return at_s
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if not source.on(at_s)]
             if not off:

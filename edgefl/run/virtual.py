@@ -308,8 +308,10 @@ class VirtualTimeline:
     def save(self) -> Ahead:
         """What has been computed before it is due, and where the rest starts from."""
         answers = [answer for answer in self._dispatch.results.values() if answer.task not in self._cancelled]
+        # A task whose client is on its way out is computed no more: the client leaves again after a resume.
+        gone = [messages.Gone(left.client, 0, task, left.reason) for task, left in self._left_with.items()]
         return Ahead(
-            answers=answers,
+            answers=[*answers, *gone],
             tasks=[answer.task for answer in answers if isinstance(answer, messages.Result)],
             entries={task.version: task.entry for task in self._dispatch.unfinished}
             | self._evaluation.entries,

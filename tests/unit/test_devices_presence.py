@@ -108,6 +108,11 @@ def written(tmp_path: object, content: object) -> str:
     return path
 
 
+def test_a_client_that_never_comes_back_draws_nothing() -> None:
+    churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
+    assert Presence([churn]).comes_s(math.inf) == math.inf
+
+
 def test_an_availability_file_is_read(tmp_path: object) -> None:
     path = written(tmp_path, [{"intervals_s": [[0, 5], [7, 9]], "period_s": 10}])
     (entry,) = read_availability(path)

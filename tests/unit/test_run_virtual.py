@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from run_parts import Parts, experiment, take
 
-from edgefl.core.events import Failed, Joined, Sum, Ticked
+from edgefl.core.events import Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
@@ -234,6 +234,17 @@ def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
     ahead = world.timeline.save()
     assert [answer.task for answer in ahead.answers] == ahead.tasks == [last.task]
     assert ahead.entries == {0: 0}  # the others start from there
+
+
+def test_a_task_whose_client_is_on_its_way_out_needs_no_version_in_the_checkpoint(world: Virtual) -> None:
+    world.due()
+    task = world.given()[0]
+    left = Left(task.client, 0.0, "offline")
+    world.timeline._left_with[task.task] = left  # as when a client goes with a task in a worker's hand
+    world.timeline.cancel(task.client, task.task)
+    ahead = world.timeline.save()
+    assert [(type(answer), answer.task) for answer in ahead.answers] == [(messages.Gone, task.task)]
+    assert ahead.tasks == []
 
 
 def test_its_clients_say_what_their_plans_declare(world: Virtual) -> None:
