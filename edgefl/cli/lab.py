@@ -124,8 +124,8 @@ def reproduce(
         if changes:
             raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
         _make(folder)
-        findings, pictures = module.findings(quick=quick, say=say)
-        page.write(folder, module.TITLE, module.CITATION, findings, pictures=pictures, extra=kept)
+        findings = module.findings(quick=quick, say=say)
+        page.write(folder, module.TITLE, module.CITATION, findings, extra=kept)
     if not quiet:
         from edgefl.results.tables import show
 

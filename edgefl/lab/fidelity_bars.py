@@ -98,40 +98,45 @@ def _p95(values: Floats) -> float:
     return float(np.percentile(values, 95)) if len(values) else math.nan
 
 
+def _within(
+    quantity: str,
+    mechanism: str,
+    declared: str,
+    found: Floats,
+    most: dict[str, float],
+    conditions: Conditions,
+) -> JudgedQuantity:
+    """The verdict on errors of which these figures may be so much at most."""
+    figures = summary_of(found)
+    bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
+    held = all(figures[name] <= limit for name, limit in most.items())
+    return judged(quantity, mechanism, declared, len(found), figures, bar, held, conditions)
+
+
 def rate(mechanism: str, run: TripTimes) -> JudgedQuantity:
     """Compute rate: the work over the time that it took, against the declared rate."""
     declared, achieved = run.times("compute")
-    found = declared / achieved - 1.0
-    figures = summary_of(found)
-    held = figures["median"] <= 0.01 and figures["p95"] <= 0.03
-    return judged(
-        "compute rate", mechanism, "8 profiles", len(found), figures, "1%, p95 3%", held, run.conditions
-    )
+    most = {"median": 0.01, "p95": 0.03}
+    return _within("compute rate", mechanism, "8 profiles", declared / achieved - 1.0, most, run.conditions)
 
 
 def trip(mechanism: str, run: TripTimes) -> JudgedQuantity:
     """The whole trip's time."""
     found = errors(*run.times("trip"))
-    figures = summary_of(found)
-    held = figures["p95"] <= 0.03
-    return judged("whole trip", mechanism, "8 profiles", len(found), figures, "p95 3%", held, run.conditions)
+    return _within("whole trip", mechanism, "8 profiles", found, {"p95": 0.03}, run.conditions)
 
 
 def share(mechanism: str, found: Floats, conditions: Conditions) -> JudgedQuantity:
     """CPU time that processes which know nothing of it were let have, over what they should."""
-    figures, count = summary_of(found), len(found)
-    held = figures["median"] <= 0.03
-    return judged("core share", mechanism, f"{count} processes", count, figures, "3%", held, conditions)
+    return _within("core share", mechanism, f"{len(found)} processes", found, {"median": 0.03}, conditions)
 
 
 def transfer(rate_mbps: float, network: str, run: TripTimes) -> JudgedQuantity:
     """Download and upload times over links of one rate."""
     there = run.on(network)
     found = np.concatenate([errors(*run.times(way, there)) for way in ("down", "up")])
-    figures, most = summary_of(found), 0.02 if rate_mbps <= 100 else 0.05
-    held = figures["p95"] <= most
-    declared, bar = f"{rate_mbps:g} Mbps", f"p95 {most:.0%}"
-    return judged("transfer", "link", declared, len(found), figures, bar, held, run.conditions)
+    most = {"p95": 0.02 if rate_mbps <= 100 else 0.05}
+    return _within("transfer", "link", f"{rate_mbps:g} Mbps", found, most, run.conditions)
 
 
 def delay(delay_ms: float, network: str, run: TripTimes) -> JudgedQuantity:

@@ -14,7 +14,6 @@ from rich.text import Text
 from edgefl.lab.study import Curves, Finding
 from edgefl.results import compare, comparison, page, tables
 from edgefl.results.measures import rounded, slow_group
-from edgefl.results.page import Picture
 from edgefl.results.run_folder import SUMMARY_FILE, write_text
 from edgefl.results.summary import summarize
 
@@ -49,7 +48,6 @@ def write(
     findings: Sequence[Finding],
     *,
     rows: Sequence[comparison.RunGroup] = (),
-    pictures: Sequence[tuple[str, str, Picture]] = (),
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
 ) -> None:
@@ -73,7 +71,7 @@ def write(
     }
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(out / SUMMARY_FILE, text + "\n")
-    write_text(out / "report.html", _page(title, citation, findings, rows, pictures, notes))
+    write_text(out / "report.html", _page(title, citation, findings, rows, notes))
 
 
 def _page(
@@ -81,15 +79,14 @@ def _page(
     citation: str,
     findings: Sequence[Finding],
     rows: Sequence[comparison.RunGroup],
-    pictures: Sequence[tuple[str, str, Picture]],
     notes: Sequence[str],
 ) -> str:
     counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]
     tones = {"reproduced": "good", "not reproduced": "bad"}
-    figures = [page.figure(name, about, picture) for name, about, picture in pictures]
+    figures: list[str] = []
     if rows:
         lines = "Thin: each seed; thick: their mean."
-        figures += [
+        figures = [
             page.figure("Accuracy over client trips", lines, compare.draw_accuracy(rows, "trips")),
             page.figure("Accuracy over emulated time", lines, compare.draw_accuracy(rows, "at_s")),
             *compare.profile_figures(rows),

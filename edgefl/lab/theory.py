@@ -21,7 +21,6 @@ from edgefl.core import Core
 from edgefl.core.events import Arrived
 from edgefl.devices.schema import Delay
 from edgefl.lab.study import Finding, verdict
-from edgefl.results.page import Canvas, Key, Picture, colour, house_style, series
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.defedavg_iid import DeFedAvgIID
@@ -46,30 +45,21 @@ SKIP = 200
 """Versions until the slow agents have been heard: fairness is of the long run."""
 
 
-def findings(
-    *, quick: bool, say: Callable[[str], None]
-) -> tuple[list[Finding], list[tuple[str, str, Picture]]]:
-    """Every claim with its verdict, and the pictures of those that have a curve."""
+def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
+    """Every claim with its verdict."""
     lengths = (8_000, 32_000) if quick else (8_000, 32_000, 128_000)
-    curves = []
+    found = []
     for make in (quadratic, logistic):
         problem = make(seed=1)
-        curves.append((problem, [bounded_run(problem, versions, seed=2) for versions in lengths]))
+        found.append(_bound(problem, [bounded_run(problem, versions, seed=2) for versions in lengths]))
         say(f"bound, {problem.name}: {len(lengths)} runs")
-    found = [_bound(problem, points) for problem, points in curves]
     found.append(_staleness(100 if quick else 1_000))
     say("staleness over K")
     found += _fairness(1_500 if quick else 6_000)
     say("weights and fairness of FedStaleWeight")
-    speedup, errors = _speedup(400 if quick else 2_000)
+    found.append(_speedup(400 if quick else 2_000))
     say("linear speedup of DeFedAvg")
-    pictures = [
-        ("Both sides of the bound", "Dots: mean ‖∇f‖² of a run of T versions; lines: the bound.",
-         _bound_picture(curves)),
-        ("Error over participants", "Dots: DeFedAvg-IID after the same rounds; line: 1/√n.",
-         _speedup_picture(errors)),
-    ]  # fmt: skip
-    return [*found, speedup], pictures
+    return found
 
 
 def _bound(problem: Problem, points: list[Point]) -> Finding:
@@ -163,7 +153,7 @@ def _unfair(share: Doubles) -> float:
     return float(np.abs(share - 1).mean())
 
 
-def _speedup(rounds: int) -> tuple[Finding, dict[int, float]]:
+def _speedup(rounds: int) -> Finding:
     """Mean ‖∇f‖² of DeFedAvg-IID after the same rounds, for n, 2n, 4n, 8n participants at the tuned step."""
     size, noise, clients = 8, 1.0, 64
     errors: dict[int, float] = {}
@@ -192,42 +182,14 @@ def _speedup(rounds: int) -> tuple[Finding, dict[int, float]]:
         errors[participants] = float(np.mean([w @ w for w in done.models]))
     n = np.log(list(errors))
     slope = float(np.polyfit(n, np.log(list(errors.values())), 1)[0])
-    return (
-        Finding(
-            "error falls like 1/√(nT): twice the participants, half the rounds",
-            "Wang 2024, linear speedup",
-            "slope −½ over n",
-            f"slope {slope:.2f} from n = {min(errors)} to {max(errors)}",
-            verdict(-0.65 <= slope <= -0.35),
-            f"T = {rounds:,} rounds, step ∝ √(n/T)",
-        ),
-        errors,
+    return Finding(
+        "error falls like 1/√(nT): twice the participants, half the rounds",
+        "Wang 2024, linear speedup",
+        "slope −½ over n",
+        f"slope {slope:.2f} from n = {min(errors)} to {max(errors)}",
+        verdict(-0.65 <= slope <= -0.35),
+        f"T = {rounds:,} rounds, step ∝ √(n/T)",
     )
-
-
-@house_style
-def _bound_picture(curves: list[tuple[Problem, list[Point]]]) -> Picture:
-    canvas = Canvas()
-    axes, keys = canvas.axes, []
-    for k, (problem, points) in enumerate(curves):
-        x = [point.versions for point in points]
-        axes.loglog(x, [point.bound for point in points], color=colour(series(k)), linewidth=1.4)
-        (dots,) = axes.loglog(x, [point.measured for point in points], "o", color=colour(series(k)))
-        canvas.tip(dots, f"{problem.name}: measured")
-        keys.append(Key(series(k), problem.name))
-    axes.set_xlabel("versions T")
-    return Picture(canvas.svg("Measured gradient norms under the bound"), tuple(keys))
-
-
-@house_style
-def _speedup_picture(errors: dict[int, float]) -> Picture:
-    canvas = Canvas()
-    x, y = list(errors), list(errors.values())
-    canvas.axes.loglog(x, y, "o", color=colour("c1"))
-    canvas.axes.loglog(x, [y[0] * math.sqrt(x[0] / n) for n in x], color=colour("c2"), linewidth=1.4)
-    canvas.axes.set_xlabel("participants n")
-    keys = (Key("c1", "measured"), Key("c2", "1/√n from the first"))
-    return Picture(canvas.svg("Error over participants"), keys)
 
 
 # ---- Toghani and Uribe's bound -----------------------------------------------------------------

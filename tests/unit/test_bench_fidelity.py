@@ -111,14 +111,9 @@ def test_the_simulation_of_heat_is_the_closed_form() -> None:
     assert body.temp_c == pytest.approx(model.after(hot_c, 0.0, 60.0), abs=0.05)
 
 
-def test_it_is_drawn_also_where_something_was_not_measured(tmp_path: Path) -> None:
+def test_errors_by_mechanism_are_drawn(tmp_path: Path) -> None:
     rates = {"declared": [1e9, 2e9], "achieved": [1e9, 1.9e9]}
-    curves = {
-        "rates": {"paced": rates, "sigstop": rates},
-        "delays_ms": {kind: [20.0, 30.0] for kind in JITTER} | {"uniform": []},
-        "heat": {"pi-4": {"at_s": [0.0, 20.0], "predicted": [1.0, 0.9], "achieved": [1.0, 0.91]}},
-        "ranks": {"devices": ["a", "b"], "declared": [1e9, 2e9], "measured": [1e9, None]},
-    }
+    curves = {"rates": {"paced": rates, "sigstop": rates}}
     paths = [tmp_path / "one.png", tmp_path / "one.svg"]
     draw({"curves": curves, "host": {"cpu": "a host", "cores": 2}}, paths)
     assert paths[0].read_bytes().startswith(b"\x89PNG")
