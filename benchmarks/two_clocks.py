@@ -11,10 +11,97 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 import edgefl
-from edgefl.lab.clocks import agreement
 from edgefl.results.record import Record
+
+Floats = NDArray[np.float64]
+COLUMNS = ("client", "trip", "sent_s", "arrived_s", "trip_declared_s", "staleness")
+
+
+class Agreement(NamedTuple):
+    """A wall run's trips beside the virtual run's, in emulated seconds."""
+
+    trips: int
+    """Trips that arrived in both runs; they are told by client and number."""
+    missing: int
+    """Trips that arrived in one of them alone."""
+    planned_alike: bool
+    """Each of them was to take the same time in both."""
+    round_error: float
+    """The wall run's worst trip as its server saw it: ``|achieved / declared − 1|``."""
+    round_error_median: float
+    off_s: float
+    """The furthest that an arrival was from the virtual one."""
+    off_share: float
+    """The furthest, over the time until then."""
+    early_s: float
+    """The furthest that an arrival or a trip's end was before its virtual time; 0 or less: never."""
+    unexplained_s: float
+    """The furthest that an arrival was beyond the lateness of its client's trips and pauses."""
+    inverted: int
+    """Pairs of trips that arrived in the other order; one that did not arrive comes after all that did."""
+    inverted_gap_s: float
+    """The furthest apart that such a pair was under the virtual clock."""
+    stale_otherwise: int
+    """Trips whose staleness is another."""
+    staleness_moved: float
+    """The mean distance, in versions, between the two runs' sorted staleness."""
+
+
+def agreement(wall: Record, virtual: Record) -> Agreement:
+    """Compare two runs of one experiment.
+
+    The wall clock's run is late by what its machine makes it late; nothing else may be different. Two
+    arrivals that are closer than that may change places, and with them a staleness may change by one.
+    """
+    ours, theirs = _arrived(wall), _arrived(virtual)
+    both, either = sorted(ours.keys() & theirs.keys()), sorted(ours.keys() | theirs.keys())
+    sent_s, at_s, declared_s, stale = np.array([ours[key] for key in both]).T
+    start_s, due_s, planned_s, due_stale = np.array([theirs[key] for key in both]).T
+    late_s, off_s = at_s - sent_s - declared_s, np.abs(at_s - due_s)
+    rounds = np.abs(late_s / declared_s)
+    first = np.array([i == 0 or both[i - 1][0] != client for i, (client, _) in enumerate(both)])
+    pause_s = sent_s - np.where(first, start_s, np.roll(at_s, 1))
+    changed = np.triu(np.subtract.outer(at_s, at_s) * np.subtract.outer(due_s, due_s) < 0)
+    wall_s, virtual_s = (
+        np.array([table[key][1] if key in table else np.inf for key in either]) for table in (ours, theirs)
+    )
+    return Agreement(
+        trips=len(both),
+        missing=len(either) - len(both),
+        planned_alike=bool((declared_s == planned_s).all()),
+        round_error=float(rounds.max()),
+        round_error_median=float(np.median(rounds)),
+        off_s=float(off_s.max()),
+        off_share=float((off_s / due_s).max()),
+        early_s=float(max((due_s - at_s).max(), -late_s.min())),
+        unexplained_s=float((off_s - _since_first(late_s + pause_s, first)).max()),
+        inverted=int((np.less.outer(wall_s, wall_s) & np.greater.outer(virtual_s, virtual_s)).sum()),
+        inverted_gap_s=float(np.abs(np.subtract.outer(due_s, due_s))[changed].max(initial=0.0)),
+        stale_otherwise=int((stale != due_stale).sum()),
+        staleness_moved=float(np.abs(np.sort(stale) - np.sort(due_stale)).mean()),
+    )
+
+
+def _since_first(values: Floats, first: NDArray[np.bool_]) -> Floats:
+    """Running sums of ``values`` that begin anew at each client's first trip.
+
+    A client is late at a trip's end by its late start, its late trips and the pauses between them: under the
+    virtual clock its next trip begins as its last one arrives.
+    """
+    parts = np.split(values, np.flatnonzero(first)[1:])
+    return np.concatenate([np.cumsum(part) for part in parts])
+
+
+def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
+    """Trips that arrived, by client and number: sent, arrived, declared seconds, staleness."""
+    rows = zip(*(record.trips[name].tolist() for name in COLUMNS), strict=True)
+    return {(int(client), int(trip)): tuple(rest) for client, trip, *rest in rows if not np.isnan(rest[1])}
 
 
 def experiment(kind: str, trips: int) -> edgefl.Experiment:

@@ -104,7 +104,7 @@ def reproduce(
         if not quiet:
             typer.echo(text, err=True)
 
-    from edgefl.lab import page
+    from edgefl.lab.study import run_groups, verdict_table, write_report
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
@@ -117,19 +117,19 @@ def reproduce(
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)
-        rows = page.rows_of(curves)
+        rows = run_groups(curves)
         notes = study.remarks(quick)
-        page.write(folder, study.title, study.citation, findings, rows=rows, notes=notes, extra=kept)
+        write_report(folder, study.title, study.citation, findings, rows=rows, notes=notes, extra=kept)
     else:
         if changes:
             raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
         _make(folder)
         findings = module.findings(quick=quick, say=say)
-        page.write(folder, module.TITLE, module.CITATION, findings, extra=kept)
+        write_report(folder, module.TITLE, module.CITATION, findings, extra=kept)
     if not quiet:
         from edgefl.results.tables import show
 
-        show(page.table(findings))
+        show(verdict_table(findings))
         typer.echo(f"{folder / 'report.html'}")
 
 

@@ -4,9 +4,8 @@ aggregate    the weighted sum against its contenders
 ingest       updates a second that the server takes in, beside what bare sockets and memory allow
 spawn        how fast clients start, and what memory they take
 fidelity     how well devices are emulated: fidelity_runs makes the runs, fidelity_bars judges them
-clocks       how far the two clocks agree
 workloads    what the clients of a measurement do in place of training
-study, page  a paper's settings, arms, runs and verdicts; its table, page and summary.json
+study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each
 theory       what the papers prove, measured
 """

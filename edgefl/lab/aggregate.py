@@ -69,7 +69,6 @@ def run(
     started = time.monotonic()
     result = {
         "host": _host(),
-        "call_overhead_us": _call_overhead_us(),
         "turns": TURNS,
         "skipped": [list(row) for row in wanted if row not in fits],
         "rows": [_measured(row) for row in fits],
@@ -107,14 +106,6 @@ def _host() -> dict[str, Any]:
         "instruction_set": _c.isa() if c else None,
         "load_1min": round(os.getloadavg()[0], 2),
     }
-
-
-def _call_overhead_us() -> float:
-    """Microseconds of a whole call that sums 5 updates of 8 parameters."""
-    given = {"sum": kernels.weighted_sum, "out": np.empty(8, np.float32)}
-    given["updates"] = [np.ones(8, np.float32)] * 5
-    found = timeit.repeat("sum(out, None, updates, [0.2] * 5)", repeat=TURNS, number=2000, globals=given)
-    return round(min(found) / 2000 * 1e6, 2)
 
 
 def _measured(row: SumCase) -> dict[str, Any]:
@@ -206,8 +197,8 @@ def show(result: dict[str, Any]) -> None:
         tables.show(_types(floats, typed))
     tables.show(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['backend']} "
-        f"({facts['instruction_set']}), load {facts['load_1min']}; a call costs "
-        f"{result['call_overhead_us']} μs; medians of {turns} turns, in {result['seconds']:.0f} s"
+        f"({facts['instruction_set']}), load {facts['load_1min']}; medians of {turns} turns, "
+        f"in {result['seconds']:.0f} s"
     )
     if any(name in NEEDS_STACK for name in main):
         tables.show("* needs the updates stacked in one matrix")

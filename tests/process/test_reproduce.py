@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgefl import Clock, ConfigError, Stop, config
-from edgefl.lab import page, study
-from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
+from edgefl.lab import study
+from edgefl.lab.study import Arm, Curves, Finding, Study, run_groups, verdict, write_report
 from edgefl.results import run_folder
 
 from .runs import Command, experiment
@@ -37,7 +37,7 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     curves = small.run(out, quick=True, say=said.append)
     assert len(said) == 4
     findings = small.judge(curves)
-    page.write(out, small.title, small.citation, findings, rows=page.rows_of(curves), notes=("a note",))
+    write_report(out, small.title, small.citation, findings, rows=run_groups(curves), notes=("a note",))
     document = json.loads((out / "summary.json").read_text())
     assert [one["claim"] for one in document["findings"]] == ["a is not b"]
     assert document["arms"]["a"]["seeds"] == [1, 2]

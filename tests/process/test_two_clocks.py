@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import edgefl
+from benchmarks.two_clocks import Agreement, agreement
 from edgefl import Clock, Fleet, Model, Stop, Training
-from edgefl.lab.clocks import Agreement, agreement
 from edgefl.results.record import Record
 
 from .runs import experiment
