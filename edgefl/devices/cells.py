@@ -13,12 +13,13 @@ import heapq
 import math
 import mmap
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.devices.link import Transfer
+from edgefl.devices.link import LinkShare, Transfer
 from edgefl.devices.plan import TripPlan
 
 Way = Literal["down", "up"]
@@ -135,22 +136,9 @@ class CellMeter:
         sharing = self._limits[way][mine][self._busy[way][mine] != 0]
         return min(limit, fair_level(sharing.tolist() or [limit], capacity))
 
-
-class CellShare(NamedTuple):
-    """One client's share of one way of its cell: see `edgefl.devices.link.LinkShare`."""
-
-    meter: CellMeter
-    client: int
-    way: Way
-
-    def open(self) -> None:
-        self.meter.transfers(self.client, self.way, True)
-
-    def rate(self) -> float:
-        return self.meter.rate(self.client, self.way)
-
-    def close(self) -> None:
-        self.meter.transfers(self.client, self.way, False)
+    def share(self, client: int, way: Way) -> LinkShare:
+        """One client's share of one way of its cell."""
+        return LinkShare(partial(self.transfers, client, way), partial(self.rate, client, way))
 
 
 SEND, SENT = 0, 1

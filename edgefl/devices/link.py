@@ -12,7 +12,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -156,17 +156,13 @@ class Link:
                 return way.delay_ms + float(self._rng.exponential(way.jitter_ms))
 
 
-class LinkShare(Protocol):
+class LinkShare(NamedTuple):
     """A transfer's share of a link that others use too."""
 
-    def open(self) -> None:
-        """Note that bytes begin to flow."""
-
-    def rate(self) -> float:
-        """Bytes with headers per emulated second right now."""
-
-    def close(self) -> None:
-        """Note that no more bytes flow."""
+    flows: Callable[[bool], None]
+    """Notes that bytes begin to flow, or that no more do."""
+    rate: Callable[[], float]
+    """Bytes with headers per emulated second right now."""
 
 
 def mean_mbps(way: Direction) -> float | None:
@@ -211,7 +207,7 @@ def _move_shared(
     lead = leading.end()
     taken_s, start = 0.0, 0
     phase = pacer.phase(math.inf, 0.0, lambda _: taken_s)
-    share.open()
+    share.flows(True)
     try:
         while start < end:
             rate = share.rate() * transfer.nbytes / transfer.wire_bytes
@@ -225,7 +221,7 @@ def _move_shared(
             start = stop
         return lead.then(phase.end())
     finally:
-        share.close()
+        share.flows(False)
 
 
 class Trace(NamedTuple):

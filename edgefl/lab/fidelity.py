@@ -86,14 +86,14 @@ def run(
 
     ``lines`` has one entry a quantity and mechanism: the fields of `JudgedQuantity`. ``slowed`` measures the
     same experiment on a host slowed to half instead. ``skipped`` says which mechanisms do not work here and
-    why. ``curves`` are the figures of each trip and device. ``say`` is told what is measured next.
+    why. ``rates`` has the declared and achieved compute rates of each trip by mechanism, FLOP/s. ``say`` is told what is measured next.
     """
     length = length or (QUICK if quick else FULL)
     began_s = time.monotonic()
     result: dict[str, Any] = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
         "skipped": [],
-        "curves": {},
+        "rates": {},
     }
     lines = _slowed(length.fleet, result, say) if slowed else _measured(length, mechanisms, result, say)
     result["lines"] = [line.plain() for line in lines]
@@ -111,8 +111,6 @@ def run(
 def _measured(
     length: RunLengths, mechanisms: Sequence[Throttle], result: dict[str, Any], say: Say
 ) -> list[JudgedQuantity]:
-    curves = result["curves"]
-    curves["rates"] = {}
     lines: list[JudgedQuantity] = []
     for mechanism in mechanisms:
         if why := _unusable(mechanism):
@@ -124,24 +122,23 @@ def _measured(
         alone = trial({ALONE: 1}, HOME, WORK, length.alone, throttle=mechanism, time_scale=fleet.time_scale)
         lines += [bars.rate(mechanism, fleet), bars.trip(mechanism, fleet)]
         lines.append(bars.isolation(mechanism, alone, fleet, ALONE))
-        curves["rates"][mechanism] = _rates(fleet)
+        declared_s, achieved_s = fleet.times("compute")
+        rates = {
+            "declared": fleet.columns["flops"] / declared_s,
+            "achieved": fleet.columns["flops"] / achieved_s,
+        }
+        result["rates"][mechanism] = {name: values.tolist() for name, values in rates.items()}
         if mechanism != "paced":
             say(f"processes that know nothing of it, {mechanism}")
             lines.append(bars.share(mechanism, *held_processes(mechanism, DEVICES, length.shares)))
-    lines += _links(length, curves, say)
+    lines += _links(length, say)
     say("phones that get hot")
-    lines.append(_heated(length.heat, curves))
+    lines.append(_heated(length.heat))
     say("every bundled device")
     names = bundled_devices()
     everything = trial(dict.fromkeys(names, 1), HOME, ExerciseArgs(1000, 0.5), length.ranks)
     declared = np.array([load_device(name).train_flop_per_s for name in everything.profiles])
-    line, speeds = bars.ranks(everything, declared)
-    curves["ranks"] = {
-        "devices": everything.profiles,
-        "declared": declared.tolist(),
-        "measured": [value if value > 0 else None for value in speeds.tolist()],
-    }
-    return [*lines, line]
+    return [*lines, bars.ranks(everything, declared)]
 
 
 def _unusable(mechanism: Throttle) -> str:
@@ -152,13 +149,6 @@ def _unusable(mechanism: Throttle) -> str:
         return "works on Linux only"
     found = probe.throttle(mechanism)
     return found.why_not if found.what == "none" else ""
-
-
-def _rates(fleet: TripTimes) -> dict[str, list[float]]:
-    """Declared and achieved compute rates, FLOP/s, of each trip."""
-    declared_s, achieved_s = fleet.times("compute")
-    flop = fleet.columns["flops"]
-    return {"declared": (flop / declared_s).tolist(), "achieved": (flop / achieved_s).tolist()}
 
 
 # ---- links: rates from 1 to 400 Mbps, delays, jitter of each kind, loss --------------------------
@@ -190,7 +180,7 @@ JITTER = {"normal": (50.0, 10.0), "uniform": (40.0, 20.0), "exponential": (30.0,
 MTU_BYTES, HEADER_BYTES = 1500, 40
 
 
-def _links(length: RunLengths, curves: dict[str, Any], say: Say) -> list[JudgedQuantity]:
+def _links(length: RunLengths, say: Say) -> list[JudgedQuantity]:
     """Two runs, of links up to 10 Mbps and from 100 Mbps on, and a line for each thing declared."""
     links = {
         **{name: plain.link for name, plain in SLOW.items()},
@@ -212,16 +202,12 @@ def _links(length: RunLengths, curves: dict[str, Any], say: Say) -> list[JudgedQ
     return [
         *(bars.transfer(link.rate_mbps, name, run) for name, link, run in each),
         *(bars.delay(link.delay_ms, name, run) for name, link, run in each),
-        *(_jitter(kind, slow, curves) for kind in JITTER),
+        *(
+            bars.jitter(f"{kind}, {delay:g} ± {spread:g} ms", distribution(kind), kind, slow)
+            for kind, (delay, spread) in JITTER.items()
+        ),
         *(_loss(name, slow) for name in LOSSY),
     ]
-
-
-def _jitter(kind: str, run: TripTimes, curves: dict[str, Any]) -> JudgedQuantity:
-    delay, spread = JITTER[kind]
-    _, achieved_s = run.times("delay", run.on(kind))
-    curves.setdefault("delays_ms", {})[kind] = np.sort(achieved_s * 1e3).tolist()
-    return bars.jitter(f"{kind}, {delay:g} ± {spread:g} ms", distribution(kind), kind, run)
 
 
 def distribution(kind: str) -> Any:
@@ -258,22 +244,16 @@ HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
 """A share of the work is done: at this time scale the whole would take more than the host has."""
 
 
-def _heated(seconds: float, curves: dict[str, Any]) -> JudgedQuantity:
+def _heated(seconds: float) -> JudgedQuantity:
     """Let devices train for so long, and compare each trip's speed with the simulation's."""
     near = {"near": MadeUpLink()}
     fleet = dict.fromkeys(HOT_DEVICES, 1)
     run = trial(fleet, near, HOT_WORK, seconds, time_scale=HOT_TIME_SCALE, thermal=True)
     predicted = np.empty(len(run.client))
-    curve = curves["heat"] = {}
     for client, name in enumerate(run.profiles):
         mine = np.flatnonzero(run.client == client)
         order = mine[np.argsort(run.columns["sent_s"][mine])]
-        predicted[order], cold = predicted_s(name, run, order)
-        curve[name] = {
-            "at_s": run.columns["sent_s"][order].tolist(),
-            "predicted": (cold / predicted[order]).tolist(),
-            "achieved": (cold / run.columns["compute_s"][order]).tolist(),
-        }
+        predicted[order] = predicted_s(name, run, order)
     return bars.thermal(seconds, predicted, run.columns["compute_s"], run)
 
 
@@ -379,7 +359,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
 
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
-    for name, rates in result["curves"]["rates"].items():
+    for name, rates in result["rates"].items():
         errors = np.sort(np.abs(np.array(rates["achieved"]) / np.array(rates["declared"]) - 1.0)) * 100
         axes.step(np.maximum(errors, 1e-3), np.arange(1, len(errors) + 1) / len(errors), label=name)
     axes.axvline(BAR, color="0.6", linewidth=1, linestyle="--")

@@ -191,8 +191,8 @@ def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str)
     return judged("isolation", mechanism, declared_as, measured, shift, "below 2%", held, *conditions)
 
 
-def ranks(run: TripTimes, rates: Floats) -> tuple[JudgedQuantity, Floats]:
-    """Rank correlation of measured and declared speed over all devices; and the speeds, by client."""
+def ranks(run: TripTimes, rates: Floats) -> JudgedQuantity:
+    """Rank correlation of measured and declared speed over all devices."""
     declared, achieved = run.times("compute")
     speeds = np.array(
         [rates[client] * _median((declared / achieved)[run.client == client]) for client in range(len(rates))]
@@ -200,11 +200,8 @@ def ranks(run: TripTimes, rates: Floats) -> tuple[JudgedQuantity, Floats]:
     known = ~np.isnan(speeds)
     count = int(known.sum())
     rho = float(stats.spearmanr(rates[known], speeds[known]).statistic) if count > 2 else math.nan
-    figures = {"rho": rho}
-    line = judged(
-        "ranks", "paced", f"{count} devices", count, figures, "ρ from 0.99", rho >= 0.99, run.conditions
-    )
-    return line, speeds
+    figures, held = {"rho": rho}, rho >= 0.99
+    return judged("ranks", "paced", f"{count} devices", count, figures, "ρ from 0.99", held, run.conditions)
 
 
 def same(how: str, plain: TripTimes, slowed: TripTimes) -> JudgedQuantity:

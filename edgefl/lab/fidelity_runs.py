@@ -210,8 +210,8 @@ class SteppedBody:
         return took_s
 
 
-def predicted_s(name: str, run: TripTimes, trips: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Seconds that a device's training takes on its ``trips``, in order: as it gets hot, and were it cold."""
+def predicted_s(name: str, run: TripTimes, trips: npt.NDArray[np.int64]) -> Floats:
+    """Seconds that a device's training takes on its ``trips``, in order, as it gets hot."""
     device = load_device(name)
     model = thermal_model(device)
     assert model is not None
@@ -223,7 +223,7 @@ def predicted_s(name: str, run: TripTimes, trips: npt.NDArray[np.int64]) -> tupl
         body.rest(max(0.0, start_s - now_s))
         hot_s[i] = body.compute(cold_s[i])
         now_s = start_s + hot_s[i]
-    return hot_s, cold_s
+    return hot_s
 
 
 # ---- the host ----------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from edgefl.devices import Device
-from edgefl.devices.cells import CellMeter, CellShare, Way
+from edgefl.devices.cells import CellMeter, Way
 from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, Trips, cell_capacities, cell_limits, device_of
+from edgefl.devices.link import LinkShare
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import Arithmetic
@@ -98,9 +99,9 @@ class Workload:
         """One trip of a client: see `Trips.plan`."""
         return self._trips.plan(client, trip, budget_s, condition)
 
-    def share(self, client: int, way: Way) -> CellShare | None:
+    def share(self, client: int, way: Way) -> LinkShare | None:
         """The client's share of its cell; None if it has its link for itself."""
-        return None if self.cells is None else CellShare(self.cells, client, way)
+        return None if self.cells is None else self.cells.share(client, way)
 
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None

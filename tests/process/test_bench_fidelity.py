@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.lab import fidelity
 from edgefl.lab.fidelity import RunLengths, quota
-from edgefl.lab.fidelity_runs import DEVICES, bundled_devices
+from edgefl.lab.fidelity_runs import DEVICES
 from edgefl.limits.capacity import capacity_cores
 from edgefl.limits.groups import find
 from tests.process.runs import needs_groups
@@ -29,10 +29,8 @@ def test_every_quantity_is_measured_in_real_runs(capsys: pytest.CaptureFixture[s
         assert line["measured"] > 0 or line["why"] == "nothing was measured"
         assert (line["verdict"] == "PASS") == (not line["why"])
     assert sum(line["measured"] > 0 for line in result["lines"]) > len(result["lines"]) / 2
-    rates = result["curves"]["rates"]["paced"]
+    rates = result["rates"]["paced"]
     assert len(set(rates["declared"])) == len(DEVICES)
-    assert result["curves"]["ranks"]["devices"] == bundled_devices()
-    assert len(result["curves"]["heat"]) == 8
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "whole trip, paced" in shown

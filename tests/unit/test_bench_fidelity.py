@@ -64,7 +64,7 @@ def test_loss_is_inside_its_interval() -> None:
 def test_ranks_are_those_of_the_declared_rates() -> None:
     def found(*factors: float) -> str:
         run = played(list(factors))._replace(client=np.arange(len(factors)), profiles=list("abcd"))
-        return bars.ranks(run, np.array([1.0, 2.0, 3.0, 4.0]))[0].verdict
+        return bars.ranks(run, np.array([1.0, 2.0, 3.0, 4.0])).verdict
 
     assert (found(1.0, 1.0, 1.0, 1.0), found(1.0, 3.0, 1.0, 1.0)) == ("PASS", "FAIL")
 
@@ -113,8 +113,7 @@ def test_the_simulation_of_heat_is_the_closed_form() -> None:
 
 def test_errors_by_mechanism_are_drawn(tmp_path: Path) -> None:
     rates = {"declared": [1e9, 2e9], "achieved": [1e9, 1.9e9]}
-    curves = {"rates": {"paced": rates, "sigstop": rates}}
     paths = [tmp_path / "one.png", tmp_path / "one.svg"]
-    draw({"curves": curves, "host": {"cpu": "a host", "cores": 2}}, paths)
+    draw({"rates": {"paced": rates, "sigstop": rates}, "host": {"cpu": "a host", "cores": 2}}, paths)
     assert paths[0].read_bytes().startswith(b"\x89PNG")
     assert "a host" in paths[1].read_text()

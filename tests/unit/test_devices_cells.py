@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from trip_parts import network, rng
 
-from edgefl.devices.cells import Cell, CellMeter, CellShare, FinishedTrip, SharedCells, fair_level
+from edgefl.devices.cells import Cell, CellMeter, FinishedTrip, SharedCells, fair_level
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan
 from edgefl.limits.pacing import Pacer
@@ -190,7 +190,7 @@ def test_a_paced_transfer_slows_down_while_another_shares(time_scale: float) -> 
     pacer = Pacer(time_scale=time_scale, wait=wait, clock=lambda: now[0])
     pacer.begin(0)
     trip = plan(1_000_000, 1.0, 0, rate_mbps=None, delay_ms=100.0)
-    spent = move(pacer, trip.down, copy, CellShare(shared, 0, "down"))
+    spent = move(pacer, trip.down, copy, shared.share(0, "down"))
     assert copied == b"\x01" * 1_000_000
     # 0.1 s delay, 0.2 s alone, 0.6 s at half, and the rest alone; a look at each 20 ms of the wall
     assert spent.achieved_s == pytest.approx(0.1 + 0.2 + 0.6 + 0.5, abs=0.025 / time_scale)
@@ -207,5 +207,5 @@ def test_a_cancelled_transfer_no_longer_counts() -> None:
     pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
     pacer.begin(0)
     with pytest.raises(InterruptedError):
-        move(pacer, plan(1_000_000, 1.0, 0).down, lambda a, b: None, CellShare(shared, 0, "down"))
+        move(pacer, plan(1_000_000, 1.0, 0).down, lambda a, b: None, shared.share(0, "down"))
     assert not shared._busy["down"].any()
