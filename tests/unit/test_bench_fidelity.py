@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgefl.devices.thermal import ThermalModel
-from edgefl.lab import fidelity_bars as bars
+from edgefl.lab import fidelity
 from edgefl.lab.fidelity import JITTER, distribution, draw
 from edgefl.lab.fidelity_runs import TIMES, SteppedBody, TripTimes
 from edgefl.limits.fidelity import Conditions
@@ -32,57 +32,57 @@ def played(factors: list[float], *, reasons: tuple[str, ...] = (), **conditions:
 
 
 def test_a_bar_is_held_or_missed() -> None:
-    assert bars.rate("paced", played([1.0] * 100)).verdict == "PASS"
-    late = bars.rate("paced", played([1.0] * 90 + [1.05] * 10))
+    assert fidelity.rate("paced", played([1.0] * 100)).verdict == "PASS"
+    late = fidelity.rate("paced", played([1.0] * 90 + [1.05] * 10))
     assert (late.verdict, late.why) == ("FAIL", "the bar is missed")
     assert late.figures["p95"] == pytest.approx(1 - 1 / 1.05)
-    assert bars.trip("paced", played([1.031] * 9)).verdict == "FAIL"
-    assert bars.transfer(400.0, "home", played([1.04] * 9)).verdict == "PASS"
-    assert bars.transfer(100.0, "home", played([1.04] * 9)).verdict == "FAIL"
-    assert bars.delay(10.0, "home", played([1.0009] * 9)).verdict == "PASS"
-    assert bars.delay(10.0, "home", played([1.0011] * 9)).verdict == "FAIL"
-    assert bars.thermal(60.0, np.array([1.0, 1.0]), np.array([1.0, 1.1]), played([1.0])).verdict == "FAIL"
+    assert fidelity.trip("paced", played([1.031] * 9)).verdict == "FAIL"
+    assert fidelity.transfer(400.0, "home", played([1.04] * 9)).verdict == "PASS"
+    assert fidelity.transfer(100.0, "home", played([1.04] * 9)).verdict == "FAIL"
+    assert fidelity.delay(10.0, "home", played([1.0009] * 9)).verdict == "PASS"
+    assert fidelity.delay(10.0, "home", played([1.0011] * 9)).verdict == "FAIL"
+    assert fidelity.thermal(60.0, np.array([1.0, 1.0]), np.array([1.0, 1.1]), played([1.0])).verdict == "FAIL"
 
 
 def test_what_was_measured_under_doubt_is_invalid_even_where_it_is_good() -> None:
-    doubtful = bars.rate("paced", played([1.0] * 9, steal=0.5))
+    doubtful = fidelity.rate("paced", played([1.0] * 9, steal=0.5))
     assert doubtful.verdict == "INVALID"
     assert doubtful.why.startswith("time stolen by the hypervisor 50.0%")
-    assert bars.rate("paced", played([1.0] * 9, others=0.9)).verdict == "PASS"
-    crowded = bars.rate("paced", played([1.5] * 9, others=0.9))
+    assert fidelity.rate("paced", played([1.0] * 9, others=0.9)).verdict == "PASS"
+    crowded = fidelity.rate("paced", played([1.5] * 9, others=0.9))
     assert (crowded.verdict, crowded.why) == ("INVALID", "other processes used 90% of the host")
-    assert bars.transfer(1.0, "elsewhere", played([1.0])).verdict != "PASS"
+    assert fidelity.transfer(1.0, "elsewhere", played([1.0])).verdict != "PASS"
 
 
 def test_loss_is_inside_its_interval() -> None:
     # The narrowest central interval of counts that holds 99% of Binomial(10,000, 0.01).
-    verdicts = [bars.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (74, 75, 127, 128)]
+    verdicts = [fidelity.loss(1.0, lost, 10_000, played([1.0])).verdict for lost in (74, 75, 127, 128)]
     assert verdicts == ["FAIL", "PASS", "PASS", "FAIL"]
-    assert bars.loss(1.0, 0, 0, played([])).verdict == "INVALID"
+    assert fidelity.loss(1.0, 0, 0, played([])).verdict == "INVALID"
 
 
 def test_ranks_are_those_of_the_declared_rates() -> None:
     def found(*factors: float) -> str:
         run = played(list(factors))._replace(client=np.arange(len(factors)), profiles=list("abcd"))
-        return bars.ranks(run, np.array([1.0, 2.0, 3.0, 4.0])).verdict
+        return fidelity.ranks(run, np.array([1.0, 2.0, 3.0, 4.0])).verdict
 
     assert (found(1.0, 1.0, 1.0, 1.0), found(1.0, 3.0, 1.0, 1.0)) == ("PASS", "FAIL")
 
 
 def test_neighbours_that_slow_a_client_are_found() -> None:
     alone = played([1.0] * 9)
-    assert bars.isolation("paced", alone, played([1.019] * 9), "pi-4").verdict == "PASS"
-    assert bars.isolation("paced", alone, played([1.021] * 9), "pi-4").verdict == "FAIL"
+    assert fidelity.isolation("paced", alone, played([1.019] * 9), "pi-4").verdict == "PASS"
+    assert fidelity.isolation("paced", alone, played([1.021] * 9), "pi-4").verdict == "FAIL"
 
 
 def test_a_slowed_host_may_be_right_or_say_so_and_nothing_else() -> None:
     plain = played([1.0] * 9)
-    assert bars.same("load", plain, played([1.02] * 9)).verdict == "PASS"
-    told = bars.same("load", plain, played([1.5] * 9, reasons=("median error 50.0%",)))
+    assert fidelity.same("load", plain, played([1.02] * 9)).verdict == "PASS"
+    told = fidelity.same("load", plain, played([1.5] * 9, reasons=("median error 50.0%",)))
     assert (told.verdict, told.why) == ("PASS", "says INVALID: median error 50.0%")
-    silent = bars.same("load", plain, played([1.5] * 9))
+    silent = fidelity.same("load", plain, played([1.5] * 9))
     assert (silent.verdict, silent.why) == ("FAIL", "wrong times, and not a word")
-    assert bars.same("load", played([1.0], reasons=("so",)), plain).verdict == "INVALID"
+    assert fidelity.same("load", played([1.0], reasons=("so",)), plain).verdict == "INVALID"
 
 
 @pytest.mark.parametrize("kind", JITTER)
@@ -95,11 +95,11 @@ def test_jitter_is_told_from_its_like_and_not_from_itself(kind: str) -> None:
         "exponential": lambda: delay + rng.exponential(spread, 2000),
     }[kind]()
     verdicts = [
-        bars.jitter(kind, distribution(kind), "home", played((found_ms / 1e3).tolist())).verdict
+        fidelity.jitter(kind, distribution(kind), "home", played((found_ms / 1e3).tolist())).verdict
         for found_ms in (draws_ms, draws_ms + spread / 5)
     ]
     assert verdicts == ["PASS", "FAIL"]
-    assert bars.jitter(kind, distribution(kind), "home", played([])).verdict == "INVALID"
+    assert fidelity.jitter(kind, distribution(kind), "home", played([])).verdict == "INVALID"
 
 
 def test_the_simulation_of_heat_is_the_closed_form() -> None:
