@@ -13,6 +13,7 @@ import heapq
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -154,15 +155,15 @@ class FinishedTrip(NamedTuple):
     up_s: float
 
 
+@dataclass(slots=True)
 class _CellTrip:
     """A trip on its way through a cell."""
 
-    __slots__ = ("begun_s", "client", "down_s", "plan", "way")
-
-    def __init__(self, client: int, plan: TripPlan, begun_s: float) -> None:
-        self.client, self.plan, self.begun_s = client, plan, begun_s
-        self.way: Way = "down"
-        self.down_s = 0.0
+    client: int
+    plan: TripPlan
+    begun_s: float
+    way: Way = "down"
+    down_s: float = 0.0
 
     @property
     def message(self) -> Transfer:

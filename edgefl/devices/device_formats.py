@@ -1,12 +1,7 @@
 """Other projects' files of devices: BouquetFL's databases of hardware, and Android's power profiles.
 
-BouquetFL's TOML has processors, graphics cards and places, the last as networks:
-
-    [[cpus]]       name = "Ryzen 5 3600", cores = "6 / 12", core_clock = "3.6 to 4.2 GHz"
-    [[gpus]]       name = "GeForce GTX 1070", cuda_cores = 1920, clock_speed = 1683 (MHz), memory_gb = 8
-    [[locations]]  name = "Luxembourg", download_mbps = 215, upload_mbps = 125
-
-It states no training rates. A processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit
+BouquetFL's TOML has processors, graphics cards (clocks in MHz) and places, the last as networks. It states no
+training rates. A processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit
 fused multiply-adds), a graphics card 0.07 of two FLOP a cycle and core: the share that FLASH's phones reached
 of their inference rates (docs/profiles.md), assumed to hold, and tenfold uncertain.
 

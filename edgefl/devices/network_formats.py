@@ -3,12 +3,6 @@
 WebPageTest's ``connectivity.ini`` has a section a network: bit/s (0 is unlimited), the round trip in ms, loss
 in percent.
 
-    [3G]
-    bwIn=1600000
-    bwOut=768000
-    latency=300
-    plr=0
-
 Chrome's presets are JSON in three dialects:
 
     {"title": "Slow", "download": 50000, "upload": 20000, "latency": 400}
