@@ -154,27 +154,19 @@ def _unusable(mechanism: Throttle) -> str:
 # ---- links: rates from 1 to 400 Mbps, delays, jitter of each kind, loss --------------------------
 
 
-class PlainLink(NamedTuple):
-    """A link without jitter and loss: its rate both ways, and a delay one way."""
-
-    rate_mbps: float
-    delayed: Literal["down", "up"]
-    delay_ms: float
-
-    @property
-    def link(self) -> MadeUpLink:
-        """Both directions."""
-        both = LinkDirection(self.rate_mbps)
-        return MadeUpLink(both, both)._replace(**{self.delayed: both._replace(delay_ms=self.delay_ms)})
-
-
 SLOW_PARAMETERS = 62_500
 """A quarter of a megabyte each way: two seconds at 1 Mbps."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
-SLOW = {"mbps-1": PlainLink(1.0, "down", 150.0), "mbps-10": PlainLink(10.0, "up", 50.0)}
-FAST = {"mbps-100": PlainLink(100.0, "down", 10.0), "mbps-400": PlainLink(400.0, "up", 2.0)}
-LOSSY = {"loss-1": (5.0, 1.0), "loss-5": (5.0, 5.0)}
-"""Mbps and packets lost on the way up, %."""
+SLOW = {
+    "mbps-1": MadeUpLink(LinkDirection(1.0, 150.0), LinkDirection(1.0)),
+    "mbps-10": MadeUpLink(LinkDirection(10.0), LinkDirection(10.0, 50.0)),
+}
+FAST = {
+    "mbps-100": MadeUpLink(LinkDirection(100.0, 10.0), LinkDirection(100.0)),
+    "mbps-400": MadeUpLink(LinkDirection(400.0), LinkDirection(400.0, 2.0)),
+}
+LOSSY, LOSSY_MBPS = {"loss-1": 1.0, "loss-5": 5.0}, 5.0
+"""Packets lost on the way up, %, and the rate of that way."""
 JITTER = {"normal": (50.0, 10.0), "uniform": (40.0, 20.0), "exponential": (30.0, 10.0)}
 """One-way delay and its spread on the way up, ms."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
@@ -183,8 +175,8 @@ MTU_BYTES, HEADER_BYTES = 1500, 40
 def _links(length: RunLengths, say: Say) -> list[JudgedQuantity]:
     """Two runs, of links up to 10 Mbps and from 100 Mbps on, and a line for each thing declared."""
     links = {
-        **{name: plain.link for name, plain in SLOW.items()},
-        **{name: MadeUpLink(up=LinkDirection(rate, loss_pct=loss)) for name, (rate, loss) in LOSSY.items()},
+        **SLOW,
+        **{name: MadeUpLink(up=LinkDirection(LOSSY_MBPS, loss_pct=pct)) for name, pct in LOSSY.items()},
         **{
             kind: MadeUpLink(up=LinkDirection(None, delay, spread, kind))
             for kind, (delay, spread) in JITTER.items()
@@ -195,13 +187,12 @@ def _links(length: RunLengths, say: Say) -> list[JudgedQuantity]:
     assigned = dict(zip(fleet, links, strict=True))
     slow = trial(fleet, links, SLOW_WORK, length.links, assigned=assigned)
     say("links of 100 and 400 Mbps")
-    links = {name: plain.link for name, plain in FAST.items()}
     assigned = {device: list(FAST)[2 * i // len(DEVICES)] for i, device in enumerate(DEVICES)}
-    fast = trial(FLEET, links, FAST_WORK, length.fast_links, assigned=assigned)
+    fast = trial(FLEET, FAST, FAST_WORK, length.fast_links, assigned=assigned)
     each = [*((name, link, slow) for name, link in SLOW.items()), *((n, k, fast) for n, k in FAST.items())]
     return [
-        *(transfer(link.rate_mbps, name, run) for name, link, run in each),
-        *(delay(link.delay_ms, name, run) for name, link, run in each),
+        *(transfer(link.up.rate_mbps or 0.0, name, run) for name, link, run in each),
+        *(delay(link.down.delay_ms + link.up.delay_ms, name, run) for name, link, run in each),
         *(
             jitter(f"{kind}, {delay:g} ± {spread:g} ms", distribution(kind), kind, slow)
             for kind, (delay, spread) in JITTER.items()
@@ -224,14 +215,13 @@ def distribution(kind: str) -> Any:
 
 def _loss(name: str, run: TripTimes) -> JudgedQuantity:
     """Packets that were sent again, by what each upload took longer than one without loss."""
-    rate_mbps, loss_pct = LOSSY[name]
     _, achieved_s = run.times("up", run.on(name))
     nbytes = 4 * SLOW_PARAMETERS
     packets = math.ceil(nbytes / (MTU_BYTES - HEADER_BYTES))
-    took_bytes = achieved_s * rate_mbps * 1e6 / 8
+    took_bytes = achieved_s * LOSSY_MBPS * 1e6 / 8
     again = np.rint((took_bytes - nbytes - packets * HEADER_BYTES) / MTU_BYTES).clip(0)
     lost = int(again.sum())
-    return loss(loss_pct, lost, lost + packets * len(again), run)
+    return loss(LOSSY[name], lost, lost + packets * len(again), run)
 
 
 # ---- heat, and a slowed host -------------------------------------------------------------------
