@@ -379,7 +379,7 @@ def _page(
         figures = [
             page.figure("Accuracy over client trips", lines, compare.draw_accuracy(rows, "trips")),
             page.figure("Accuracy over emulated time", lines, compare.draw_accuracy(rows, "at_s")),
-            *compare.profile_figures(rows),
+            *compare.profile_cards(rows),
         ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return page.page(

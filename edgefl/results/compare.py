@@ -14,19 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.results import page, trace
-from edgefl.results.comparison import FIGURES, Run, RunGroup, common_target, count, group, load, share
-from edgefl.results.measures import (
-    by_profile,
-    class_accuracy,
-    label_accuracy,
-    profiles_by_speed,
-    rounded,
-    slow_group,
+from edgefl.results.comparison import (
+    FIGURES,
+    Run,
+    RunGroup,
+    common_target,
+    count,
+    estimate,
+    group,
+    load,
+    share,
 )
-from edgefl.results.page import Canvas, Curve, Key, Picture, colour, house_style, series
-from edgefl.results.record import EvaluationRow
+from edgefl.results.measures import label_accuracy, profiles_by_speed, rounded, slow_group
+from edgefl.results.page import Curve, Picture, house_style, series
 from edgefl.results.run_folder import SUMMARY_FILE, require_free, write_text
-from edgefl.results.tables import html_table, number, percent, seconds, table
+from edgefl.results.tables import html_table, number, percent, table
 
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red"}
 
@@ -121,7 +123,7 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         about += " ± is half the 95% interval of the mean over seeds."
     lines = "Thin: each seed; thick: their mean." if several else "On test examples."
     invalid = ", ".join(row.label for row in rows if not row.valid)
-    slow = draw_accuracy(rows, "trips", slow_accuracy) if runs[0].slow_labels else None
+    slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow_labels else None
     sections = {
         "Side by side": [page.card("Runs", about, _table(rows)), page.card("Each run", "", _each(out, runs))],
         "Learning": [
@@ -130,16 +132,14 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
                         draw_accuracy(rows, "trips")),
             page.figure("Accuracy on the slow phones' classes", "Classes that no faster phone holds.", slow,
                         "Every class is held by a fast phone too."),
-            *profile_figures(rows),
-            page.figure("Accuracy by class", "At the last evaluation; mean over seeds.", draw_classes(rows),
-                        "No evaluation was made."),
+            *profile_cards(rows),
         ],
     }  # fmt: skip
     return page.page(
         "edgefl comparison",
         " · ".join(row.label for row in rows[:4]) + (" …" if len(rows) > 4 else ""),
         " · ".join(part for part in (meta.data, meta.model, f"{len(runs)} runs") if part),
-        _headline(rows),
+        (),
         sections,
         "Times are emulated seconds.",
         banner=f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
@@ -149,36 +149,29 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
     )
 
 
-def profile_figures(rows: Sequence[RunGroup]) -> list[str]:
-    """Cards with applied weight and staleness by profile, a bar a row."""
-    none = "No update was applied."
+def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
+    """Cards with applied weight and staleness by profile, slowest first, a column a row of the comparison."""
+    names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
+
+    def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
+        found = [[value(run.summary) for run in row.runs] for row in rows]
+        cells = [
+            [name, *(_mean([figures[name] for figures in seeds if name in figures]) for seeds in found)]
+            for name in names
+        ]
+        return page.card(title, about, html_table(["Profile", *(f">{row.label}" for row in rows)], cells))
+
     return [
-        page.figure("Applied weight by profile", "Mean share of applied weight, times n: 1 is fair.",
-                    draw_by_profile(rows, _weights, "of the fair share"), none),
-        page.figure("Staleness by profile", "Mean over applied updates.",
-                    draw_by_profile(rows, _staleness, "versions"), none),
+        by_profile("Applied weight by profile", "Mean share of applied weight, times n: 1 is fair.",
+                   lambda summary: summary["applied_weight"]["by_profile"]),
+        by_profile("Staleness by profile", "Mean over applied updates.",
+                   lambda summary: {name: found["mean"]
+                                    for name, found in summary["staleness"]["by_profile"].items()}),
     ]  # fmt: skip
 
 
-def _headline(rows: Sequence[RunGroup]) -> list[str]:
-    def best(
-        title: str, name: str, merit: Callable[[float], float], text: Callable[[float], str], none: str
-    ) -> str:
-        known = {row.label: mean for row in rows if np.isfinite(mean := row.figures[name].mean)}
-        if not known:
-            return page.stat(title, "–", none)
-        top = max(known, key=lambda label: merit(known[label]))
-        return page.stat(title, text(known[top]), top)
-
-    return [
-        best("Best accuracy", "accuracy", float, percent, "not measured"),
-        best("Best on slow phones' classes", "slow_accuracy", float, percent, "not measured"),
-        best("Fairest to slow phones", "slow_weight", lambda v: -abs(v - 1.0), number, "not measured"),
-        best(
-            "Fewest trips to target", "trips_to_target", lambda v: -v, "{:,.0f}".format, "not reached by all"
-        ),
-        best("Fastest to target", "emulated_s_to_target", lambda v: -v, seconds, "not reached by all"),
-    ]
+def _mean(values: Sequence[float]) -> str | None:
+    return str(estimate(values)) if values else None
 
 
 def _table(rows: Sequence[RunGroup]) -> str:
@@ -210,25 +203,20 @@ def _each(out: Path, runs: Sequence[Run]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-def all_accuracy(row: EvaluationRow, run: Run) -> float:
-    """Accuracy on all test examples."""
-    return row.accuracy
-
-
-def slow_accuracy(row: EvaluationRow, run: Run) -> float:
-    """Accuracy on the classes that only slow clients hold."""
-    return label_accuracy(row, run.slow_labels)
-
-
 @house_style
-def draw_accuracy(
-    rows: Sequence[RunGroup], over: str, value: Callable[[EvaluationRow, Run], float] = all_accuracy
-) -> Picture | None:
-    """A curve a row over ``at_s`` or ``trips``: thin for each seed, thick for the mean of all."""
+def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Picture | None:
+    """A curve a row over ``at_s`` or ``trips``: thin for each seed, thick for the mean of all.
+
+    With ``slow`` the accuracy on the classes that only slow clients hold.
+    """
     curves = []
     for k, row in enumerate(rows):
         points = [
-            [(getattr(e, over), y) for e in run.record.evaluations if np.isfinite(y := value(e, run))]
+            [
+                (getattr(e, over), y)
+                for e in run.record.evaluations
+                if np.isfinite(y := label_accuracy(e, run.slow_labels) if slow else e.accuracy)
+            ]
             for run in row.runs
         ]
         seeds = [np.array(found, dtype=np.float64).T for found in points if found]
@@ -240,61 +228,3 @@ def draw_accuracy(
             mean = np.mean([np.interp(x, *seed) for seed in seeds], axis=0)
             curves.append(Curve(series(k), row.label, x, mean, seeds))
     return page.accuracy_picture(curves, over)
-
-
-@house_style
-def draw_classes(rows: Sequence[RunGroup]) -> Picture | None:
-    """Accuracy in each class, a mark a row."""
-    canvas, keys, classes = Canvas(), [], 0
-    for k, row in enumerate(rows):
-        found = [class_accuracy(run.record.evaluations[-1]) for run in row.runs if run.record.evaluations]
-        if found and found[0].size:
-            classes = found[0].size
-            size = 6 if classes <= 20 else 3
-            (marks,) = canvas.axes.plot(np.mean(found, axis=0), "o", color=colour(series(k)), markersize=size)
-            canvas.tip(marks, row.label)
-            keys.append(Key(series(k), row.label))
-    if not keys:
-        return None
-    canvas.classes(classes)
-    canvas.shares(1.05)
-    return Picture(canvas.svg("Accuracy by class"), tuple(keys))
-
-
-def _weights(run: Run) -> dict[str, float]:
-    found: dict[str, float] = run.summary["applied_weight"]["by_profile"]
-    return found
-
-
-def _staleness(run: Run) -> dict[str, float]:
-    trips = run.record.trips
-    return by_profile(run.record, np.where(trips["uses"] > 0, trips["staleness"], np.nan), np.mean)
-
-
-@house_style
-def draw_by_profile(
-    rows: Sequence[RunGroup], value: Callable[[Run], dict[str, float]], unit: str
-) -> Picture | None:
-    """A figure by profile, a bar a row side by side; one ``of the fair share`` has a line at 1."""
-    found = [[value(run) for run in row.runs] for row in rows]
-    known = {name for seeds in found for figures in seeds for name in figures}
-    order = [name for row in rows for name in reversed(profiles_by_speed(row.runs[0].record))]
-    names = [name for name in dict.fromkeys(order) if name in known]
-    if not names:
-        return None
-    canvas = Canvas.with_names(names, unit, pitch=max(34.0, 13.0 * len(rows) + 14), least=200)
-    height, top = 0.78 / len(rows), 0.0
-    for k, (row, seeds) in enumerate(zip(rows, found, strict=True)):
-        for position, name in enumerate(names):
-            values = [figures[name] for figures in seeds if name in figures]
-            if values:
-                mean, y = float(np.mean(values)), -position + 0.39 - height * (k + 0.5)
-                (bar,) = canvas.axes.barh([y], [mean], height=height * 0.86, color=colour(series(k)))
-                canvas.tip(bar, f"{row.label}, {name}: {mean:.3g} {unit}")
-                canvas.label(f"{mean:.3g}", mean, y, fontsize=8.5)
-                top = max(top, mean)
-    fair = unit == "of the fair share"
-    if fair:
-        canvas.axes.axvline(1.0, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 3)))
-    canvas.axes.set_xlim(0, max(top * 1.14, 1.2 if fair else 1e-9))
-    return Picture(canvas.svg("By profile"), tuple(Key(series(k), row.label) for k, row in enumerate(rows)))

@@ -178,8 +178,8 @@ def house_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
     @functools.wraps(draw)
     def drawn(*args: P.args, **named: P.kwargs) -> Drawn:
         # a salt of its own keeps the ids of one page's pictures apart
-        given = [value for value in args if isinstance(value, str) or callable(value)]
-        salt = " ".join(str(getattr(value, "__name__", value)) for value in (draw, *given))
+        given = [str(value) for value in (*args, *named.values()) if isinstance(value, str | bool)]
+        salt = " ".join([draw.__name__, *given])
         with mpl.rc_context({**_SETTINGS, "svg.hashsalt": salt}):
             return draw(*args, **named)
 
@@ -220,39 +220,23 @@ class Canvas:
         box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
         self.axes: Axes = self.figure.add_axes(box)
         self.axes.patch.set_visible(False)
-        plain_axis(self.axes.xaxis)
+        self.axes.xaxis.set_major_formatter(lambda value, _: short(value))
         self._tips: list[str] = []
 
     @classmethod
-    def with_names(
-        cls, names: Sequence[str], unit: str, *, pitch: float, least: float = 0.0, width: float = 400.0
-    ) -> Canvas:
-        """A canvas with a row for each name, at y = 0, −1, … from the top, over a quantity in ``unit``."""
-        short = [shorten(name) for name in names]
-        left = 16 + 5.9 * max(map(len, short))
-        canvas = cls(width, max(least, 48 + pitch * max(len(names), 3)), left=left)
-        canvas.axes.set_yticks([-k for k in range(len(names))], short)
+    def lanes(cls, names: Sequence[str]) -> Canvas:
+        """A wide canvas with a lane for each name, at y = 0, −1, … from the top."""
+        canvas = cls(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
+        canvas.axes.set_yticks([-k for k in range(len(names))], names)
         canvas.axes.set_ylim(-len(names) + 0.4, 0.6)
         canvas.axes.tick_params(axis="y", labelcolor=colour("ink"))
         canvas.axes.grid(False, axis="y")
-        canvas.axes.set_xlabel(unit)
         return canvas
 
     def shares(self, top: float = 1.03) -> None:
         """Make the y axis one of shares, in per cent."""
         self.axes.set_ylim(0, top)
         self.axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.3g}%")
-
-    def classes(self, count: int) -> None:
-        """Make the x axis one of ``count`` classes."""
-        self.axes.set_xticks(range(0, count, max(1, -(-count // 12))))
-        self.axes.set_xlabel("class")
-
-    def label(self, text: str, x: float, y: float, *, up: float = 0.0, **style: Any) -> None:
-        """Write ``text`` to the right of a point, ``up`` points above it."""
-        self.axes.annotate(
-            text, (x, y), (6, up), textcoords="offset points", va="center", annotation_clip=False, **style
-        )
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show ``text`` while the pointer is over the artist."""
@@ -308,9 +292,10 @@ def accuracy_picture(curves: Sequence[Curve], over: str, *, ends: bool = False) 
     for curve, value in zip(curves, last, strict=True):
         if ends:
             up = (6.0 if value == max(last) else -6.0) if close else 0.0
-            canvas.label(
-                f"{value:.1%}", curve.x[-1], value, up=up, color=colour(curve.role), fontweight="bold"
-            )
+            canvas.axes.annotate(
+                f"{value:.1%}", (curve.x[-1], value), (6, up), textcoords="offset points", va="center",
+                annotation_clip=False, color=colour(curve.role), fontweight="bold",
+            )  # fmt: skip
     farthest = max(float(x[-1]) for curve in curves for x in (curve.x, *(seed[0] for seed in curve.seeds)))
     canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
     canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
@@ -330,12 +315,7 @@ def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: flo
         axes.add_patch(PathPatch(shape, facecolor=colour(role), linewidth=0))
 
 
-def plain_axis(axis: Any) -> None:
-    """Label an axis with short numbers: 950, 12k, 3M."""
-    axis.set_major_formatter(lambda value, _: short(value))
-
-
-def shorten(text: str, length: int = 20) -> str:
+def shorten(text: str, length: int) -> str:
     """The text, or its start and end: names of one family differ at the end.
 
     >>> shorten("a-very-long-profile-name-7", 12)

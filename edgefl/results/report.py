@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator
 
 from edgefl.limits.fidelity import RESOLUTION_WALL_S
 from edgefl.results import page
@@ -24,15 +23,13 @@ from edgefl.results.measures import (
 from edgefl.results.page import COLOURS, Canvas, Curve, Key, Picture, colour, house_style, series
 from edgefl.results.record import Record
 from edgefl.results.run_folder import write_text
-from edgefl.results.summary import IDLE, summarize
+from edgefl.results.summary import summarize
 from edgefl.results.tables import html_table, many, number, percent, seconds
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
 LANES = 32
-POINTS = 3000
 BARS = 120
-SPEEDS = {"training": ("compute_declared_s", "compute_s"), "the trip": ("trip_declared_s", "trip_achieved_s")}
 DOTS: dict[str, Any] = {"markersize": 2.5, "alpha": 0.6, "markeredgewidth": 0}
 PARTS = {
     "compute": "Training",
@@ -73,19 +70,14 @@ def report(record: Record) -> str:
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
-            page.figure("Staleness by profile",
-                        "Bar: the middle half; line: 5% to 95%; dot: median; tick: mean.",
-                        draw_staleness(record), "No update was applied."),
-            page.figure("Achieved against declared speed", "Each dot is a trip: how far off it was.",
-                        draw_speed(record), "No trip was timed."),
             page.card("Fidelity", f"Error of achieved against declared time. {not_judged}",
                       _fidelity(summary["fidelity"])),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [
-            page.figure("Server time", summary["server_time"]["says"] or "Wall time by stage.",
-                        draw_costs(record)),
-            page.figure("Memory", "Proportional set size: a shared page counts once.", draw_memory(record)),
+            page.card("Server time", summary["server_time"]["says"], _server_time(summary), wide=False),
+            page.card("Memory", "Proportional set size: a shared page counts once.", _memory(record, summary),
+                      wide=False),
         ],
         "How it was made": [
             page.card("Run", "", _provenance(record, summary), wide=False),
@@ -159,6 +151,7 @@ def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
 def _profiles(record: Record, summary: dict[str, Any]) -> str:
     profile, ended = profile_of_trips(record), ~np.isnan(record.trips["arrived_s"])
     trip_s = by_profile(record, record.trips["trip_achieved_s"])
+    staleness = summary["staleness"]["by_profile"]
     rows = []
     for name in profiles_by_speed(record):
         clients = [row for row in record.clients if row.profile == name]
@@ -172,13 +165,13 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(clients[0].train_gflops),
                 f"{int((ended & (profile == name)).sum()):,}",
                 number(trip_s.get(name)),
-                number(summary["staleness"]["by_profile"][name]["mean"]),
+                "{} / {}".format(*(number(staleness[name][what]) for what in ("mean", "p95"))),
                 number(summary["applied_weight"]["by_profile"].get(name)),
                 percent(summary["accuracy_by_profile_labels"].get(name)),
                 number(peak.get("peak_mib")) + limit,
             ]
         )
-    head = ["Profile", "Network", ">Clients", ">GFLOPS", ">Trips", ">Trip, s", ">Staleness", ">Weight",
+    head = ["Profile", "Network", ">Clients", ">GFLOPS", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
             ">Accuracy on its classes", ">Peak MiB / limit"]  # fmt: skip
     return html_table(head, rows)
 
@@ -230,6 +223,29 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     shown = [(f"{row.at_s:.1f}", row.client, row.kind, row.detail) for row in rows[:INCIDENTS]]
     table = html_table([">At, s", ">Client", "Kind", "What"], shown)
     return f'{out}<p class="about">{escape(more + counts)}.</p>{table}'
+
+
+def _server_time(summary: dict[str, Any]) -> str:
+    rows = [
+        [stage, percent(found["share"]), found["us_a_trip"], summary["server"][stage]["calls"]]
+        for stage, found in summary["server_time"]["stages"].items()
+    ]
+    return html_table(["Stage", ">Share", ">µs a trip", ">Calls"], rows)
+
+
+def _memory(record: Record, summary: dict[str, Any]) -> str:
+    found, kind = summary["memory"], "worker" if record.meta.clock == "virtual" else "client"
+    each = many(len(record.meta.memory.clients_mib), kind)
+    names = {
+        "processes_mib": each,
+        "per_process_mib": f"each {kind}",
+        "evaluator_mib": "evaluator",
+        "zygote_mib": "zygote",
+        "server_mib": "server",
+        "supervisor_mib": "supervisor",
+        "shared_mib": "shared buffer",
+    }
+    return html_table(["Who", ">MiB"], [[name, found[key]] for key, name in names.items() if found[key]])
 
 
 def _times(count: int) -> str:
@@ -312,36 +328,11 @@ def draw_classes(record: Record) -> Picture | None:
             )
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.grid(False, axis="x")
-    canvas.classes(len(values))
+    axes.set_xticks(range(0, len(values), max(1, -(-len(values) // 12))))
+    axes.set_xlabel("class")
     canvas.shares(1.09)
     keys = (Key("c1", "held by faster phones too"), Key("c2", "held only by slow phones")) if only else ()
     return Picture(canvas.svg("Accuracy by class"), keys)
-
-
-@house_style
-def draw_staleness(record: Record) -> Picture | None:
-    """Staleness of applied updates by profile: middle half, 5th to 95th percentile, median and mean."""
-    used, profile = record.trips["uses"] > 0, profile_of_trips(record)
-    found = {
-        (name, role): record.trips["staleness"][used & (profile == name)]
-        for name, role in profile_roles(record).items()
-    }
-    rows = [(name, role, values) for (name, role), values in found.items() if values.size]
-    if not rows:
-        return None
-    names = [name for name, *_ in rows]
-    canvas = Canvas.with_names(names, "versions published between download and arrival", pitch=34, least=240)
-    axes = canvas.axes
-    for k, (name, role, v) in enumerate(rows):
-        p5, p25, p50, p75, p95 = np.percentile(v, [5, 25, 50, 75, 95])
-        axes.plot([p5, p95], [-k, -k], color=colour(role), linewidth=2, alpha=0.45)
-        (middle,) = axes.plot([p25, p75], [-k, -k], color=colour(role), linewidth=9)
-        axes.plot([p50], [-k], "o", color=colour("ink"), markersize=6)
-        axes.plot([v.mean()], [-k], "|", color=colour("ink"), markersize=15, markeredgewidth=1.6)
-        figures = f"median {p50:.3g}, mean {v.mean():.3g}, middle half {p25:.3g} to {p75:.3g}, max {v.max()}"
-        canvas.tip(middle, f"{name}: {figures}, {v.size} updates")
-    axes.set_xlim(left=min(-0.3, -0.02 * axes.get_xlim()[1]))
-    return Picture(canvas.svg("Staleness by profile"))
 
 
 @house_style
@@ -402,10 +393,11 @@ def draw_timeline(record: Record) -> Picture | None:
             if b > start_s and a < end_s:
                 spans[part].append((max(a, start_s), min(b, end_s), lane_of[client]))
     names = [f"{page.shorten(profile.get(client, ''), 13)} #{client}" for client in lane_of]
-    canvas = Canvas.with_names(names, "emulated seconds", pitch=13.5, width=860)
+    canvas = Canvas.lanes(names)
     for role, group in spans.items():
         page.bars_of(canvas.axes, group, 0.66, role)
     canvas.axes.set_xlim(start_s, end_s)
+    canvas.axes.set_xlabel("emulated seconds")
     keys = [Key("down", "download"), Key("compute", "training"), Key("up", "upload")]
     if spans["bad"]:
         keys.append(Key("bad", "lost or dropped"))
@@ -421,96 +413,3 @@ def _window(record: Record) -> tuple[float, float]:
     span = min(max(float(known.max()) * 6, float(np.median(known)) * 20), last) if known.size else last
     start = max(0.0, (last - span) / 2)
     return start, start + max(span, 1e-6)
-
-
-@house_style
-def draw_speed(record: Record) -> Picture | None:
-    """Achieved against declared training speed, by trip; the band is ±2%.
-
-    Where training is too short to be measured, the speed of whole trips.
-    """
-    trips, meta = record.trips, record.meta
-    least_s = RESOLUTION_WALL_S / meta.time_scale if meta.clock == "wall" and meta.time_scale > 0 else 0.0
-    for part, columns in SPEEDS.items():  # noqa: B007 - the part that was found is named below
-        declared, achieved = (trips[column] for column in columns)
-        known = np.flatnonzero((declared > 0) & (declared >= least_s) & (achieved > 0))
-        if known.size:
-            break
-    else:
-        return None
-    if known.size > POINTS:
-        known = known[np.linspace(0, known.size - 1, POINTS).astype(int)]
-    error = declared[known] / achieved[known] - 1.0
-    flops = trips["flops"][known]
-    rated = part == "training" and bool((flops > 0).all())
-    x = flops / declared[known] / 1e9 if rated else declared[known]
-    # a profile declares one rate: a little horizontal spread by trip shows how many points there are
-    spread = 1 + 0.10 * (np.modf(known * 0.61803398875)[0] - 0.5) if rated else np.ones(known.size)
-    profile = profile_of_trips(record)[known]
-    canvas = Canvas(left=46)
-    axes = canvas.axes
-    axes.axhspan(-0.02, 0.02, color=colour("band"), linewidth=0)
-    axes.axhline(0, color=colour("muted"), linewidth=0.8)
-    for name, role in {**profile_roles(record), "": "muted"}.items():
-        mine = profile == name
-        axes.plot((x * spread)[mine], error[mine], "o", color=colour(role), **DOTS)
-    reach = max(0.03, float(np.abs(error).max()) * 1.15)
-    axes.set_xscale("log")
-    axes.set_xlim(float(x.min()) / 1.35, float(x.max()) * 1.35)
-    axes.set_ylim(-reach, reach)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_minor_formatter(lambda *_: "")
-    page.plain_axis(axes.xaxis)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:+.3g}%" if value else "0")
-    axes.set_xlabel("declared GFLOPS of training" if rated else f"declared seconds of {part}")
-    keys = (*_profile_keys(record), Key("band", "±2%"))
-    return Picture(canvas.svg("Achieved against declared speed"), keys)
-
-
-@house_style
-def draw_costs(record: Record) -> Picture | None:
-    """The server's wall time a trip, by stage."""
-    ended = int((~np.isnan(record.trips["arrived_s"])).sum()) or 1
-    # waiting for clients is no cost, and would dwarf what is
-    costs = [row for row in record.costs if row.seconds > 0 and row.stage not in IDLE]
-    total = sum(row.seconds for row in costs) / ended * 1e6
-    bars = [
-        (row.stage, row.seconds / ended * 1e6, f"{row.seconds / ended * 1e6:.1f}",
-         f"{row.stage}: {row.seconds:.3f} s in {row.calls} calls")
-        for row in costs[:10]
-    ]  # fmt: skip
-    return _bars(bars, f"microseconds a trip; {total:.0f} in all", "Server time by stage", "c1")
-
-
-@house_style
-def draw_memory(record: Record) -> Picture | None:
-    """Memory of each kind of process, proportional set size."""
-    size = record.meta.memory
-    clients, kind = size.clients_mib.values(), "worker" if record.meta.clock == "virtual" else "client"
-    rows = {
-        f"{len(clients)} {kind}s": sum(clients),
-        "evaluator": size.evaluator_mib,
-        "zygote": size.zygote_mib,
-        "server": size.server_mib,
-        "supervisor": size.supervisor_mib,
-        "shared buffer": size.shared_mib,
-    }
-    each = f"; {sum(clients) / len(clients):.1f} a {kind}" if clients else ""
-    bars = [
-        (name, value, page.short(round(value, 1)), f"{name}: {value:.1f} MiB")
-        for name, value in rows.items()
-        if value
-    ]
-    return _bars(bars, f"MiB{each}", "Memory", "c3")
-
-
-def _bars(rows: list[tuple[str, float, str, str]], unit: str, label: str, role: str) -> Picture | None:
-    if not rows:
-        return None
-    canvas = Canvas.with_names([name for name, *_ in rows], unit, pitch=26)
-    for k, (_, value, text, tip) in enumerate(rows):
-        (bar,) = canvas.axes.barh([-k], [value], height=0.62, color=colour(role))
-        canvas.tip(bar, tip)
-        canvas.label(text, value, -k, color=colour("ink"))
-    canvas.axes.set_xlim(0, max(value for _, value, *_ in rows) * 1.16)
-    return Picture(canvas.svg(label))
