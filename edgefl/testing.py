@@ -19,15 +19,15 @@ from edgefl.core import Core
 from edgefl.core.events import (
     Action,
     Arrived,
-    Cancel,
     Evaluate,
     Evaluated,
     Event,
     Failed,
+    Finish,
     Joined,
     Left,
     Release,
-    Stop,
+    Revoke,
     Sum,
     Summed,
     Ticked,
@@ -37,7 +37,7 @@ from edgefl.core.events import (
 from edgefl.errors import RunError
 from edgefl.seeds import stream
 from edgefl.strategies import optimizer
-from edgefl.strategies.base import Device, Strategy, Update
+from edgefl.strategies.base import Client, Strategy, Update
 from edgefl.strategies.noise import TreeNoise
 
 Vector = npt.NDArray[Any]
@@ -45,13 +45,13 @@ Durations = Callable[[int, int], float] | Sequence[float]
 Training = Callable[[int, Vector, int], Vector]
 
 
-def fleet(clients: int, examples: int = 100) -> list[Device]:
+def fleet(clients: int, examples: int = 100) -> list[Client]:
     """So many equal devices.
 
     >>> [(device.client, device.examples) for device in fleet(2)]
     [(0, 100), (1, 100)]
     """
-    return [Device(client, "test", examples) for client in range(clients)]
+    return [Client(client, "test", examples) for client in range(clients)]
 
 
 def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
@@ -180,7 +180,7 @@ class _Executor:
         now_s = self.core.now_s
         if isinstance(action, Train):
             self.begin(action)
-        elif isinstance(action, Cancel):
+        elif isinstance(action, Revoke):
             assert self.in_flight[action.client].task == action.task, f"{action} names no running task"
             self.at(Failed(action.client, action.task, now_s, "cancelled"))
         elif isinstance(action, Sum):
@@ -196,7 +196,7 @@ class _Executor:
         elif isinstance(action, Wake):
             self.at(Ticked(action.at_s))
         else:
-            assert isinstance(action, Stop)
+            assert isinstance(action, Finish)
 
     def begin(self, action: Train) -> None:
         client = action.client

@@ -19,16 +19,16 @@ from edgefl.core import answers, arrivals
 from edgefl.core.events import (
     Action,
     Arrived,
-    Cancel,
     Evaluate,
     Evaluated,
     Event,
     Failed,
+    Finish,
     Halted,
     Joined,
     Left,
     Release,
-    Stop,
+    Revoke,
     Sum,
     Summed,
     Ticked,
@@ -38,7 +38,7 @@ from edgefl.core.events import (
 from edgefl.core.ledger import Ledger
 from edgefl.errors import RunError
 from edgefl.seeds import stream
-from edgefl.strategies.base import Device, Step, Strategy, Until, Update
+from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
 OVER = "the run is over"
 
@@ -47,7 +47,7 @@ class Core(Ledger):
     """The run's state, driven by `handle`; it is itself the `View` that the strategy is shown.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
-    >>> core = Core(FedBuff(buffer_size=1), [Device(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
+    >>> core = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
     >>> core.handle(Joined(client=0, at_s=0.0))
     [Evaluate(version=0), Train(client=0, task=0, version=0, trip=0)]
     >>> core.handle(Arrived(client=0, task=0, base_version=0, examples=60, steps=5, loss=2.3, at_s=4.0))
@@ -55,13 +55,13 @@ class Core(Ledger):
     >>> for action in core.handle(Summed(version=1, at_s=4.0)): print(action)
     Release(task=0, fate='applied', reason='')
     Evaluate(version=1)
-    Stop(reason='versions')
+    Finish(reason='versions')
     """
 
     def __init__(
         self,
         strategy: Strategy,
-        devices: Sequence[Device],
+        devices: Sequence[Client],
         seed: int,
         stop: experiment.Stop,
         evaluate_every: int = 10,
@@ -103,7 +103,7 @@ class Core(Ledger):
         """Take in one event and say what to do about it, in order.
 
         An event that does not fit (an unknown client, a task that is over, a repeated arrival) changes
-        nothing. After ``Stop``, only tasks that were running are still released. `RunError` for a
+        nothing. After ``Finish``, only tasks that were running are still released. `RunError` for a
         ``Summed`` that answers no ``Sum``, and for a strategy that raises or answers what cannot be done.
         """
         actions: list[Action] = []
@@ -310,7 +310,7 @@ class Core(Ledger):
                 raise answers.wrong(self.strategy, "cancel", "clients with a task", f"client {client}")
             if task not in self._cancelled:
                 self._cancelled.add(task)
-                actions.append(Cancel(client, task))
+                actions.append(Revoke(client, task))
         if self.version % self._evaluate_every == 0:
             self._evaluate(actions)
 
@@ -337,7 +337,7 @@ class Core(Ledger):
         actions.extend([Release(update.task, "discarded", OVER) for update in self.held])
         self.forget(tuple(self._updates))
         self.stopped = reason
-        actions.append(Stop(reason))
+        actions.append(Finish(reason))
 
     # ---- small steps ---------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Train(msgspec.Struct, frozen=True, tag="train", repr_omit_defaults=True):
     """The training ends at an instant, wherever it is."""
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class Revoke(msgspec.Struct, frozen=True, tag="cancel"):
     """Tell ``client`` to give ``task`` up; it answers with ``Failed`` or, if it had finished, ``Arrived``."""
 
     client: int
@@ -136,13 +136,13 @@ class Wake(msgspec.Struct, frozen=True, tag="wake"):
     at_s: float
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class Finish(msgspec.Struct, frozen=True, tag="stop"):
     """The run is over."""
 
     reason: str
 
 
-Action = Train | Cancel | Sum | Release | Evaluate | Wake | Stop
+Action = Train | Revoke | Sum | Release | Evaluate | Wake | Finish
 
 event_encoder = msgspec.msgpack.Encoder()
 event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from edgefl.core.events import Arrived
 from edgefl.seeds import stream
-from edgefl.strategies.base import Device, Update
+from edgefl.strategies.base import Client, Update
 
 
-class Task(msgspec.Struct, frozen=True):
+class RunningTask(msgspec.Struct, frozen=True):
     """A task that a client has: which client, and the version that it trains from."""
 
     client: int
@@ -26,15 +26,15 @@ class Ledger:
 
     It is the live `edgefl.strategies.base.View`: nothing is copied to show it.
 
-    >>> books = Ledger([Device(0, "pi-4", 60), Device(1, "pi-4", 60)], seed=1)
+    >>> books = Ledger([Client(0, "pi-4", 60), Client(1, "pi-4", 60)], seed=1)
     >>> books.connect(1), books.connect(0), books.idle
     (True, True, [0, 1])
     >>> books.start(1), books.idle, books.training
     ((0, 0), [0], 1)
     """
 
-    def __init__(self, devices: Sequence[Device], seed: int) -> None:
-        self.devices: Sequence[Device] = tuple(devices)
+    def __init__(self, devices: Sequence[Client], seed: int) -> None:
+        self.devices: Sequence[Client] = tuple(devices)
         if [device.client for device in self.devices] != list(range(len(self.devices))):
             raise ValueError("devices must be numbered 0, 1, 2, … in order")
         count = len(self.devices)
@@ -65,7 +65,7 @@ class Ledger:
         """Total weight with which each client's updates were applied."""
 
         self._next_task = 0
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, RunningTask] = {}
         self._running: dict[int, int] = {}  # client → task, in the order of starting
         self._cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that go when they have finished their task
@@ -142,7 +142,7 @@ class Ledger:
         if self._starters[0] != self.version:
             self._starters = (self.version, set())
         self._starters[1].add(client)
-        self._tasks[task] = Task(client, self.version)
+        self._tasks[task] = RunningTask(client, self.version)
         self._running[client] = task
         return task, trip
 
@@ -155,7 +155,7 @@ class Ledger:
         """The client's running task."""
         return self._running.get(client)
 
-    def owned(self, client: int, task: int) -> Task | None:
+    def owned(self, client: int, task: int) -> RunningTask | None:
         """The running task, if it is this client's."""
         found = self._tasks.get(task)
         return found if found is not None and found.client == client else None

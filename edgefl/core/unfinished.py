@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgefl.core.core import Core
-from edgefl.core.events import Action, Cancel, Evaluate, Evaluated, Event, Release, Train
+from edgefl.core.events import Action, Evaluate, Evaluated, Event, Release, Revoke, Train
 
 
 class Unfinished:
@@ -13,9 +13,9 @@ class Unfinished:
 
     >>> from edgefl.core.events import Joined
     >>> from edgefl.experiment import Stop
-    >>> from edgefl.strategies.base import Device
+    >>> from edgefl.strategies.base import Client
     >>> from edgefl.strategies.fedbuff import FedBuff
-    >>> core, seen = Core(FedBuff(buffer_size=1), [Device(0, "pi-4", 60)], 1, Stop(versions=1)), Unfinished()
+    >>> core, seen = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], 1, Stop(versions=1)), Unfinished()
     >>> event = Joined(client=0, at_s=2.0)
     >>> seen.observe(event, core.handle(event), core)
     >>> seen.tasks, seen.assessing
@@ -37,7 +37,7 @@ class Unfinished:
             match action:
                 case Train():
                     self.tasks[action.task] = action, core.now_s
-                case Cancel():
+                case Revoke():
                     self.cancelled.add(action.task)
                 case Release():
                     self.tasks.pop(action.task, None)

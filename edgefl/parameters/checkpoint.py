@@ -33,7 +33,7 @@ Layout = list[tuple[str, list[int], int]]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedState:
     """The numbers of a run at one instant."""
 
     version: int
@@ -54,7 +54,7 @@ class Checkpoint:
     """What workers said of tasks whose arrival is not due yet, msgpack."""
 
 
-def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool = False) -> Path:
+def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool = False) -> Path:
     """Write a checkpoint; with ``final`` also ``final.safetensors``, the model alone by tensor name."""
     folder.mkdir(exist_ok=True)
     metadata = {
@@ -80,7 +80,7 @@ def write(folder: Path, checkpoint: Checkpoint, layout: Layout, *, final: bool =
     return path
 
 
-def latest(folder: Path, *, journal_seq: int | None = None) -> Checkpoint:
+def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
     """The newest checkpoint that reads back whole and lies within the journal's ``journal_seq`` entries.
 
     `ConfigError` if there is none.
@@ -99,7 +99,7 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> Checkpoint:
     )
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path) -> SavedState:
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
@@ -111,7 +111,7 @@ def _read(path: Path) -> Checkpoint:
     def numbered(kind: str) -> dict[int, NDArray[Any]]:
         return {_number(name): tensors[name] for name in tensors if name.startswith(f"{kind}.")}
 
-    return Checkpoint(
+    return SavedState(
         version=int(metadata["version"]),
         journal_seq=int(metadata["journal_seq"]),
         emulated_s=float(metadata["emulated_s"]),
@@ -126,7 +126,7 @@ def _read(path: Path) -> Checkpoint:
     )
 
 
-def _tensors(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
+def _tensors(checkpoint: SavedState) -> dict[str, NDArray[Any]]:
     """All numbers by name, as they lie in memory."""
     tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
     tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
 
-class Client:
+class ClientProcess:
     """Runs one client's tasks."""
 
     def __init__(

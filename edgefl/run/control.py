@@ -13,7 +13,7 @@ import msgspec
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
 from edgefl.limits.confinement import Enforcement
-from edgefl.strategies.base import Device
+from edgefl.strategies.base import Client
 
 Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
@@ -94,7 +94,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """Parameters D."""
     layout: list[tuple[str, list[int], int]]
     """Name, shape and offset of each tensor in the flat vector."""
-    clients: list[Device]
+    clients: list[Client]
     labels: list[list[int]]
     """By client: the labels it holds."""
     emulated_trip_s: list[float]

@@ -30,7 +30,7 @@ class Dispatch:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.oldest_first = False
-        self.results: dict[int, messages.Result | messages.Gone] = {}
+        self.results: dict[int, messages.TaskResult | messages.Gone] = {}
         """What was computed, until its arrival is due, by task."""
         self._waiting: dict[int, messages.Task] = {}
         self._due_s: dict[int, float] = {}
@@ -79,12 +79,12 @@ class Dispatch:
         """What a worker was told about a task that it has in hand."""
         return self._at_work[task][1]
 
-    def finished(self, result: messages.Result | messages.Gone) -> messages.Task:
+    def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
         """A worker is done with a task; returns what it was told."""
         _, task = self._at_work.pop(result.task)
         self._forget(result.task)
         self.results[result.task] = result
-        if isinstance(result, messages.Result):
+        if isinstance(result, messages.TaskResult):
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
         return task
 

@@ -1,7 +1,7 @@
 """The engine: carries out what the core decides. It leases slots, sums, frees, and writes the record.
 
 The one place where core, aggregator and record meet. It knows no socket: tasks, cancels and wakes are
-given to a `Timeline`, versions to be measured to an `Evaluation`.
+given to a `Timeline`, versions to be measured to an `EvaluationQueue`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from edgefl.core import Core
 from edgefl.core.events import (
     Action,
     Arrived,
-    Cancel,
     Evaluate,
     Evaluated,
     Event,
+    Finish,
     Release,
-    Stop,
+    Revoke,
     Sum,
     Summed,
     Train,
@@ -31,7 +31,7 @@ from edgefl.devices.dynamics import Dynamics
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Happening, Timeline
@@ -105,7 +105,7 @@ class Engine:
         aggregator: Aggregator,
         store: Store,
         timeline: Timeline,
-        evaluation: Evaluation,
+        evaluation: EvaluationQueue,
         watch: Stopwatch,
         dynamics: Dynamics | None = None,
         *,
@@ -122,11 +122,11 @@ class Engine:
         self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._do: dict[type, Callable[[Any], None]] = {
             Train: self._train,
-            Cancel: lambda action: timeline.cancel(action.client, action.task),
+            Revoke: lambda action: timeline.cancel(action.client, action.task),
             Release: self._release,
             Evaluate: self._evaluate,
             Wake: lambda action: timeline.wake(action.at_s),
-            Stop: lambda action: None,  # the loop sees that the core has stopped
+            Finish: lambda action: None,  # the loop sees that the core has stopped
         }
 
     def take(self, happening: Happening) -> None:

@@ -8,7 +8,7 @@ from edgefl.run.peers import Peers
 from edgefl.run.slots import Aggregator
 
 
-class Evaluation:
+class EvaluationQueue:
     """Keeps the ring entries of waiting versions as they are until they are measured or given up.
 
     With ``keep_all`` every version that is asked for is measured, however many wait.

@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
     detail: str
 
 
-Checked = messages.Ready | messages.Done | messages.Result | messages.Assessed | GivenBack | Refusal
+Checked = messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Refusal
 
 
 class Gate:
@@ -123,8 +123,8 @@ class Gate:
             yield self._whole(peer, lease, result)
 
     def _whole(
-        self, peer: Peer, lease: Lease, said: messages.Done | messages.Result
-    ) -> messages.Done | messages.Result | GivenBack:
+        self, peer: Peer, lease: Lease, said: messages.Done | messages.TaskResult
+    ) -> messages.Done | messages.TaskResult | GivenBack:
         """The sender says that its update is whole. `WireError` if its slot does not say so too."""
         buffer, slot, task = self._buffer, lease.slot, said.task
         peer.deaths_in_a_row = 0

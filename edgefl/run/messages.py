@@ -14,7 +14,7 @@ frame. `decode` raises `WireError` and nothing else, whatever the bytes are.
 | `Assessed`  | evaluator |                  | a version's loss and per-class counts             |
 | `Task`      | server    | model (wire)     | download this version, train, upload into a slot  |
 | `Cancel`    | server    |                  | give the task up                                  |
-| `Work`      | server    | model (wire)     | compute these tasks, of any clients               |
+| `Tasks`     | server    | model (wire)     | compute these tasks, of any clients               |
 | `Withdraw`  | server    |                  | give these tasks up                               |
 | `Assess`    | server    | model (wire)     | evaluate this version                             |
 | `Bye`       | server    |                  | the run is over                                   |
@@ -105,7 +105,7 @@ class Gone(_Message, frozen=True, tag=5):
     reason: str
 
 
-class Result(_Message, frozen=True, tag=23):
+class TaskResult(_Message, frozen=True, tag=23):
     """One computed task of a worker."""
 
     task: int
@@ -118,7 +118,7 @@ class Result(_Message, frozen=True, tag=23):
 
 
 class Trained(_Message, frozen=True, tag=7):
-    results: list[Result]
+    results: list[TaskResult]
 
 
 class Assessed(_Message, frozen=True, tag=6):
@@ -155,7 +155,7 @@ class Cancel(_Message, frozen=True, tag=12):
     task: int
 
 
-class Work(_Message, frozen=True, tag=15):
+class Tasks(_Message, frozen=True, tag=15):
     tasks: list[Task]
 
 
@@ -173,7 +173,7 @@ class Bye(_Message, frozen=True, tag=14):
 
 
 FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
-FromServer = Task | Cancel | Work | Withdraw | Assess | Bye
+FromServer = Task | Cancel | Tasks | Withdraw | Assess | Bye
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)

@@ -16,7 +16,7 @@ from edgefl.core.unfinished import Unfinished
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
-from edgefl.parameters.checkpoint import Checkpoint, Layout
+from edgefl.parameters.checkpoint import Layout, SavedState
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run.engine import Engine
@@ -38,7 +38,7 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
     early = {aggregator.leases[task].client for task in ahead.tasks} if buffer.shape.residuals else set()
     checkpoint.write(
         folder / CHECKPOINTS,
-        Checkpoint(
+        SavedState(
             version=core.version,
             journal_seq=store.seq,
             emulated_s=clock.now_s(),
@@ -88,7 +88,7 @@ def restore(
     return Restored(last, unfinished, entries, answers)
 
 
-def _refill_ring(folder: Path, last: Checkpoint, aggregator: Aggregator) -> dict[int, int]:
+def _refill_ring(folder: Path, last: SavedState, aggregator: Aggregator) -> dict[int, int]:
     """Put the checkpoint's versions into the ring; returns their entries."""
     buffer = aggregator.buffer
     if len(last.bases) + 2 > buffer.shape.ring:

@@ -18,7 +18,7 @@ from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Checked, Gate, GivenBack, Refusal
 from edgefl.run.peers import CLIENTS, Peer, Peers, Roster, slowest_step_s
 from edgefl.run.progress import Gauge, Stopwatch
@@ -42,7 +42,7 @@ class ServerLoop:
         gate: Gate,
         timeline: Timeline,
         engine: Engine,
-        evaluation: Evaluation,
+        evaluation: EvaluationQueue,
         peers: Peers,
         roster: Roster,
         alarms: Alarms,

@@ -22,7 +22,7 @@ from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
 from edgefl.run.description import describe
 from edgefl.run.engine import Engine
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers, Roster
 from edgefl.run.process import allow_open_files, become_child
@@ -92,7 +92,7 @@ def build(
     clock: WallClock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
     watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic)
     gate = Gate(socket, server_end(transport, buffer), peers, aggregator, gauge, watch)
-    evaluation = Evaluation(aggregator, gate, peers, keep_all=virtual)
+    evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     timeline: Timeline
     if virtual:
         clock = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)

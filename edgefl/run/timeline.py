@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol
 
 from edgefl.core.events import Event, Train
 from edgefl.core.unfinished import Unfinished
-from edgefl.parameters.checkpoint import Checkpoint
+from edgefl.parameters.checkpoint import SavedState
 from edgefl.run import messages
 from edgefl.run.clock import WallClock
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import Peer
 from edgefl.run.slots import Lease
 
-Answer = messages.Result | messages.Gone
+Answer = messages.TaskResult | messages.Gone
 """What a worker said of a task."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
 """`Engine.order`: what a client is told of a task."""
@@ -51,7 +51,7 @@ class Ahead:
 class Restored:
     """What a resumed run goes on from, besides its core, its buffer and its record."""
 
-    checkpoint: Checkpoint
+    checkpoint: SavedState
     unfinished: Unfinished
     entries: dict[int, int]
     """Versions that were to be read, and the ring entries that hold them now."""
@@ -86,7 +86,7 @@ class Timeline(Protocol):
     def ready(self, peer: Peer) -> Iterator[Happening]:
         """A process that takes another's place is there."""
 
-    def heard(self, said: messages.Done | messages.Result | GivenBack) -> Iterator[Happening]:
+    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A peer's task has ended."""
 
     def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:

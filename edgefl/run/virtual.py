@@ -25,7 +25,7 @@ from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
 from edgefl.run.dispatch import Dispatch
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, GivenBack
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator, Lease
@@ -46,7 +46,7 @@ class Trip(NamedTuple):
     took: tuple[float, float] | None = None
     """Seconds of download and upload where they were not known at the start: links are shared."""
 
-    def done(self, result: messages.Result, examples: int) -> messages.Done:
+    def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """What the client itself would say at its end; nothing waited, so every part took what it takes."""
         task, plan = self.task, self.plan
         (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
@@ -86,7 +86,7 @@ class VirtualTimeline:
         dynamics: Dynamics | None,
         trips: Trips,
         aggregator: Aggregator,
-        evaluation: Evaluation,
+        evaluation: EvaluationQueue,
         peers: Peers,
         gate: Gate,
         store: Store,
@@ -200,7 +200,7 @@ class VirtualTimeline:
             return self._dispatch.held_by(task) is None
         return task in self._dispatch.results or task in self._broken
 
-    def heard(self, said: messages.Done | messages.Result | GivenBack) -> Iterator[Happening]:
+    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A worker is done with a task, which arrives when that is due."""
         assert not isinstance(said, messages.Done), "no client serves the virtual clock"
         if isinstance(said, GivenBack):
@@ -232,7 +232,7 @@ class VirtualTimeline:
         for _, same in by_entry:
             batch = list(same)
             frames = transport.model_frames(batch[0].entry)
-            taken = taken and self._gate.send(peer, messages.Work(batch), frames)
+            taken = taken and self._gate.send(peer, messages.Tasks(batch), frames)
         if taken:
             for task in tasks:
                 self._aggregator.leases[task.task].holder = worker
@@ -312,7 +312,7 @@ class VirtualTimeline:
         gone = [messages.Gone(left.client, 0, task, left.reason) for task, left in self._left_with.items()]
         return Ahead(
             answers=[*answers, *gone],
-            tasks=[answer.task for answer in answers if isinstance(answer, messages.Result)],
+            tasks=[answer.task for answer in answers if isinstance(answer, messages.TaskResult)],
             entries={task.version: task.entry for task in self._dispatch.unfinished}
             | self._evaluation.entries,
         )
@@ -337,7 +337,7 @@ class VirtualTimeline:
     def _take_up(self, train: Train, restored: Restored) -> Lease:
         """A slot for a task that was under way, with its update if that was computed before it was due."""
         task, client, version = train.task, train.client, train.version
-        if isinstance(restored.answers.get(task), messages.Result):
+        if isinstance(restored.answers.get(task), messages.TaskResult):
             update = restored.checkpoint.held[task]
             return self._aggregator.restore(task=task, client=client, version=version, update=update)
         entry = restored.entries.get(version, -1)

@@ -18,7 +18,7 @@ from edgefl.experiment import Experiment
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import JOIN, LEAVE, TICK, Agenda, Due, WallClock
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, GivenBack
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator
@@ -43,7 +43,7 @@ class WallTimeline:
         core: Core,
         dynamics: Dynamics | None,
         aggregator: Aggregator,
-        evaluation: Evaluation,
+        evaluation: EvaluationQueue,
         peers: Peers,
         gate: Gate,
         store: Store,
@@ -90,9 +90,9 @@ class WallTimeline:
         if peer is not None:
             self._gate.send(peer, messages.Cancel(task))
 
-    def heard(self, said: messages.Done | messages.Result | GivenBack) -> Iterator[Happening]:
+    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A client's task has ended; one that was told to give it up goes right before it would arrive."""
-        assert not isinstance(said, messages.Result), "no worker serves the wall clock"
+        assert not isinstance(said, messages.TaskResult), "no worker serves the wall clock"
         client, now_s = said.client, self.clock.now_s()
         why = self._leaving.pop(client, None)
         if isinstance(said, messages.Done):

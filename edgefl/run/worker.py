@@ -48,7 +48,7 @@ class VirtualWorker:
         self._task = -1
         """The task that is being computed."""
         self._cancelled = False
-        self._results: list[messages.Result] = []
+        self._results: list[messages.TaskResult] = []
         self._told_ns = self._look_ns = 0
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class VirtualWorker:
 
     def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         match message:
-            case messages.Work(tasks=tasks):
+            case messages.Tasks(tasks=tasks):
                 self._hand.extend((task, frames) for task in tasks)
             case messages.Withdraw(tasks=tasks):
                 self._cancelled |= self._task in tasks
@@ -110,7 +110,7 @@ class VirtualWorker:
         self._server.attempt(task, lambda: self._results.append(self._compute(task, frames)))
         self._task = -1
 
-    def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.Result:
+    def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.TaskResult:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
         base, vector, cut = self._base(task, frames), self._workload.flat.array, task.cut
@@ -135,7 +135,7 @@ class VirtualWorker:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         else:
             self._transport.put(task, 0, raw)
-        return messages.Result(
+        return messages.TaskResult(
             task=task.task,
             trained_version=task.version - failpoints.hit("stale", *place),
             steps=trained.steps,

@@ -32,7 +32,7 @@ from edgefl.parameters.update_format import FORMATS
 from edgefl.run.control import Prepared
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Device as KnownClient
+from edgefl.strategies.base import Client
 
 MEASURED_TRIPS = 5
 CACHE_BYTES = 64 * 2**20
@@ -148,7 +148,7 @@ class Workload:
             size=self.flat.size,
             layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
             clients=[
-                KnownClient(info.client, info.profile, len(rows), work.steps, plan.down_s, plan.compute_s)
+                Client(info.client, info.profile, len(rows), work.steps, plan.down_s, plan.compute_s)
                 for info, rows, work, plan in zip(self._clients, self._rows, works, plans, strict=True)
             ],
             labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],

@@ -27,7 +27,7 @@ from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.client import Client
+from edgefl.run.client import ClientProcess
 from edgefl.run.process import become_child, hear_no_stops_of_children, keep_freed_memory
 from edgefl.run.worker import Evaluator, VirtualWorker
 
@@ -137,7 +137,7 @@ class Zygote:
         set_timer_slack()
         set_time_slice(SLICE_NS)
         if spec.role == control.CLIENT:
-            Client(spec, workload, buffer, lifeline, limits).run()
+            ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
         keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
         workload.settle()

@@ -20,7 +20,7 @@ from typing import Any
 from edgefl.errors import ConfigError, unknown
 from edgefl.loading import load_attribute
 from edgefl.strategies.base import (
-    Device,
+    Client,
     ServerOptimizer,
     Step,
     Strategy,
@@ -32,7 +32,7 @@ from edgefl.strategies.rounds import Rounds
 
 __all__ = [
     "Buffered",
-    "Device",
+    "Client",
     "Rounds",
     "ServerOptimizer",
     "Step",

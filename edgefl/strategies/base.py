@@ -70,7 +70,7 @@ class Arrivals(NamedTuple):
     """Clients an emulated second."""
 
 
-class Device(NamedTuple):
+class Client(NamedTuple):
     """What a strategy may know of one client from the start."""
 
     client: int
@@ -92,7 +92,7 @@ class View(Protocol):
     @property
     def now_s(self) -> float: ...
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[Client]:
         """Every client of the fleet, connected or not; ``devices[i].client == i``."""
 
     @property
@@ -211,7 +211,7 @@ class Strategy:
         """The process by which clients come and may be started; None: any idle client, at any time."""
         return None
 
-    def begin(self, devices: Sequence[Device]) -> Any:
+    def begin(self, devices: Sequence[Client]) -> Any:
         """The strategy's own state at the start of a run."""
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgefl.experiment import Count
-from edgefl.strategies.base import Device, Step, Strategy, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 
 @dataclass
@@ -33,7 +33,7 @@ class DeFedAvgNIID(Strategy):
     pause: bool = False
     """A client trains again only once its send buffer was taken (section 2.3: saves energy)."""
 
-    def begin(self, devices: Sequence[Device]) -> SendBuffers:
+    def begin(self, devices: Sequence[Client]) -> SendBuffers:
         return SendBuffers()
 
     def assign(self, state: SendBuffers, view: View) -> Sequence[int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, Positive
-from edgefl.strategies.base import Device, Step, Strategy, Until, View
+from edgefl.strategies.base import Client, Step, Strategy, Until, View
 
 
 @dataclass
@@ -65,7 +65,7 @@ class FAVANO(Strategy):
     def lockstep(self) -> bool:
         return True
 
-    def begin(self, devices: Sequence[Device]) -> Polls:
+    def begin(self, devices: Sequence[Client]) -> Polls:
         return Polls()
 
     def assign(self, state: Polls, view: View) -> Sequence[int]:
@@ -81,12 +81,12 @@ class FAVANO(Strategy):
         gain = 1.0 / alpha if alpha > 0.0 else 0.0
         return Until(poll * self.interval_s, gain, per_step=self.form == "stochastic")
 
-    def alpha(self, device: Device, first_s: float, clients: int) -> float:
+    def alpha(self, device: Client, first_s: float, clients: int) -> float:
         """E[min(E, K)], or P(E > 0), of a client whose first chance to be taken is ``first_s`` from now.
 
-        >>> FAVANO(participants=1, interval_s=2.0).alpha(Device(0, "pi-4", 60, steps=3), 2.0, clients=2)
+        >>> FAVANO(participants=1, interval_s=2.0).alpha(Client(0, "pi-4", 60, steps=3), 2.0, clients=2)
         3.0
-        >>> slow = Device(0, "pi-4", 60, steps=4, compute_s=8.0)
+        >>> slow = Client(0, "pi-4", 60, steps=4, compute_s=8.0)
         >>> FAVANO(participants=1, interval_s=2.0).alpha(slow, 2.0, clients=2)  # 1/2 + 2/4 + 3/8 + 4/8
         1.875
         """

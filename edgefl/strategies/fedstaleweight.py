@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from edgefl.experiment import Count, Decay, Positive
-from edgefl.strategies.base import Device, Update, View
+from edgefl.strategies.base import Client, Update, View
 from edgefl.strategies.buffered import Buffered
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FedStaleWeight(Buffered):
     decay: Decay = 0.8
     """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
 
-    def begin(self, devices: Sequence[Device]) -> Expectation:
+    def begin(self, devices: Sequence[Client]) -> Expectation:
         from edgefl.kernels import MovingAverage
 
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)

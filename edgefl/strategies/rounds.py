@@ -11,7 +11,7 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, NonNegative
-from edgefl.strategies.base import Device, Step, Strategy, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Rounds(Strategy):
         """A round's members, and as many again that are still giving up a task of the round before."""
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 
-    def begin(self, devices: Sequence[Device]) -> Round:
+    def begin(self, devices: Sequence[Client]) -> Round:
         return Round()
 
     def assign(self, state: Round, view: View) -> Sequence[int]:

@@ -34,14 +34,14 @@ SEEDS = [
         messages.Gone(3, 1, 40, "cancelled"),
         messages.Trained(
             [
-                messages.Result(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0),
-                messages.Result(41, 7, 5, 0.5, 0, 0.5, 2.0),
+                messages.TaskResult(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0),
+                messages.TaskResult(41, 7, 5, 0.5, 0, 0.5, 2.0),
             ]
         ),
         messages.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
         messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
         messages.Cancel(40),
-        messages.Work(
+        messages.Tasks(
             [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 4, 7, 1, 3, None, None)]
         ),
         messages.Withdraw([40, 41]),

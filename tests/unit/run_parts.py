@@ -17,7 +17,7 @@ from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
 from edgefl.run.connection import Frame, Full, Unreachable
 from edgefl.run.engine import Engine
-from edgefl.run.evaluation import Evaluation
+from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Checked, Gate
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
@@ -108,7 +108,7 @@ class Parts:
             self.gauge,
             self.watch,
         )
-        self.evaluation = Evaluation(self.aggregator, self.gate, self.peers)
+        self.evaluation = EvaluationQueue(self.aggregator, self.gate, self.peers)
         self.clock = WallClock(1.0, monotonic=self.hand)
         self._tasks = itertools.count()
 

@@ -18,14 +18,14 @@ from safetensors.numpy import load_file, save_file
 from edgefl import kernels
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
-from edgefl.parameters.checkpoint import KEEP, Checkpoint, Layout, latest, write
+from edgefl.parameters.checkpoint import KEEP, Layout, SavedState, latest, write
 
 LAYOUT: Layout = [("fc.weight", [2, 3], 0), ("fc.bias", [2], 6), ("scale", [], 8)]
 MODEL = np.arange(9, dtype=np.float32) - 4.5
 
 
-def made(seq: int = 12, **changes: object) -> Checkpoint:
-    start = Checkpoint(
+def made(seq: int = 12, **changes: object) -> SavedState:
+    start = SavedState(
         version=3,
         journal_seq=seq,
         emulated_s=1.1,
@@ -41,7 +41,7 @@ def made(seq: int = 12, **changes: object) -> Checkpoint:
     return replace(start, **changes)
 
 
-def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+def assert_same(one: SavedState, other: SavedState) -> None:
     for name in ("version", "journal_seq", "emulated_s", "wall_s", "answers"):
         assert getattr(one, name) == getattr(other, name)
     assert one.model.tobytes() == other.model.tobytes()
@@ -81,7 +81,7 @@ def test_any_numbers_come_back_bit_for_bit(
     folder = tmp_path_factory.mktemp("any")
     with np.errstate(all="ignore"):
         raw = (model * 2).view(np.uint8)
-        given_one = Checkpoint(
+        given_one = SavedState(
             0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, raw)
         )
         write(folder, given_one, [])
@@ -223,12 +223,12 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from edgefl.parameters.checkpoint import Checkpoint, write
+from edgefl.parameters.checkpoint import SavedState, write
 folder, final = Path(sys.argv[1]), sys.argv[2] == "final"
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
 model = np.ones(1 << 15, np.float32)
 try:
-    write(folder, Checkpoint(2, 20, 1.0, 1.0, model, [], {}), [("w", [1 << 15], 0)], final=final)
+    write(folder, SavedState(2, 20, 1.0, 1.0, model, [], {}), [("w", [1 << 15], 0)], final=final)
 except OSError as error:
     print(error.strerror)
 """
@@ -310,7 +310,7 @@ def fsync(fd):
     real(fd)
 os.fsync = fsync
 model = np.full(9, 8, np.float32)
-checkpoint.write(Path(sys.argv[1]), checkpoint.Checkpoint(8, 8, 1.0, 1.0, model, [], {}), [])
+checkpoint.write(Path(sys.argv[1]), checkpoint.SavedState(8, 8, 1.0, 1.0, model, [], {}), [])
 """
 
 

@@ -12,12 +12,12 @@ from edgefl.core import Core
 from edgefl.core.events import (
     Action,
     Arrived,
-    Cancel,
     Evaluate,
     Failed,
     Joined,
     Left,
     Release,
+    Revoke,
     Sum,
     Summed,
     Ticked,
@@ -230,9 +230,9 @@ def test_time_never_goes_back_and_is_always_a_number() -> None:
 def test_max_staleness_cancels_before_the_training_is_paid_for() -> None:
     core = started(3, strategy=FedBuff(buffer_size=1, max_staleness=1))
     core.handle(arrived(0, 0))
-    assert only(core.handle(Summed(1, 1.0)), Cancel) == []
+    assert only(core.handle(Summed(1, 1.0)), Revoke) == []
     core.handle(arrived(0, 3, base=1))
-    assert only(core.handle(Summed(2, 2.0)), Cancel) == [Cancel(1, 1), Cancel(2, 2)]
+    assert only(core.handle(Summed(2, 2.0)), Revoke) == [Revoke(1, 1), Revoke(2, 2)]
     assert core.handle(Failed(1, 1, 2.0, "cancelled")) == [
         Release(1, "discarded", "cancelled"),
         Train(1, 5, 2, 1),
@@ -245,9 +245,9 @@ def test_max_staleness_cancels_before_the_training_is_paid_for() -> None:
 def test_a_task_is_cancelled_once() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1, max_staleness=0))
     core.handle(arrived(0, 0))
-    assert only(core.handle(Summed(1, 1.0)), Cancel) == [Cancel(1, 1)]
+    assert only(core.handle(Summed(1, 1.0)), Revoke) == [Revoke(1, 1)]
     core.handle(arrived(0, 2, base=1))
-    assert only(core.handle(Summed(2, 1.0)), Cancel) == []
+    assert only(core.handle(Summed(2, 1.0)), Revoke) == []
 
 
 def test_a_new_task_of_a_client_whose_old_one_was_cancelled_is_not_cancelled() -> None:

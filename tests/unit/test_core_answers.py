@@ -15,9 +15,9 @@ from edgefl.core.events import (
     Action,
     Arrived,
     Evaluate,
+    Finish,
     Joined,
     Release,
-    Stop,
     Sum,
     Summed,
     Ticked,
@@ -186,7 +186,7 @@ def test_a_kept_update_stays_held_and_may_be_used_again() -> None:
     assert core.handle(Summed(2, 1.0)) == [
         Evaluate(2),
         Release(0, "discarded", "the run is over"),
-        Stop("versions"),
+        Finish("versions"),
     ]
     assert core.applied == 2
 

@@ -14,16 +14,16 @@ from edgefl.core import Core
 from edgefl.core.events import (
     Action,
     Arrived,
-    Cancel,
     Evaluate,
     Evaluated,
     Event,
     Failed,
+    Finish,
     Halted,
     Joined,
     Left,
     Release,
-    Stop,
+    Revoke,
     Sum,
     Summed,
     Ticked,
@@ -111,7 +111,7 @@ class Rules:
                 assert (task, version) == (self.started + 1, self.core.version)
                 self.started = task
                 self.running[client] = action
-            case Cancel(client, task):
+            case Revoke(client, task):
                 assert self.running[client].task == task
             case Sum(version, tasks, weights, _):
                 assert not self.over
@@ -129,7 +129,7 @@ class Rules:
                 assert self.evaluated[version] == 1
             case Wake(at_s):
                 assert at_s > self.core.now_s
-            case Stop():
+            case Finish():
                 self.over = True
 
 

@@ -13,11 +13,11 @@ from edgefl.core.events import (
     Evaluate,
     Evaluated,
     Failed,
+    Finish,
     Halted,
     Joined,
     Left,
     Release,
-    Stop,
     Sum,
     Summed,
     Ticked,
@@ -60,19 +60,19 @@ def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
 def test_the_last_version_is_not_evaluated_twice() -> None:
     core = started(1, strategy=FedBuff(buffer_size=1), every=1, versions=1)
     core.handle(arrived(0, 0))
-    assert core.handle(Summed(1, 1.0)) == [Release(0, "applied"), Evaluate(1), Stop("versions")]
+    assert core.handle(Summed(1, 1.0)) == [Release(0, "applied"), Evaluate(1), Finish("versions")]
 
 
 def test_stop_at_trips_makes_the_step_that_the_last_trip_completes() -> None:
     core = started(trips=2)
     core.handle(arrived(0, 0))
     assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
-    assert core.handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Stop("trips")]
+    assert core.handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Finish("trips")]
 
 
 def test_stop_releases_what_is_held_and_then_only_what_still_runs() -> None:
     core = started(4, strategy=FedBuff(buffer_size=4), trips=1)
-    assert core.handle(arrived(0, 0)) == [Release(0, "discarded", "the run is over"), Stop("trips")]
+    assert core.handle(arrived(0, 0)) == [Release(0, "discarded", "the run is over"), Finish("trips")]
     assert core.stopped == "trips"
     assert core.handle(arrived(1, 1)) == [Release(1, "discarded", "the run is over")]
     assert core.handle(Failed(2, 2, 2.0, "x")) == [Release(2, "lost", "x")]
@@ -88,19 +88,19 @@ def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() ->
     core.handle(Joined(1, 0.0))
     assert core.handle(arrived(0, 0, at_s=10.0)) == [
         Release(0, "discarded", "the run is over"),
-        Stop("emulated_s"),
+        Finish("emulated_s"),
     ]
     other = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0))
     other.handle(Joined(0, 0.0))
     assert other.handle(Ticked(9.9)) == [Wake(10.0)]  # the timer was early
-    assert other.handle(Ticked(10.0)) == [Stop("emulated_s")]
+    assert other.handle(Ticked(10.0)) == [Finish("emulated_s")]
 
 
 def test_stop_at_an_accuracy() -> None:
     core = started(accuracy=0.8)
     for low in (0.5, math.nan):
         assert core.handle(Evaluated(0, 1.0, low)) == []
-    assert core.handle(Evaluated(0, 1.0, 0.8)) == [Stop("accuracy")]
+    assert core.handle(Evaluated(0, 1.0, 0.8)) == [Finish("accuracy")]
 
 
 def test_accuracy_means_nothing_to_a_run_that_does_not_stop_by_it() -> None:
@@ -112,7 +112,7 @@ def test_the_server_can_end_the_run_also_while_a_sum_is_outstanding() -> None:
     core.handle(arrived(0, 0))
     core.handle(arrived(1, 1))
     assert core.handle(Halted(1.0, "wall_s")) == []
-    assert core.handle(Summed(1, 1.0))[-1] == Stop("wall_s")
+    assert core.handle(Summed(1, 1.0))[-1] == Finish("wall_s")
 
 
 def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
@@ -121,4 +121,4 @@ def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
         actions = core.handle(Failed(0, core.task_of(0) or 0, 1.0, "broken"))
         if core.stopped:
             break
-    assert actions[-1] == Stop("no progress: 111 tasks in a row failed or gave a bad update")
+    assert actions[-1] == Finish("no progress: 111 tasks in a row failed or gave a bad update")

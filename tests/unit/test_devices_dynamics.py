@@ -15,7 +15,7 @@ from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.errors import ConfigError
 from edgefl.experiment import Churn, Experiment, Fleet, Stop
-from edgefl.strategies.base import Device
+from edgefl.strategies.base import Client
 from edgefl.strategies.fedbuff import FedBuff
 
 PROFILE = """
@@ -73,7 +73,7 @@ class World:
         assert book is not None
         self.book: Dynamics = book
         self.core = Core(
-            FedBuff(buffer_size=2), [Device(i, "hot", 10) for i in range(clients)], 3, wanted.stop
+            FedBuff(buffer_size=2), [Client(i, "hot", 10) for i in range(clients)], 3, wanted.stop
         )
         self.journal: list[Event] = []
         self.released: list[tuple[int, str]] = []

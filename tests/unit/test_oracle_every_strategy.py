@@ -19,11 +19,11 @@ import pytest
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.seeds import stream
-from edgefl.strategies import Device, names, resolve
+from edgefl.strategies import Client, names, resolve
 from edgefl.testing import Vector, run_in_memory
 
 TARGETS, STEPS, DURATIONS, RATE = (1.0, 10.0, 100.0), (2, 1, 4), (2.0, 3.0, 7.0), 0.1
-DEVICES = [Device(i, "a", n, STEPS[i], 0.0, DURATIONS[i]) for i, n in enumerate((10, 30, 60))]
+DEVICES = [Client(i, "a", n, STEPS[i], 0.0, DURATIONS[i]) for i, n in enumerate((10, 30, 60))]
 TWO, THREE = 2**-0.5, 3**-0.5
 
 Used = Sequence[tuple[int, int, float]]

@@ -13,7 +13,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Joined, Left, Sum, Ticked, Train
 from edgefl.errors import ConfigError, RunError
-from edgefl.strategies import Device, View
+from edgefl.strategies import Client, View
 from edgefl.strategies.base import Until
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedbuff import FedBuff
@@ -24,7 +24,7 @@ SPEEDS = (1.0, 10.0)
 
 def run(strategy: FAVANO, durations: Sequence[float], versions: int, steps: int = 3, seed: int = 0) -> Any:
     """A step of client i adds SPEEDS[i], so y − w_init is the number of steps made times that."""
-    devices = [Device(i, "a", 100, steps, 0.0, compute_s) for i, compute_s in enumerate(durations)]
+    devices = [Client(i, "a", 100, steps, 0.0, compute_s) for i, compute_s in enumerate(durations)]
     core = Core(strategy, devices, seed, experiment.Stop(versions=versions))
 
     def add(client: int, model: Vector, trip: int) -> Vector:
@@ -78,7 +78,7 @@ def test_one_of_two_taken_at_each_poll(form: Any) -> None:
 
 def test_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> None:
     strategy = FAVANO(participants=3, interval_s=0.7)
-    device = Device(0, "a", 100, steps=20, down_s=0.3, compute_s=9.0)
+    device = Client(0, "a", 100, steps=20, down_s=0.3, compute_s=9.0)
     rng = np.random.default_rng(1)
     intervals = rng.geometric(3 / 10, size=400_000) - 1
     made = np.clip(np.floor((0.2 + 0.7 * intervals - 0.3) / 0.45), 0, 20)
@@ -90,7 +90,7 @@ def test_alpha_is_the_mean_over_the_polls_that_may_take_the_client() -> None:
 
 @pytest.mark.parametrize(("compute_s", "alpha"), [(0.0, 5.0), (5.0, 2.0), (1e9, 0.0)])
 def test_alpha_of_all_taken_is_the_steps_of_an_interval(compute_s: float, alpha: float) -> None:
-    device = Device(0, "a", 100, steps=5, compute_s=compute_s)
+    device = Client(0, "a", 100, steps=5, compute_s=compute_s)
     assert FAVANO(participants=2, interval_s=2.0).alpha(device, 2.0, clients=2) == alpha
 
 

@@ -11,19 +11,19 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import (
     Arrived,
-    Cancel,
     Event,
     Failed,
     Joined,
     Left,
     Release,
+    Revoke,
     Sum,
     Summed,
     Ticked,
     Train,
     Wake,
 )
-from edgefl.strategies import Device, Strategy, resolve
+from edgefl.strategies import Client, Strategy, resolve
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedavgm import FedAvgM
 from edgefl.strategies.fednova import FedNova
@@ -31,10 +31,10 @@ from edgefl.strategies.fedprox import FedProx
 from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
 
 DELTAS = (1.0, 10.0, 100.0)
-DEVICES = [Device(0, "a", 10), Device(1, "a", 30), Device(2, "b", 60)]
+DEVICES = [Client(0, "a", 10), Client(1, "a", 30), Client(2, "b", 60)]
 
 
-def core_of(strategy: Strategy, versions: int = 3, devices: Sequence[Device] = DEVICES) -> Core:
+def core_of(strategy: Strategy, versions: int = 3, devices: Sequence[Client] = DEVICES) -> Core:
     return Core(strategy, devices, 0, experiment.Stop(versions=versions))
 
 
@@ -101,7 +101,7 @@ def test_over_selection_takes_the_first_and_counts_the_rest_as_trips() -> None:
     average = (10 * 1 + 60 * 100) / 70
     assert numbers(result) == pytest.approx([0, *(average * version for version in (1, 2, 3, 4))])
     assert core.now_s == 8.0
-    assert [action.client for action in result.actions if isinstance(action, Cancel)] == [1, 1, 1, 1]
+    assert [action.client for action in result.actions if isinstance(action, Revoke)] == [1, 1, 1, 1]
     assert (core.trips, core.discarded) == (2 * 4 + 3, 3)  # the last round's straggler still runs
     assert core.staleness_max == 0
 
@@ -167,7 +167,7 @@ def test_a_straggler_that_finished_before_the_cancel_reached_it_is_discarded() -
     core.handle(arrive(begun[0]))
     core.handle(arrive(begun[1]))
     actions = core.handle(Summed(1, 1.0))
-    assert Cancel(begun[2].client, begun[2].task) in actions
+    assert Revoke(begun[2].client, begun[2].task) in actions
     assert core.handle(arrive(begun[2], 1.1))[0] == Release(begun[2].task, "discarded")
     assert core.held == []
 

@@ -75,15 +75,17 @@ class Virtual(Parts):
         """Tasks that this worker is given at this flush."""
         self.timeline.flush()
         told = self.socket.told(self.worker(number))
-        return [task for message in told if isinstance(message, messages.Work) for task in message.tasks]
+        return [task for message in told if isinstance(message, messages.Tasks) for task in message.tasks]
 
     def compute(self, task: messages.Task, worker: int = 0) -> None:
         """The worker says that this task's update is whole."""
         lease = self.aggregator.leases[task.task]
-        result = messages.Result(task.task, task.version, 2, 0.5, self.written(task.task, lease), 0.1, 20.0)
+        result = messages.TaskResult(
+            task.task, task.version, 2, 0.5, self.written(task.task, lease), 0.1, 20.0
+        )
         self.say(self.worker(worker), messages.Trained([result]))
         for _, said in self.received():
-            assert isinstance(said, messages.Result)
+            assert isinstance(said, messages.TaskResult)
             take(self.engine, self.timeline.heard(said))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Failed, Joined, Sum, Summed, Train
-from edgefl.strategies import Device
+from edgefl.strategies import Client
 from edgefl.strategies.asynchronous import _Without
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 
@@ -22,7 +22,7 @@ def test_the_rest_is_the_rest(clients: set[int], others: set[int]) -> None:
 
 def test_the_ledger_knows_who_trained_from_the_current_version() -> None:
     rng = np.random.default_rng(5)
-    devices = [Device(client, "pi-4", 10) for client in range(12)]
+    devices = [Client(client, "pi-4", 10) for client in range(12)]
     strategy = FedStaleWeight(buffer_size=3, concurrency=6, restart="new-version")
     core = Core(strategy, devices, 1, experiment.Stop())
     actions = [action for client in range(12) for action in core.handle(Joined(client, 0.0))]

@@ -29,7 +29,7 @@ class Workers:
         self.dispatch.add(messages.Task(task, task, 0, 0, 0, task, None, None), due_s)
 
     def finish(self, task: int, cpu_s: float = 1.0) -> None:
-        self.dispatch.finished(messages.Result(task, 0, 1, 0.5, 1, cpu_s, 9.0))
+        self.dispatch.finished(messages.TaskResult(task, 0, 1, 0.5, 1, cpu_s, 9.0))
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ FROM_CLIENT: list[messages.FromClient] = [
     messages.Gone(3, 1, 40, "cancelled"),
     messages.Trained(
         [
-            messages.Result(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0),
-            messages.Result(41, 7, 5, 0.25, 0, 0.0, 2.0),
+            messages.TaskResult(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0),
+            messages.TaskResult(41, 7, 5, 0.25, 0, 0.0, 2.0),
         ]
     ),
     messages.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
@@ -40,7 +40,7 @@ FROM_CLIENT: list[messages.FromClient] = [
 FROM_SERVER: list[messages.FromServer] = [
     messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
     messages.Cancel(40),
-    messages.Work(
+    messages.Tasks(
         [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 0, 7, 1, 3, None, None)]
     ),
     messages.Withdraw([40, 41]),
@@ -63,7 +63,7 @@ clients_words: st.SearchStrategy[messages.FromClient] = st.one_of(
     st.builds(
         messages.Trained,
         st.lists(
-            st.builds(messages.Result, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
+            st.builds(messages.TaskResult, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
         ),
     ),
     class_counts.flatmap(
@@ -95,7 +95,7 @@ def test_what_the_server_says_is_what_a_client_hears(a: int, b: int, c: int) -> 
     for message in (
         task,
         messages.Cancel(a),
-        messages.Work([task, task]),
+        messages.Tasks([task, task]),
         messages.Withdraw([a, b, c]),
         messages.Assess(a, b),
         messages.Bye(),
@@ -109,7 +109,7 @@ def test_every_message_of_the_protocol_is_in_these_tests() -> None:
         for kind in vars(messages).values()
         if isinstance(kind, type) and issubclass(kind, messages._Message) and kind is not messages._Message
     }
-    assert {type(message) for message in ALL} | {messages.Spent, messages.Cut, messages.Result} == kinds
+    assert {type(message) for message in ALL} | {messages.Spent, messages.Cut, messages.TaskResult} == kinds
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
 
