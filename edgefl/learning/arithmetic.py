@@ -1,4 +1,4 @@
-"""How training computes: on which device, in which precision, with images laid out how."""
+"""How training computes: device, precision, layout of images in memory, and torch's random stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,25 @@ from torch import Tensor
 from edgefl.errors import ConfigError
 from edgefl.experiment import Training
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.randomness import torch_seed
+
+
+@contextmanager
+def torch_seed(seed: int) -> Iterator[None]:
+    """Let torch's CPU stream start from ``seed`` inside, and give it back as it was.
+
+    >>> with torch_seed(1):
+    ...     first = torch.rand(1)
+    >>> with torch_seed(1):
+    ...     bool(torch.rand(1) == first)
+    True
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 @dataclass(frozen=True, kw_only=True)

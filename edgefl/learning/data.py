@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
-from edgefl.learning.cifar import BATCHES, find_cifar, load_cifar
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
-from edgefl.learning.digits import load_digits
-from edgefl.learning.idx import find_idx, load_idx
+from edgefl.learning.image_sets import BATCHES, find_cifar, find_idx, load_cifar, load_digits, load_idx
 from edgefl.learning.leaf import find_leaf, load_leaf
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
@@ -99,8 +97,6 @@ def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
 
 
 def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
-    if most < 1:
-        raise ConfigError(f"data.max_examples must be at least 1 (got {most})")
     if most >= len(dataset.train_y):
         return dataset
     rows = np.sort(stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])

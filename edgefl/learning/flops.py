@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.errors import ConfigError
-from edgefl.learning.randomness import torch_seed
+from edgefl.learning.arithmetic import torch_seed
 
 BATCH = 2
 """Batch normalisation refuses a batch of one; matrix products and convolutions cost the same per example."""

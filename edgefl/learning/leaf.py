@@ -3,23 +3,234 @@
     FOLDER/train/*.json, FOLDER/test/*.json
     {"users": [NAME, …], "num_samples": [COUNT, …], "user_data": {NAME: {"x": […], "y": […]}, …}}
 
-What the examples are follows from the first one: `edgefl.learning.leaf_examples`. Every example keeps its
-user, so that ``partition = "natural"`` can give each client the data of one. All files are read before a run
-starts, user by user; of a data set that does not fit in memory, let LEAF's own script sample a part.
+The first example says which data set it is:
+
+=============  ====================================  ========================================  =======
+first ``x``    as in                                 becomes                                   classes
+=============  ====================================  ========================================  =======
+784 numbers    FEMNIST                               an image of 1×28×28                       62
+other numbers  the synthetic data                    a vector                                  as seen
+five strings   Sent140: id, date, query, user, text  25 words                                  2
+a file's name  CelebA: pictures beside the JSON      a photo of 3 × ``data.image_size``²       2
+a string       Shakespeare: 80 letters               as many letters; the label is the next    80
+=============  ====================================  ========================================  =======
+
+Every example keeps its user, so that ``partition = "natural"`` can give each client the data of one. All
+files are read before a run starts; of a data set that does not fit in memory, let LEAF's own script sample a
+part.
 """
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
-from edgefl.learning.dataset import Dataset
-from edgefl.learning.leaf_examples import PHOTO, Kind, Labels, Lines, Numbers, Tweets
+from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
+
+Labels = NDArray[np.int64]
+Finished = tuple[Examples, Examples, tuple[int, ...]]
+"""Training inputs, test inputs, and the shape of one."""
+
+WORDS = 25
+"""Words of a tweet: LEAF's models see so many. Shorter ones are filled up in front, so that the last thing
+that a recurrent network sees is a word; LEAF fills up at the end, where it forgets much of what it saw."""
+VOCABULARY = 10_000
+"""Most frequent words of the training tweets that have a number of their own; FedBuff's B.1 has as many."""
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+MOST_LABELS = 100_000
+"""Labels of data whose classes are not known."""
+LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
+"""The 80 letters of LEAF's Shakespeare."""
+PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
+_WORD = re.compile(r"[\w']+|[.,!?;]")
+
+
+class Kind:
+    """One of the kinds of the table above."""
+
+    name: str
+    classes: int | None = None
+    """None: as many as labels were seen."""
+
+    def take(self, values: list[Any], where: str) -> Any:
+        """Returns one user's inputs, checked."""
+        raise NotImplementedError
+
+    def labels(self, values: list[Any], where: str) -> Labels:
+        """Returns one user's labels, checked: whole numbers, also as 1.0 or "1"."""
+        top = MOST_LABELS if self.classes is None else self.classes
+        numbers = []
+        for value in values:
+            number = value
+            if (isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)) or (
+                isinstance(value, float) and value.is_integer()
+            ):
+                number = int(value)
+            if type(number) is not int or not 0 <= number < top:
+                got = repr(value)[:40]
+                raise ConfigError(f"{where}: a label must be a whole number from 0 to {top - 1} (got {got})")
+            numbers.append(number)
+        return np.array(numbers, np.int64)
+
+    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+        """Returns all users' inputs together."""
+        raise NotImplementedError
+
+
+class Numbers(Kind):
+    """Vectors; 784 numbers are an image, as FEMNIST's."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.name = "femnist" if width == 784 else "numbers"
+        self.classes = 62 if width == 784 else None
+
+    def take(self, values: list[Any], where: str) -> NDArray[np.float32]:
+        try:
+            found = np.array(values)
+            numbers = found.dtype.kind in "iuf"  # numpy would also read "1.5" as a number
+            with np.errstate(over="ignore"):
+                rows = found.astype(np.float32) if numbers else np.empty(0, np.float32)
+        except (TypeError, ValueError, OverflowError):
+            rows = np.empty(0, np.float32)
+        if rows.shape != (len(values), self._width) or not np.isfinite(rows).all():
+            raise ConfigError(f"{where}: each x must be {self._width} finite numbers")
+        return rows
+
+    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+        if self._width != 784:
+            return np.concatenate(train), np.concatenate(test), (self._width,)
+        return _images(train), _images(test), (1, 28, 28)
+
+
+def _images(parts: list[NDArray[np.float32]]) -> Examples:
+    """As bytes where that loses nothing: LEAF writes k/255."""
+    rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
+    levels = np.rint(rows * np.float32(255.0))
+    if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
+        return Images(levels.astype(np.uint8), top=255, mean=(0.0,), std=(1.0,))
+    return rows
+
+
+class Tweets(Kind):
+    """The words of each tweet by number: the training part's most frequent, in the order of frequency."""
+
+    name = "sent140"
+    classes = 2
+
+    def take(self, values: list[Any], where: str) -> list[list[str]]:
+        texts = [value[4] if isinstance(value, list) and len(value) == 5 else None for value in values]
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{where}: each x must be five strings, the last one the tweet")
+        return [_WORD.findall(str(text).lower())[:WORDS] for text in texts]
+
+    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+        counts = Counter(word for user in train for tweet in user for word in tweet)
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:VOCABULARY]
+        numbers = {word: number for number, (word, _) in enumerate(ranked, FIRST_WORD)}
+
+        def tokens(users: list[list[list[str]]]) -> Tokens:
+            tweets = [tweet for user in users for tweet in user]
+            out = np.full((len(tweets), WORDS), PADDING, np.uint16)
+            for row, tweet in enumerate(tweets):
+                out[row, WORDS - len(tweet) :] = [numbers.get(word, UNKNOWN) for word in tweet]
+            return Tokens(out)
+
+        return tokens(train), tokens(test), (WORDS,)
+
+
+class Lines(Kind):
+    """Letters by number; the label is the letter that comes next."""
+
+    name = "shakespeare"
+    classes = len(LETTERS)
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._numbers = {letter: number for number, letter in enumerate(LETTERS)}
+
+    def take(self, values: list[Any], where: str) -> NDArray[np.uint8]:
+        out = np.empty((len(values), self._length), np.uint8)
+        for row, value in enumerate(values):
+            if not isinstance(value, str) or len(value) != self._length:
+                raise ConfigError(f"{where}: each x must be {self._length} letters (got {repr(value)[:40]})")
+            out[row] = [self._number(letter, "a letter of x", where) for letter in value]
+        return out
+
+    def labels(self, values: list[Any], where: str) -> Labels:
+        return np.array([self._number(value, "a label", where) for value in values], np.int64)
+
+    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+        return Tokens(np.concatenate(train)), Tokens(np.concatenate(test)), (self._length,)
+
+    def _number(self, letter: Any, what: str, where: str) -> int:
+        number = self._numbers.get(letter) if isinstance(letter, str) else None
+        if number is None:
+            raise ConfigError(
+                f"{where}: {what} must be one of LEAF's {len(LETTERS)} (got {repr(letter)[:40]})"
+            )
+        return number
+
+
+PHOTO_FOLDERS = ("raw/img_align_celeba", "img_align_celeba", "images")
+"""Where the pictures are looked for, beside ``train`` and ``test``; the first is where LEAF has them."""
+HALF = (0.5, 0.5, 0.5)
+
+
+class Photos(Kind):
+    """Squares of ``size`` pixels: the shorter side is scaled to that, the middle of the other is kept.
+
+    Normalised with mean and deviation 0.5 (FedBuff, B.1, which has 32 pixels; LEAF squeezes to 84 × 84).
+    """
+
+    name = "celeba"
+    classes = 2
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._size = size
+        found = [folder / name for name in PHOTO_FOLDERS if (folder / name).is_dir()]
+        if not found:
+            raise ConfigError(f"{folder}: CelebA's pictures not found; looked for {', '.join(PHOTO_FOLDERS)}")
+        self._pictures = found[0]
+
+    def take(self, values: list[Any], where: str) -> NDArray[np.uint8]:
+        out = np.empty((len(values), 3, self._size, self._size), np.uint8)
+        for row, value in enumerate(values):
+            if not isinstance(value, str) or not PHOTO.fullmatch(value):
+                raise ConfigError(f"{where}: each x must be the name of a picture (got {repr(value)[:40]})")
+            out[row] = self._picture(self._pictures / value, where)
+        return out
+
+    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+        def images(parts: list[NDArray[np.uint8]]) -> Images:
+            return Images(np.concatenate(parts), top=255, mean=HALF, std=HALF)
+
+        return images(train), images(test), (3, self._size, self._size)
+
+    def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
+        from PIL import Image  # only where there are photos: every client is forked from this process
+
+        try:
+            with Image.open(file) as photo:
+                whole = photo.convert("RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ConfigError(f"{where}: {file.name} cannot be read: {error}") from None
+        scale = self._size / min(whole.size)
+        width, height = (max(self._size, round(side * scale)) for side in whole.size)
+        left, top = (width - self._size) // 2, (height - self._size) // 2
+        square = whole.resize((width, height), Image.Resampling.BILINEAR)
+        square = square.crop((left, top, left + self._size, top + self._size))
+        return np.asarray(square, np.uint8).transpose(2, 0, 1)
+
 
 SPLITS = ("train", "test")
 
@@ -131,8 +342,6 @@ def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):
         return Tweets()
     if isinstance(first, str) and PHOTO.fullmatch(first):
-        from edgefl.learning.leaf_photos import Photos
-
         return Photos(folder, image_size)
     if isinstance(first, str) and first:
         return Lines(len(first))

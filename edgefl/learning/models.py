@@ -17,9 +17,8 @@ from torch import nn
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Model
-from edgefl.learning.cnn import cnn_celeba, cnn_defedavg, cnn_fedbuff, cnn_femnist, cnn_groupnorm
-from edgefl.learning.randomness import torch_seed
-from edgefl.learning.recurrent import lstm_sent140, lstm_shakespeare
+from edgefl.learning import networks
+from edgefl.learning.arithmetic import torch_seed
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
@@ -43,13 +42,13 @@ def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> n
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
-    "cnn-fedbuff": cnn_fedbuff,
-    "cnn-defedavg": cnn_defedavg,
-    "cnn-groupnorm": cnn_groupnorm,
-    "cnn-celeba": cnn_celeba,
-    "cnn-femnist": cnn_femnist,
-    "lstm-sent140": lstm_sent140,
-    "lstm-shakespeare": lstm_shakespeare,
+    "cnn-fedbuff": networks.cnn_fedbuff,
+    "cnn-defedavg": networks.cnn_defedavg,
+    "cnn-groupnorm": networks.cnn_groupnorm,
+    "cnn-celeba": networks.cnn_celeba,
+    "cnn-femnist": networks.cnn_femnist,
+    "lstm-sent140": networks.lstm_sent140,
+    "lstm-shakespeare": networks.lstm_shakespeare,
 }
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
-from edgefl.learning.cnn import cnn_femnist
+from edgefl.learning.networks import cnn_femnist
 from edgefl.limits.calibration import MAX_CV, Measured, Rate
 
 REPETITIONS = 9

@@ -31,8 +31,8 @@ from torch import nn
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
+from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.flops import FlopCount
-from edgefl.learning.randomness import torch_seed
 from edgefl.limits.host_operations import sgd_step
 from edgefl.limits.memory import MemoryLimit, limit_memory
 from edgefl.limits.pacing import wait_until

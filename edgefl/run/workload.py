@@ -21,13 +21,12 @@ from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.data import load_data
-from edgefl.learning.evaluate import EvalResult, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
 from edgefl.learning.partition import partition
 from edgefl.learning.rule import LocalRule
-from edgefl.learning.train import Trainer, TrainResult
+from edgefl.learning.train import EvalResult, Trainer, TrainResult, evaluate
 from edgefl.parameters.update_format import FORMATS
 from edgefl.run.control import Prepared
 from edgefl.seeds import stream

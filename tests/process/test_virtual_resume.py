@@ -161,7 +161,7 @@ import os
 import signal
 from pathlib import Path
 
-from edgefl.learning.digits import load_digits
+from edgefl.learning.image_sets import load_digits
 
 
 def load(spec, seed):

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from edgefl.learning.leaf_examples import LETTERS
+from edgefl.learning.leaf import LETTERS
 
 Example = Callable[[random.Random, int], tuple[Any, Any]]
 

@@ -15,10 +15,9 @@ from edgefl import Clock, Fleet, Stop, config
 from edgefl.errors import ConfigError
 from edgefl.experiment import Training
 from edgefl.learning.arithmetic import Arithmetic
-from edgefl.learning.evaluate import evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule
-from edgefl.learning.train import Trainer
+from edgefl.learning.train import Trainer, evaluate
 
 RULE = LocalRule(steps=4, batch_size=8, momentum=0.9, prox_mu=0.1)
 

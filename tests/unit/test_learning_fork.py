@@ -19,7 +19,7 @@ from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
-from edgefl.learning.evaluate import evaluate
+from edgefl.learning.train import evaluate
 from edgefl.seeds import stream
 
 data = load_data(Data(max_examples=128), seed=0)

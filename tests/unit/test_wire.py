@@ -51,6 +51,7 @@ ALL = [*FROM_CLIENT, *FROM_SERVER]
 
 counts = st.integers(0, 2**63 - 1)
 few = st.integers(0, messages.MAX_COUNT)
+checksums = st.integers(0, 2**64 - 1)
 times = st.floats(0, 1e300)
 losses = st.floats(-1e300, 1e300)
 spent = st.builds(messages.Spent, times, times)
@@ -62,9 +63,7 @@ clients_words: st.SearchStrategy[messages.FromClient] = st.one_of(
     st.builds(messages.Gone, counts, counts, counts, st.text()),
     st.builds(
         messages.Trained,
-        st.lists(
-            st.builds(messages.TaskResult, counts, counts, few, losses, st.integers(0, 2**64 - 1), times, times)
-        ),
+        st.lists(st.builds(messages.TaskResult, counts, counts, few, losses, checksums, times, times)),
     ),
     class_counts.flatmap(
         lambda pairs: st.builds(

@@ -1,0 +1,246 @@
+"""Sets of images: scikit-learn's digits, MNIST and FashionMNIST, CIFAR-10.
+
+Digits are 1,797 images of 8×8 that scikit-learn carries, so an experiment needs no download.
+
+IDX is the format of MNIST's and FashionMNIST's publishers, gzipped or not: a big-endian header (two zero
+bytes, type 0x08 for uint8, the number of dimensions, each dimension as a 32-bit number) and then the bytes,
+row-major (LeCun et al., yann.lecun.com/exdb/mnist).
+
+CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) comes as binary records of one label byte and
+3,072 bytes, channel by channel, or as a pickled dictionary with ``data`` (uint8, n × 3072) and ``labels``,
+read as data by `edgefl.plain_pickle`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError
+from edgefl.learning.dataset import Dataset, Images
+from edgefl.plain_pickle import PickleError, read_plain_pickle
+from edgefl.seeds import stream
+
+CLASSES = 10
+"""Of each of these sets."""
+
+DIGITS_TOP = 16
+DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
+"""Of the whole set, as a share of the highest value."""
+
+
+def load_digits(test_fraction: float, seed: int) -> Dataset:
+    """The digits, with ``test_fraction`` of each class, drawn by ``seed``, held out for the test.
+
+    >>> digits = load_digits(0.2, seed=0)
+    >>> len(digits.train_x), len(digits.test_x), digits.input_shape, digits.train_x[:2].dtype
+    (1438, 359, (1, 8, 8), dtype('float32'))
+    """
+    pixels, labels = _read_digits()
+    test = held_out(labels, test_fraction, seed)
+    images = Images(pixels.reshape(-1, 1, 8, 8), top=DIGITS_TOP, mean=[DIGITS_MEAN], std=[DIGITS_STD])
+    return Dataset(
+        name="digits",
+        train_x=images.take(np.flatnonzero(~test)),
+        train_y=labels[~test],
+        test_x=images.take(np.flatnonzero(test)),
+        test_y=labels[test],
+        classes=CLASSES,
+        input_shape=(1, 8, 8),
+    )
+
+
+def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which examples are the test: ``fraction`` of each class to the nearest, at least one of each.
+
+    >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
+    np.int64(2)
+    """
+    rng = stream(seed, "test-split")
+    test = np.zeros(len(labels), np.bool_)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test[rng.permutation(members)[:count]] = True
+    return test
+
+
+def _read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    # Importing scikit-learn would take a second, tens of megabytes and OpenMP into every forked client.
+    spec = importlib.util.find_spec("sklearn")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            with gzip.open(file, "rt", encoding="ascii") as lines:
+                table = np.loadtxt(lines, delimiter=",", dtype=np.float64)
+            return table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
+    if spec is None:
+        raise ConfigError("data.name 'digits' needs scikit-learn, which carries it (got no scikit-learn)")
+    from sklearn.datasets import load_digits as ask
+
+    pixels, labels = ask(return_X_y=True)
+    return np.asarray(pixels, np.uint8), np.asarray(labels, np.int64)
+
+
+MAX_BYTES = 1 << 31
+MEAN_STD = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
+IDX_SPLITS = ("train", "t10k")
+
+
+def find_idx(folder: Path) -> list[Path] | None:
+    """The four files (training images and labels, test images and labels) if ``folder`` has them all."""
+    found = []
+    for split in IDX_SPLITS:
+        for stem in ("images-idx3", "labels-idx1"):
+            names = [f"{split}-{stem}-ubyte", f"{split}-{stem.replace('-', '.')}-ubyte"]
+            files = [folder / (name + end) for name in names for end in ("", ".gz")]
+            file = next((file for file in files if file.is_file()), None)
+            if file is None:
+                return None
+            found.append(file)
+    return found
+
+
+def load_idx(name: str, files: Sequence[Path]) -> Dataset:
+    """The data set ``name`` from the four files that `find_idx` gives; raises `ConfigError` for a bad one."""
+    mean, std = MEAN_STD[name]
+    parts: list[tuple[Images, NDArray[np.int64]]] = []
+    for images_file, labels_file in (files[:2], files[2:]):
+        pixels, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+        if len(pixels) != len(labels):
+            raise ConfigError(
+                f"{labels_file}: {len(labels)} labels for the {len(pixels)} images of {images_file.name}"
+            )
+        if int(labels.max()) >= CLASSES:
+            raise ConfigError(f"{labels_file}: labels must be in [0, {CLASSES}) (got {int(labels.max())})")
+        parts.append((Images(pixels[:, None], top=255, mean=[mean], std=[std]), labels.astype(np.int64)))
+    (train_x, train_y), (test_x, test_y) = parts
+    if train_x.shape[1:] != test_x.shape[1:]:
+        raise ConfigError(
+            f"{files[2]}: images of {_by(test_x.shape[2:])}, but {files[0].name} has {_by(train_x.shape[2:])}"
+        )
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        classes=CLASSES,
+        input_shape=train_x.shape[1:],
+    )
+
+
+def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The uint8 array of so many dimensions in an IDX file; raises `ConfigError` for another."""
+    try:
+        with _open_idx(file) as stream:
+            return _parse_idx(file, stream, dimensions)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+
+
+def _open_idx(file: Path) -> gzip.GzipFile | IO[bytes]:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+
+
+def _parse_idx(file: Path, stream: gzip.GzipFile | IO[bytes], dimensions: int) -> NDArray[np.uint8]:
+    head = stream.read(4 + 4 * dimensions)
+    magic = bytes([0, 0, 8, dimensions])
+    if head[:4] != magic:
+        raise ConfigError(f"{file}: an IDX file of bytes starts with {magic.hex()} (got {head[:4].hex()})")
+    if len(head) != 4 + 4 * dimensions:
+        raise ConfigError(f"{file}: cut short in its header ({len(head)} bytes)")
+    shape = struct.unpack(f">{dimensions}I", head[4:])
+    size = math.prod(shape)
+    if not 0 < size <= MAX_BYTES:
+        raise ConfigError(f"{file}: must hold 1 to {MAX_BYTES} bytes (its header says {_by(shape)})")
+    body = stream.read(size)
+    if len(body) != size:
+        raise ConfigError(f"{file}: cut short: {len(body)} bytes where its header says {_by(shape)} = {size}")
+    if stream.read(1):
+        raise ConfigError(f"{file}: bytes left over after the {_by(shape)} = {size} that its header says")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+CIFAR_SHAPE = (3, 32, 32)
+RECORD_BYTES = 1 + 3 * 32 * 32
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR_STD = (0.2470, 0.2435, 0.2616)
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST_BATCH = "test_batch"
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def find_cifar(folder: Path) -> list[Path] | None:
+    """The training batches that ``folder`` has (at least one) and, last, its test batch."""
+    for end in (".bin", ""):
+        train = [folder / (name + end) for name in BATCHES if (folder / (name + end)).is_file()]
+        test = folder / (TEST_BATCH + end)
+        if train and test.is_file():
+            return [*train, test]
+    return None
+
+
+def load_cifar(files: Sequence[Path]) -> Dataset:
+    """CIFAR-10 from the files that `find_cifar` gives; raises `ConfigError` for a bad one."""
+    *train, test = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    return Dataset(
+        name="cifar-10",
+        train_x=Images(
+            np.concatenate([pixels for pixels, _ in train]), top=255, mean=CIFAR_MEAN, std=CIFAR_STD
+        ),
+        train_y=np.concatenate([labels for _, labels in train]),
+        test_x=Images(np.ascontiguousarray(test[0]), top=255, mean=CIFAR_MEAN, std=CIFAR_STD),
+        test_y=test[1],
+        classes=CLASSES,
+        input_shape=CIFAR_SHAPE,
+    )
+
+
+def _read_binary(file: Path) -> Batch:
+    try:
+        raw = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    if raw.size == 0 or raw.size % RECORD_BYTES:
+        raise ConfigError(f"{file}: must be whole records of {RECORD_BYTES} bytes (got {raw.size} bytes)")
+    records = raw.reshape(-1, RECORD_BYTES)
+    return _batch(file, records[:, 1:], records[:, 0])
+
+
+def _read_python(file: Path) -> Batch:
+    try:
+        table = read_plain_pickle(file.read_bytes())
+    except (OSError, PickleError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: must be a pickled dictionary (got {type(table).__name__})")
+    table = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in table.items()}
+    data, labels = table.get("data"), table.get("labels")
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != RECORD_BYTES - 1:
+        raise ConfigError(f"{file}: 'data' must be uint8 of shape (n, {RECORD_BYTES - 1})")
+    if not isinstance(labels, list) or len(labels) != len(data) or not all(type(y) is int for y in labels):
+        raise ConfigError(f"{file}: 'labels' must be a list of {len(data)} whole numbers")
+    if not labels or not all(0 <= label < CLASSES for label in labels):
+        raise ConfigError(f"{file}: labels must be in [0, {CLASSES}), at least one")
+    return _batch(file, data, np.array(labels))
+
+
+def _batch(file: Path, pixels: NDArray[np.uint8], labels: NDArray[np.integer]) -> Batch:
+    if int(labels.max()) >= CLASSES:
+        raise ConfigError(f"{file}: labels must be in [0, {CLASSES}) (got {int(labels.max())})")
+    return pixels.reshape(-1, *CIFAR_SHAPE), labels.astype(np.int64)
