@@ -49,7 +49,7 @@ class FolderError(RunError):
 
 
 class NotMet(EdgeflError, AssertionError):
-    """What a device test asks of a function does not hold."""
+    """A budget or baseline of a device test does not hold."""
 
 
 class OutOfDeviceMemory(NotMet):

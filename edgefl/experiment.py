@@ -1,4 +1,4 @@
-"""What the user says: one experiment, as plain frozen data.
+"""One experiment as the user gives it: plain frozen data.
 
 The TOML's tables are these classes, field for field, with each default and the bounds of each value.
 `edgefl.config` reads and checks files, and relates keys to each other.
@@ -28,29 +28,29 @@ Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
 class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Phones that come and go at random, and die."""
+    """Clients that come and go at random, and die."""
 
     mean_online_s: Positive | None = None
-    """Mean of the exponentially distributed time, emulated seconds, for which a phone is online; with
+    """Mean of the exponentially distributed time, emulated seconds, for which a client is online; with
     ``mean_offline_s``. None: it does not go by itself."""
     mean_offline_s: Positive | None = None
     """The same for the time until it is back."""
     die_per_trip: Decay = 0.0
-    """Probability that the phone's process is killed on a trip, at an instant of it drawn uniformly."""
+    """Probability that the client's process is killed on a trip, at an instant of it drawn uniformly."""
 
 
 class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Links that many phones share: client c is in cell c mod ``count``."""
+    """Links that many clients share: client c is in cell c mod ``count``."""
 
     count: Count = 1
     uplink_mbps: Positive | None = None
-    """What all phones of a cell upload at most, 10⁶ bit/s with headers; None: no limit but their own."""
+    """Limit on the uploads of all clients of a cell, 10⁶ bit/s with headers; None: only their own."""
     downlink_mbps: Positive | None = None
     """The same for downloads."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which phones there are, how they are connected, and what happens when one dies."""
+    """The devices of the clients, their networks, and the rules for clients that leave or die."""
 
     devices: Annotated[
         Annotated[dict[str, Clients], Meta(min_length=1)] | str,
@@ -70,25 +70,25 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     battery: bool = False
     """Devices with a ``[battery]`` drain it, and leave when it is at ``min_soc`` until it is charged."""
     charge: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """How full batteries are at the start, from 0 to 1."""
+    """Charge of batteries at the start, from 0 to 1."""
     availability: str | None = None
     """A JSON file of when devices are available (docs/dynamics.md), instead of what their profiles say."""
     churn: Churn = Churn()
     on_leave: Literal["lose", "finish"] = "lose"
-    """A phone that goes offline in the middle of a trip loses the task, or finishes it first."""
+    """A client that goes offline in the middle of a trip loses the task, or finishes it first."""
     cells: Cells | None = None
-    """Phones share the links of so many cells; None: each has its network for itself."""
+    """Clients share the links of cells; None: each has its network for itself."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
-    """What enforces the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` with a watch,
+    """Enforcement of the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` with a watch,
     which needs no privileges and is what ``auto`` takes, a control group, past whose limit the kernel
     kills, or nothing (``off``)."""
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
-    """What makes training as slow as the device under the wall clock: waiting after each step (``paced``), or
+    """Slows training to the device's pace under the wall clock: waiting after each step (``paced``), or
     a limit on the process's CPU time that the training knows nothing of."""
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which examples there are and which client holds which."""
+    """The examples and their split among clients."""
 
     name: str = "digits"
     path: str | None = None
@@ -105,7 +105,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which model is trained."""
+    """The model that is trained."""
 
     name: str = "mlp"
     args: dict[str, Any] = {}
@@ -115,7 +115,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client does on one trip: Q steps or E epochs of SGD on its own examples."""
+    """A client's training on one trip: Q steps or E epochs of SGD on its own examples."""
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -126,15 +126,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lr_normalization: bool = False
     """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the virtual clock's workers compute; they share a GPU."""
+    """The place where the virtual clock's workers compute; they share a GPU."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """``bfloat16``: mixed precision; the weights, their gradients and the updates stay float32."""
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
-    """How a batch of images lies in memory; ``channels_last`` is faster for some convolutions."""
+    """Layout of a batch of images in memory; ``channels_last`` is faster for some convolutions."""
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether emulated time passes on the wall or is computed."""
+    """Emulated time, which passes on the wall or is computed."""
 
     kind: Literal["wall", "virtual"] = "virtual"
     workers: Annotated[int, Meta(ge=1, le=256)] | None = None
@@ -144,15 +144,15 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the server talks and what it tolerates."""
+    """The server's transport, sums and patience."""
 
     transport: Literal["shm", "wire"] = "shm"
     update_format: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """How clients upload their numbers: 16 bits halve the bytes, int8 (a scale for 256) quarters them."""
+    """Format of uploaded numbers: 16 bits halve the bytes, int8 (a scale for 256) quarters them."""
     error_feedback: bool = True
     """A client adds what rounding left of its last update to its next (where updates are rounded)."""
     backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
-    """What sums the updates: ``auto`` is ``EDGEFL_BACKEND``, else the fastest on the CPU."""
+    """Back end that sums the updates: ``auto`` is ``EDGEFL_BACKEND``, else the fastest on the CPU."""
     heartbeat_s: Positive = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung."""
 
@@ -173,14 +173,14 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often the global model is measured on the server's test examples."""
+    """Measurements of the global model on the server's test examples."""
 
     every_versions: Count = 10
     max_examples: Count | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often the run can be resumed from."""
+    """The states of the run that it can be resumed from."""
 
     every_s: Positive = 30.0
     """Wall seconds between checkpoints, or more where they would take above 5% of the time; one is always

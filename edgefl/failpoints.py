@@ -62,12 +62,12 @@ _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
 
 
 def armed() -> bool:
-    """Whether any client is to fail at all."""
+    """Returns True if any client is to fail at all."""
     return bool(_points)
 
 
 def hit(name: str, client: int, trip: int) -> bool:
-    """Whether this client is to fail in this way on this trip."""
+    """Returns True if this client is to fail in this way on this trip."""
     return (name, client, trip) in _points
 
 

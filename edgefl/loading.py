@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError, unknown
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
-    """What ``"module:attribute"`` names; ``search_path`` holds the experiment file's folder.
+    """Returns what ``"module:attribute"`` names; ``search_path`` holds the experiment file's folder.
 
     Raises `ConfigError`, which names ``key``, if the module is not found or does not import, or has no such
     attribute.

@@ -35,8 +35,8 @@ from edgefl.core.events import (
     Wake,
 )
 from edgefl.errors import RunError
+from edgefl.kernels import steps as optimizer
 from edgefl.seeds import stream
-from edgefl.strategies import optimizer
 from edgefl.strategies.base import Client, Strategy, Update
 from edgefl.strategies.noise import TreeNoise
 

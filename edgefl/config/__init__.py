@@ -1,7 +1,7 @@
 """From what the user says to one checked experiment, and back.
 
 config   a TOML file, ``--set`` overrides and arguments to an `edgefl.Experiment`; an experiment to TOML
-checks   what no type can say: keys that depend on each other, and on the profiles they name
+checks   keys that depend on each other, and on the profiles that they name
 """
 
 from __future__ import annotations

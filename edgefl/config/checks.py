@@ -1,4 +1,4 @@
-"""What no type can say of an experiment: keys that depend on each other, and on the profiles they name."""
+"""Checks that no type expresses: keys that depend on each other, and on the profiles that they name."""
 
 from __future__ import annotations
 

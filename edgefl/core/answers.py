@@ -1,4 +1,4 @@
-"""What a strategy answers, as the core takes it: a user's own may answer anything."""
+"""Reads a strategy's answers: a user's own may answer anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.strategies.base import Step, Strategy, Until, Update
 
 
 def ask(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    """What the strategy answers, as ``read`` takes it. `RunError` if it raises.
+    """Returns the strategy's answer as ``read`` takes it. `RunError` if it raises.
 
     What each event asks the core asks without it, which takes half the time.
     """

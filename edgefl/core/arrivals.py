@@ -1,4 +1,4 @@
-"""When clients come and ask for work, where a strategy says that they come by themselves."""
+"""The instants at which clients come and ask for work, where a strategy says that they do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Schedule:
         self._process, self._rng = process, rng
         self._count = 0
         self.next_s = self._after(0.0)
-        """When the next one comes."""
+        """The next arrival."""
 
     def due(self, now_s: float) -> int:
-        """How many have come until now that were not asked for before."""
+        """Returns the number of arrivals since the last call."""
         before = self._count
         while self.next_s <= now_s:
             self._count += 1

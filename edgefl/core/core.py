@@ -71,7 +71,7 @@ class Core(Ledger):
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
         self.strategy = strategy
         self.stopped: str | None = None
-        """Why the run is over; None while it is not."""
+        """The reason why the run is over; None while it is not."""
         self._stop = stop
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._evaluate_every = evaluate_every
@@ -120,11 +120,11 @@ class Core(Ledger):
 
     @property
     def awaits(self) -> bool:
-        """Whether the strategy is asked again at some time before the end, whatever the clients do."""
+        """True if the strategy is asked again at some time before the end, whatever the clients do."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
     def pending(self) -> list[Action]:
-        """What was asked for and not answered yet, except tasks: the ``Sum`` and every ``Wake``.
+        """Returns the actions that were not answered yet, except tasks: the ``Sum`` and every ``Wake``.
 
         For a server that comes back: after a replay these are to be carried out again.
         """

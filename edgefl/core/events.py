@@ -1,4 +1,4 @@
-"""What the core is told (events) and what it answers (actions): plain data, no behaviour.
+"""The core's input (events) and output (actions): plain data, no behaviour.
 
 Events are journaled as they are, so a run can be replayed through the core. All times are emulated
 seconds since the start of the run.
@@ -93,7 +93,7 @@ class Train(msgspec.Struct, frozen=True, tag="train", repr_omit_defaults=True):
     task: int
     version: int
     trip: int
-    """How many tasks this client was given before: names the random stream of its batches."""
+    """The number of tasks that this client was given before: names the random stream of its batches."""
     until: Until | None = None
     """The training ends at an instant, wherever it is."""
 

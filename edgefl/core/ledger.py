@@ -1,4 +1,4 @@
-"""Who trains what and which updates are held: the books behind `edgefl.core`, and what strategies see."""
+"""The core's books of running tasks and held updates, which strategies see as their view."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Ledger:
 
     @property
     def training(self) -> int:
-        """How many clients have a task."""
+        """The number of clients that have a task."""
         return len(self._running)
 
     def trained_from(self, client: int) -> int:

@@ -1,4 +1,4 @@
-"""What had been asked for and not answered when a journal ends."""
+"""Tasks and measurements that were not answered when a journal ends."""
 
 from __future__ import annotations
 

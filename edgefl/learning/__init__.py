@@ -1,4 +1,4 @@
-"""What is learned: the model as one flat vector, the examples, who holds them, and the local training.
+"""Models as flat vectors, examples and their split among clients, local training and the test.
 
     flat.py        a module's parameters as views of one flat float32 vector
     models.py      the built-in models by name, and a user's own; networks.py: those of papers

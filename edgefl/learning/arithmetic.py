@@ -1,4 +1,4 @@
-"""How training computes: device, precision, layout of images in memory, and torch's random stream."""
+"""Device, precision and layout of training, and torch's random stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torch_seed(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """What a training step does beside its mathematics. Other choices give other bits, the same each time.
+    """Device, precision and layout of a training step. Other choices give other bits, the same each time.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
@@ -51,7 +51,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, training: Training) -> Arithmetic:
-        """What the experiment's ``[training]`` asks for."""
+        """The choices of the experiment's ``[training]``."""
         return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
 
     def check(self) -> None:

@@ -87,7 +87,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
-    """Where the data may be; a relative ``data.path`` starts at the experiment's folder, then here."""
+    """Folders that may hold the data; a relative ``data.path`` starts at the experiment's folder, then here."""
     if spec.path is not None:
         path = Path(spec.path).expanduser()
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
@@ -107,7 +107,7 @@ def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 
 def _checked(got: Any, name: str) -> Dataset:
-    """What a user's function gave, as a `Dataset` that fits together."""
+    """Returns a user's data as a `Dataset` that fits together."""
     if isinstance(got, tuple | list) and len(got) == 4:
         train_x, train_y, test_x, test_y = got
         labels = [_labels(train_y, name, "train_y"), _labels(test_y, name, "test_y")]

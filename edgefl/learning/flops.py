@@ -1,4 +1,4 @@
-"""What training on one example costs, counted and not guessed."""
+"""Operations of training on one example, counted and not guessed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class _Count(FlopCount):  # type: ignore[no-untyped-call]
 
 
 def _uncounted(module: nn.Module, forward: Mapping[str, int]) -> float:
-    """What layers of their own account cost; a used layer with a matrix of weights and no cost is refused."""
+    """Operations that layers declare; a used layer with a matrix of weights and no count is refused."""
     extra = 0.0
     for name, part in module.named_modules():
         if name not in forward or isinstance(part, FREE):

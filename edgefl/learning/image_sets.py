@@ -60,7 +60,7 @@ def load_digits(test_fraction: float, seed: int) -> Dataset:
 
 
 def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which examples are the test: ``fraction`` of each class to the nearest, at least one of each.
+    """Marks the test examples: ``fraction`` of each class to the nearest, at least one of each.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)

@@ -113,7 +113,7 @@ class Numbers(Kind):
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
-    """As bytes where that loses nothing: LEAF writes k/255."""
+    """Returns bytes where that loses nothing: LEAF writes k/255."""
     rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
     levels = np.rint(rows * np.float32(255.0))
     if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
@@ -182,7 +182,7 @@ class Lines(Kind):
 
 
 PHOTO_FOLDERS = ("raw/img_align_celeba", "img_align_celeba", "images")
-"""Where the pictures are looked for, beside ``train`` and ``test``; the first is where LEAF has them."""
+"""Folders of the pictures, beside ``train`` and ``test``; the first is LEAF's own."""
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -336,7 +336,7 @@ def _data_of(found: _File, user: str, where: str) -> _User:
 
 
 def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
-    """What the data set is, by its first example."""
+    """Returns the kind of data that the first example shows."""
     if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
         return Numbers(len(first))
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):

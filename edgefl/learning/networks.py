@@ -177,7 +177,7 @@ def _image(input_shape: Shape) -> int:
 
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
-    """How many numbers remain of an image after ``shrink`` took its height and width so many times."""
+    """Numbers that remain of an image after ``shrink`` took its height and width so many times."""
     _, *sides = input_shape
     for _ in range(times):
         sides = [shrink(side) for side in sides]

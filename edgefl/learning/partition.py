@@ -1,4 +1,4 @@
-"""Which client holds which training examples.
+"""The split of training examples among clients.
 
 `iid`        an even random split.
 `dirichlet`  as Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with class
@@ -111,7 +111,7 @@ def _dirichlet(
 
 
 def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Generator) -> Rows:
-    """How many of each class a client takes: ``quota`` in all, by ``shares``, never above ``left``."""
+    """Draws a client's examples of each class: ``quota`` in all, by ``shares``, never above ``left``."""
     counts = np.zeros_like(left)
     while (need := quota - int(counts.sum())) > 0:
         free = left - counts

@@ -1,4 +1,4 @@
-"""How a client trains, as data: how many steps a trip has and how large their batches are. Without torch."""
+"""A client's training as data: the steps of a trip and the sizes of their batches. Without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgefl.experiment import Training
 
 
 class Work(NamedTuple):
-    """What one trip does: how many steps, on how many examples in all (one counted each time it is used)."""
+    """Work of one trip: its steps, and their examples in all (one counted each time it is used)."""
 
     steps: int
     examples: int
@@ -19,7 +19,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRule:
-    """How a client trains on one trip: ``steps`` or ``epochs`` of SGD (neither given: one epoch).
+    """A client's training on one trip: ``steps`` or ``epochs`` of SGD (neither given: one epoch).
 
     >>> LocalRule(epochs=2, batch_size=4, lr=0.1).work(10)
     Work(steps=6, examples=20)
@@ -48,6 +48,6 @@ class LocalRule:
             yield min(self.batch_size, examples - step % epoch * self.batch_size)
 
     def work(self, examples: int) -> Work:
-        """What one trip of a client with so many examples does, known before it is done."""
+        """The work of one trip of a client with so many examples, known before it is done."""
         sizes = list(self.batches(examples))
         return Work(len(sizes), sum(sizes))

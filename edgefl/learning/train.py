@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 
 
 class TrainResult(NamedTuple):
-    """What one trip did, and the mean training loss over its examples (not finite if it diverged)."""
+    """Steps and examples of one trip, and its mean training loss (not finite if it diverged)."""
 
     steps: int
     examples: int

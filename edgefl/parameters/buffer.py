@@ -67,7 +67,7 @@ _SLOT = np.dtype(
 
 
 class SlotState:
-    """Who may write to a slot: nobody, the client it is leased to, or nobody until it is released.
+    """State of a slot: no writer, the client that it is leased to, or none until it is released.
 
     Plain numbers: a member of an enum takes as long to look up as everything else that a slot costs.
     """
@@ -79,7 +79,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the parts of a buffer are: D parameters, ring entries, slots, optimiser vectors an entry.
+    """Sizes of a buffer: D parameters, ring entries, slots, optimiser vectors an entry.
 
     ``format`` is the name of the updates' format, ``residuals`` the number of clients that keep what
     rounding left.
@@ -330,7 +330,7 @@ class ParameterBuffer:
     # ---- residuals -----------------------------------------------------------------------------
 
     def residual(self, client: int, *, new: bool = False) -> Floats:
-        """What rounding left of the client's last accepted update, float32[D].
+        """Rest that rounding left of the client's last accepted update, float32[D].
 
         ``new`` is where its next trip writes what it leaves. It counts from `accepted` on, so a trip that
         is lost, or done twice, leaves nothing.
@@ -345,7 +345,7 @@ class ParameterBuffer:
 
 
 def ring_entries(size: int, vectors: int = 0) -> int:
-    """How many versions of a model of ``size`` parameters a run keeps, with so many optimiser vectors each.
+    """Returns the number of versions that a run keeps, with so many optimiser vectors each.
 
     >>> ring_entries(1_663_370), ring_entries(25_000_000)
     (16, 5)

@@ -45,13 +45,13 @@ class SavedState:
     held: dict[int, Raw]
     """Updates in the buffer, by task, as they lie there: arrived ones, and those that arrive later."""
     residuals: dict[int, Floats] = field(default_factory=dict)
-    """What rounding left of clients' last updates, by client."""
+    """Rests that rounding left of clients' last updates, by client."""
     early_residuals: dict[int, Floats] = field(default_factory=dict)
     """The same of updates that arrive later."""
     bases: dict[int, Floats] = field(default_factory=dict)
     """Other versions that are still to be read: tasks start from them, or they are to be measured."""
     answers: bytes = b""
-    """What workers said of tasks whose arrival is not due yet, msgpack."""
+    """Answers of workers for tasks whose arrival is not due yet, msgpack."""
 
 
 def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool = False) -> Path:

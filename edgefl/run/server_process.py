@@ -12,6 +12,7 @@ from edgefl.core import Core
 from edgefl.devices.dynamics import dynamics_of
 from edgefl.devices.fleet import Trips
 from edgefl.errors import ConfigError, EdgeflError, FolderError
+from edgefl.kernels.steps import start
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results import run_folder
@@ -34,7 +35,6 @@ from edgefl.run.transport import server_end
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
-from edgefl.strategies.optimizer import start
 
 
 def main(channel_fd: int, parent_pid: int) -> int:

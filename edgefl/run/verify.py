@@ -21,6 +21,7 @@ from edgefl.core import Core
 from edgefl.core.events import Arrived, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
+from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.results import run_folder
 from edgefl.results.record import Record
@@ -29,7 +30,6 @@ from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
-from edgefl.strategies.optimizer import start
 
 Say = Callable[[int, int], None]
 """Called with the versions made again so far, and with all there are."""

@@ -4,7 +4,6 @@
     asynchronous.py  who trains when, without rounds             → fedasync
     buffered.py      … and a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
     rounds.py        draw a cohort, wait for it, step            → fedavg, fedprox, fedavgm, fedadam, …
-    optimizer.py     carries a ServerOptimizer out on flat vectors
 
 Data walks one way: the core shows a View, the strategy answers with clients to start and a Step.
 """
@@ -43,7 +42,7 @@ __all__ = [
     "resolve",
 ]
 
-_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "noise", "optimizer", "rounds"}
+_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "noise", "rounds"}
 
 
 def names() -> list[str]:

@@ -16,14 +16,14 @@ from edgefl.strategies.base import Arrivals, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Strategy):
-    """Who trains when, without rounds. A subclass adds `step`."""
+    """Starts clients without rounds. A subclass adds `step`."""
 
     concurrency: Count | None = None
     """Clients training at once, each drawn uniformly from the idle ones; all by default."""
     restart: Literal["immediate", "new-version"] = "immediate"
-    """Whether a client that delivered trains again at once, or waits for a version it has not trained on."""
+    """A client that delivered trains again at once, or waits for a version that it has not trained on."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """When clients start: whenever there is room, or as they come, ``arrival_rate_per_s`` of them an emulated
+    """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` of them an emulated
     second. One that comes is drawn uniformly from the idle ones, and turned away where ``concurrency`` are
     training."""
     arrival_rate_per_s: Positive | None = None

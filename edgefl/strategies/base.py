@@ -71,7 +71,7 @@ class Arrivals(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What a strategy may know of one client from the start."""
+    """Facts of one client that a strategy may know from the start."""
 
     client: int
     profile: str
@@ -85,7 +85,7 @@ class Client(NamedTuple):
 
 
 class View(Protocol):
-    """What a strategy may look at: live, read only, valid during the call."""
+    """The state of the run as a strategy sees it: live, read only, valid during the call."""
 
     @property
     def version(self) -> int: ...
@@ -105,7 +105,7 @@ class View(Protocol):
 
     @property
     def training(self) -> int:
-        """How many clients have a task."""
+        """The number of clients that have a task."""
 
     @property
     def openings(self) -> int:
@@ -129,12 +129,12 @@ class View(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
-    """How the weighted sum g = (base_scale − 1)·w + Σ weights·Δ becomes a step, as data.
+    """Turns the weighted sum g = (base_scale − 1)·w + Σ weights·Δ into a step, as data.
 
     ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2) keep
     m ← β1·m + (1 − β1)·g and v, and step w ← w + lr·m/(√v + ε) with v starting at ε²:
     ``adagrad`` v ← v + g², ``adam`` v ← β2·v + (1 − β2)·g², ``yogi`` v ← v − (1 − β2)·g²·sign(v − g²).
-    `edgefl.strategies.optimizer` carries it out.
+    `edgefl.kernels.steps` carries it out.
     """
 
     kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
@@ -146,7 +146,7 @@ class ServerOptimizer:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of the model's size this keeps from version to version."""
+        """Number of vectors of the model's size that this keeps from version to version."""
         if self.kind == "sgd":
             return 1 if self.momentum else 0
         return 2
@@ -165,7 +165,7 @@ class Strategy:
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
-    """What a client sends: Δ = y_Q − w_k, or its model y_Q."""
+    """Content of an update: Δ = y_Q − w_k, or the model y_Q."""
 
     server_lr: Positive = 1.0
 
@@ -200,11 +200,11 @@ class Strategy:
 
     @property
     def lockstep(self) -> bool:
-        """Whether clients wait for each other, so that their trips start at the same instants."""
+        """True if clients wait for each other, so that their trips start at the same instants."""
         return False
 
     def privacy(self, clients: int) -> Privacy | None:
-        """How updates are clipped and what noise is added to their sum; None: neither."""
+        """The clipping of updates and the noise of their sum; None: neither."""
         return None
 
     def arrivals(self) -> Arrivals | None:
@@ -220,7 +220,7 @@ class Strategy:
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:
-        """When the task that ``client`` is about to be given must end; None: when its training has."""
+        """The end of the task that ``client`` is about to be given; None: when its training has ended."""
         return None
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:

@@ -16,7 +16,7 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, View
 
 @dataclass
 class Polls:
-    """Which clients each poll takes, drawn ahead, and which poll each client's task ends with."""
+    """The clients of each poll, drawn ahead, and the poll that each client's task ends with."""
 
     next: int = 1
     """The poll that is not made yet; poll k is at k · interval."""

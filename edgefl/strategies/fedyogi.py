@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edgefl.experiment import Decay, Positive
 from edgefl.strategies.base import ServerOptimizer
-from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedadam import FedAdam
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(FedAvg):
-    """With g = Σ_i p_i·Δ_i: m ← β1·m + (1 − β1)·g, v ← v − (1 − β2)·g²·sign(v − g²), w ← w + η_g·m/(√v + ε).
-
-    Algorithm 2; v starts at ε², m at 0, and there is no bias correction.
+class FedYogi(FedAdam):
+    """FedAdam with v ← v − (1 − β2)·g²·sign(v − g²).
 
     >>> FedYogi(epsilon=0.01).optimizer().kind
     'yogi'
     """
 
-    server_lr: Positive = 0.03
-    beta1: Decay = 0.9
-    beta2: Decay = 0.99
-    epsilon: Positive = 1e-3
-    """The degree of adaptivity (the paper's τ): smaller adapts more."""
-
     def optimizer(self) -> ServerOptimizer:
-        return ServerOptimizer(
-            kind="yogi", lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon
-        )
+        return replace(super().optimizer(), kind="yogi")

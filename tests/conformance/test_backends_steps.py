@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl import kernels
+from edgefl.kernels.steps import apply
 from edgefl.strategies import ServerOptimizer
-from edgefl.strategies.optimizer import apply
 
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 SIZES = (0, 1, 7, 8, 9, BLOCK + 1, TILE, TILE + 1, 5 * TILE + 13)

@@ -14,6 +14,7 @@ import numpy as np
 from edgefl import experiment, kernels
 from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Ticked
+from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.store import Store
 from edgefl.run import messages, resume
@@ -24,7 +25,6 @@ from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Delivery
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
-from edgefl.strategies.optimizer import start
 from edgefl.testing import fleet
 
 SIZE = 64

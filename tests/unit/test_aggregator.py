@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
+from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.run.slots import Aggregator
 from edgefl.strategies.base import ServerOptimizer
-from edgefl.strategies.optimizer import start
 
 SIZE = 300
 SGD = ServerOptimizer()

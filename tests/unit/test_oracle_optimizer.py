@@ -9,8 +9,8 @@ import pytest
 
 from edgefl import experiment
 from edgefl.core import Core
+from edgefl.kernels.steps import CHUNK, apply, start
 from edgefl.strategies import ServerOptimizer, resolve
-from edgefl.strategies.optimizer import CHUNK, apply, start
 from edgefl.testing import fleet, run_in_memory
 
 SGD = ServerOptimizer(lr=0.3)

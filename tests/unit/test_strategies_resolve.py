@@ -46,7 +46,7 @@ def test_the_papers_algorithms_are_there() -> None:
 
 
 def test_scaffolding_is_not_a_strategy() -> None:
-    assert not {"base", "buffered", "rounds", "asynchronous", "optimizer"} & set(names())
+    assert not {"base", "buffered", "rounds", "asynchronous", "noise"} & set(names())
     with pytest.raises(ConfigError, match="strategy 'buffered' not found"):
         resolve({"name": "buffered"})
 
