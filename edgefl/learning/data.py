@@ -87,7 +87,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
-    """Folders that may hold the data; a relative ``data.path`` starts at the experiment's folder, then here."""
+    """Folders that may hold the data; a relative ``data.path`` starts at the experiment's folder or here."""
     if spec.path is not None:
         path = Path(spec.path).expanduser()
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
