@@ -90,7 +90,10 @@ class FlatModel:
 
     def load(self, source: Floats) -> None:
         """Copy ``source``, float32 of shape (size,), into the model."""
-        self._check("source", source)
+        if source.dtype != np.float32:
+            raise TypeError(f"source must be float32 (got {source.dtype})")
+        if source.shape != (self.size,):
+            raise ValueError(f"source must have shape ({self.size},) (got {source.shape})")
         np.copyto(self.array, source)
 
     def move(self, device: torch.device) -> None:
@@ -123,19 +126,6 @@ class FlatModel:
         if self._apart:
             torch.from_numpy(self.array).copy_(self.vector)
 
-    def delta_into(self, out: Floats, base: Floats) -> None:
-        """Write ``vector − base`` into ``out`` in one pass; both are float32 of shape (size,).
-
-        >>> flat = FlatModel(nn.Linear(1, 1))
-        >>> base = flat.array.copy(); flat.vector.add_(0.5); out = np.empty(2, np.float32)
-        tensor(...)
-        >>> flat.delta_into(out, base); bool(np.allclose(out, 0.5))
-        True
-        """
-        self._check("out", out)
-        self._check("base", base)
-        np.subtract(self.array, base, out=out)
-
     def prepare(self) -> None:
         """Point the gradients at ``grad`` and put what is outside the vector back to its first state."""
         for parameter, gradient in self._gradients:
@@ -151,12 +141,6 @@ class FlatModel:
         for name, view in self._views:
             if _tensor(self.module, name).data_ptr() != view.data_ptr():
                 raise ConfigError(f"model: tensor {name!r} was replaced in training; write into it in place")
-
-    def _check(self, name: str, array: Floats) -> None:
-        if array.dtype != np.float32:
-            raise TypeError(f"{name} must be float32 (got {array.dtype})")
-        if array.shape != (self.size,):
-            raise ValueError(f"{name} must have shape ({self.size},) (got {array.shape})")
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

@@ -167,21 +167,10 @@ class Evil:
         return (Path.write_text, (self.path, "executed"))
 
 
-class EvilByName(Evil):
-    def __reduce__(self):
-        return (os.system, (f"touch {self.path}",))
-
-
-class EvilByBuild(Evil):
-    def __reduce__(self):
-        return (eval, (f"__import__('pathlib').Path({str(self.path)!r}).touch()",))
-
-
-@pytest.mark.parametrize("evil", [Evil, EvilByName, EvilByBuild])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_malicious_pickle_executes_nothing(tmp_path, evil, protocol):
+def test_a_malicious_pickle_executes_nothing(tmp_path, protocol):
     target = tmp_path / "target"
-    content = pickle.dumps({"data": evil(target), "labels": [1]}, protocol=protocol)
+    content = pickle.dumps({"data": Evil(target), "labels": [1]}, protocol=protocol)
     write(tmp_path, "python3")
     (tmp_path / "test_batch").write_bytes(content)
     with pytest.raises(ConfigError, match="test_batch: cannot be read: not plain data: "):

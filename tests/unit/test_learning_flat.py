@@ -91,17 +91,6 @@ def test_frozen_parameters_are_in_the_vector_and_do_not_move():
     assert flat.size == 20 + 5 + 15 + 3
 
 
-def test_load_and_delta_are_exact():
-    flat = FlatModel(normed())
-    base = np.arange(flat.size, dtype=np.float32)
-    flat.load(base)
-    flat.vector[3] += 0.25
-    out = np.full(flat.size, np.nan, np.float32)
-    flat.delta_into(out, base)
-    assert out[3] == 0.25
-    assert np.count_nonzero(out) == 1
-
-
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
@@ -113,15 +102,6 @@ def test_load_and_delta_are_exact():
 def test_load_refuses_what_does_not_fit(source, error, message):
     with pytest.raises(error, match=message):
         FlatModel(nn.Linear(4, 3)).load(source)
-
-
-def test_delta_names_the_argument_that_does_not_fit():
-    flat = FlatModel(nn.Linear(4, 3))
-    good = np.zeros(15, np.float32)
-    with pytest.raises(ValueError, match="out must"):
-        flat.delta_into(good[:3], good)
-    with pytest.raises(TypeError, match="base must"):
-        flat.delta_into(good, good.astype(np.float16))
 
 
 @pytest.mark.parametrize(
