@@ -16,7 +16,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.limits.groups import ControlGroup, Groups, NoGroup
-from edgefl.limits.memory import GroupMemory, MemoryLimit, limit_memory
+from edgefl.limits.memory import GroupMemory, MemoryLimit
 
 MemoryBy = Literal["cgroup", "rlimit", "off"]
 
@@ -96,7 +96,7 @@ class ClientLimits:
     def limit(self) -> MemoryLimit | GroupMemory | None:
         """Put the memory limit in force and return it; called in the process when it is ready to work."""
         if self._memory is None and self._limit_mib is not None:
-            self._memory = limit_memory(self._limit_mib)
+            self._memory = MemoryLimit(self._limit_mib)
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:

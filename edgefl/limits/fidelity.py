@@ -97,21 +97,6 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     max_lateness_s: float | None
     conditions: Conditions
 
-    def __str__(self) -> str:
-        """One line for people.
-
-        >>> print(assess([], {}, {}))
-        INVALID: no trip was measured
-        """
-        if not self.valid:
-            return f"INVALID: {'; '.join(self.reasons)}"
-        assert self.median_abs_error is not None
-        assert self.p95_abs_error is not None
-        return (
-            f"median error {self.median_abs_error:.2%}, 95% of errors below {self.p95_abs_error:.2%}, "
-            f"{self.trips} trips"
-        )
-
 
 def assess(
     profiles: Sequence[str],

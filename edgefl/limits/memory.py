@@ -1,4 +1,4 @@
-"""A process's memory limit: without privileges (`limit_memory`), or by a control group (`open_memory`)."""
+"""A process's memory limit: without privileges (`MemoryLimit`), or by a control group (`open_memory`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _MIB = 1 << 20
 
 
 class MemoryLimit:
-    """The limit of this process, counted from the moment it was set; made by `limit_memory`.
+    """Holds this process to ``limit_mib`` MiB more than it has when this is made.
 
-    Two mechanisms, each used where the system has it:
+    Make it in the client after the fork and after its sockets are open, so that what is shared with its
+    parent and the threads it needs are not counted. Two mechanisms, each used where the system has it:
 
     ``rlimit``
         ``RLIMIT_DATA`` set to the private writable memory of now plus the limit, so that an allocation
@@ -34,6 +35,11 @@ class MemoryLimit:
         Growth of the private resident memory (resident less shared and file pages), read by `over` and
         `used_mib`; memory is seen when they are called, not between. A page of the parent's that a forked
         child writes to was resident before, so it does not count as growth.
+
+    >>> limit = MemoryLimit(4096)
+    >>> limit.over()
+    False
+    >>> limit.lift()
     """
 
     def __init__(self, limit_mib: float) -> None:
@@ -89,20 +95,6 @@ class MemoryLimit:
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._before)
             self._before = None
-
-
-def limit_memory(limit_mib: float) -> MemoryLimit:
-    """Hold this process to ``limit_mib`` MiB more than it has now.
-
-    Call it in the client after the fork and after its sockets are open, so that what is shared with its
-    parent and the threads it needs are not counted.
-
-    >>> limit = limit_memory(4096)
-    >>> limit.over()
-    False
-    >>> limit.lift()
-    """
-    return MemoryLimit(limit_mib)
 
 
 def _checked_mib(limit_mib: float) -> float:
@@ -202,6 +194,6 @@ def open_memory(pid: int, limit_mib: float) -> MemoryHold:
 
     Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
     ValueError if the limit is not a finite number above 0. Without privileges a process can limit itself:
-    `edgefl.limits.memory.limit_memory`.
+    `edgefl.limits.memory.MemoryLimit`.
     """
     return MemoryHold(pid, limit_mib)

@@ -34,7 +34,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.flops import FlopCount
 from edgefl.limits.host_operations import sgd_step
-from edgefl.limits.memory import MemoryLimit, limit_memory
+from edgefl.limits.memory import MemoryLimit
 from edgefl.limits.pacing import wait_until
 from edgefl.regression.process import (
     MOST_AT_A_TIME,
@@ -95,7 +95,7 @@ class DeviceCall(NamedTuple):
 
     def limit(self) -> MemoryLimit | None:
         """Hold this process to what the device gives an app, from now on."""
-        return limit_memory(self.device.app_limit_mib) if self.device.app_limit_mib else None
+        return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
 
 
 def warm_up() -> None:

@@ -13,7 +13,7 @@ import math
 import sqlite3
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -289,17 +289,12 @@ def schema() -> str:
 
 
 def to_signed(value: int) -> int:
-    """An unsigned 64-bit number as SQLite's signed one; `to_unsigned` is its inverse.
+    """An unsigned 64-bit number as SQLite's signed one.
 
-    >>> to_signed(2**64 - 1), to_unsigned(-1) == 2**64 - 1
-    (-1, True)
+    >>> to_signed(2**64 - 1)
+    -1
     """
     return value - ((value >> 63) << 64)
-
-
-def to_unsigned(value: int) -> int:
-    """The inverse of `to_signed`."""
-    return value & 0xFFFFFFFFFFFFFFFF
 
 
 CHECKSUMS = ("checksum_sent", "checksum_seen")
@@ -334,8 +329,8 @@ def read_events(db: sqlite3.Connection, after_seq: int = 0) -> Iterator[tuple[in
         yield seq, event_decoder.decode(event)
 
 
-class Columns(Mapping[str, NDArray[Any]]):
-    """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array.
+class Columns(dict[str, NDArray[Any]]):
+    """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array, read when asked for.
 
     Missing values: NaN in a float column, −1 in an integer one, "" in text, 0 in a checksum.
     """
@@ -345,18 +340,11 @@ class Columns(Mapping[str, NDArray[Any]]):
         self._types = column_types(TABLES[table])
         if table == "trips":
             self._types["uses"] = (int, False)
-        self._read: dict[str, NDArray[Any]] = {}
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __missing__(self, name: str) -> NDArray[Any]:
         if name not in self._types:
             raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self._types)}")
-        if name not in self._read:
-            self._read[name] = self._load(name)
-        return self._read[name]
-
-    def _load(self, name: str) -> NDArray[Any]:
-        kind = self._types[name][0]
-        key = next(iter(self._types))
+        kind, key = self._types[name][0], next(iter(self._types))
         missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL", str: "''"}[kind]
         rows = self._record.select(f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}")
         dtype = {int: np.int64, float: np.float64, str: object}[kind]
@@ -364,19 +352,8 @@ class Columns(Mapping[str, NDArray[Any]]):
         if name in CHECKSUMS:
             values = values.view(np.uint64)
         values.flags.writeable = False
+        self[name] = values
         return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._types)
-
-    def __len__(self) -> int:
-        return len(self._types)
-
-    @cached_property
-    def rows(self) -> int:
-        """Number of rows."""
-        (count,) = next(iter(self._record.select(f"SELECT COUNT(*) FROM {self._table}")))
-        return int(count)
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -387,7 +364,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
     if value is None:
         return math.nan if kind is float and not optional else None
     if name in CHECKSUMS:
-        return to_unsigned(value)
+        return value & 0xFFFFFFFFFFFFFFFF
     return tuple(json.loads(value)) if kind is tuple else value
 
 

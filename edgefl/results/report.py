@@ -371,7 +371,7 @@ def draw_weights(record: Record) -> Picture | None:
 def draw_timeline(record: Record) -> Picture | None:
     """Downloads, training and uploads over emulated time, a lane a client; a part of a large fleet."""
     trips = record.trips
-    if not trips.rows:
+    if not trips["task"].size:
         return None
     profile = {row.client: row.profile for row in record.clients}
     order = [*profile_roles(record), ""]

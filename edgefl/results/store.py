@@ -221,12 +221,11 @@ class Store:
         On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
         first = self._seq + 1 - len(self._journal)
-        ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
             (INSERT_EVENT, list(enumerate(map(event_encoder.encode, self._journal), first))),
-            (INSERT_TRIP, [_trip_columns(*trip, ends.pop(trip[0].task, None)) for trip in self._trips]),
+            (INSERT_TRIP, [(*astuple(_signed(row)), seq) for row, seq in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
-            (FINISH_TRIP, list(map(astuple, ends.values()))),
+            (FINISH_TRIP, list(map(astuple, self._ends.values()))),
             *self._rows.items(),
         ]
         if any(rows for _, rows in batches):
@@ -311,14 +310,11 @@ def _insert(table: str, extra: str = "") -> str:
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
 """Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
 # A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
-INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
+INSERT_TRIP = _insert("trips", "seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)
     + "fate = COALESCE(excluded.fate, fate), "
-    "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END, "
-    "applied_version = COALESCE(applied_version, excluded.applied_version), "
-    "weight = CASE WHEN excluded.uses = 0 THEN weight ELSE COALESCE(weight, 0) + excluded.weight END, "
-    "uses = uses + excluded.uses, fate_seq = COALESCE(excluded.fate_seq, fate_seq)"
+    "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END"
 )
 INSERT_EVENT = "INSERT INTO journal VALUES (?, ?)"
 INSERT_VERSION = _insert("versions", "seq")
@@ -353,18 +349,9 @@ def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]
     return used
 
 
-def _trip_columns(row: TripRow, seq: int, end: _End | None) -> tuple[Any, ...]:
-    """The parameters of `INSERT_TRIP`: a trip's row, with its end if that is known."""
-    known: dict[str, Any] = {
-        name: to_signed(value) for name in CHECKSUMS if (value := getattr(row, name)) is not None
-    }
-    if end is None:
-        return (*astuple(replace(row, **known)), 0, seq, None)
-    known["applied_version"] = end.version
-    known["weight"] = end.weight if end.uses else row.weight
-    known["fate"] = end.fate or row.fate
-    known["reason"] = end.reason or row.reason
-    return (*astuple(replace(row, **known)), end.uses, seq, end.seq)
+def _signed(row: TripRow) -> TripRow:
+    sums = {name: to_signed(value) for name in CHECKSUMS if (value := getattr(row, name)) is not None}
+    return replace(row, **sums) if sums else row
 
 
 def _columns(row: msgspec.Struct) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ _COLUMNS = {
     "delay": ("delay_declared_s", "delay_s"),
     "trip": ("trip_declared_s", "trip_achieved_s"),
 }
+_OF_META = ("name", "status", "stop_reason", "strategy", "clock", "seed")
 _LONG_TRAINING_S = 0.01
 """CPU time of a trip's training; in less, what lies between steps would be seen instead."""
 # computed time has no clock to blur it: any length can be judged
@@ -78,14 +79,8 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
 
 def _conditions(meta: Meta, step_cost: float | None) -> Conditions:
-    return Conditions(
-        load=meta.load,
-        used=meta.used,
-        others=meta.others,
-        steal=meta.steal,
-        throttled=meta.throttled,
-        step_cost=step_cost,
-    )
+    measured = {name: getattr(meta, name) for name in ("load", "used", "others", "steal", "throttled")}
+    return Conditions(step_cost=step_cost, **measured)
 
 
 def _step_cost(record: Record, reported: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
@@ -118,12 +113,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     versions = record.versions
     emulated_s = meta.emulated_s or _latest(record)
     return {
-        "name": meta.name,
-        "status": meta.status,
-        "stop_reason": meta.stop_reason,
-        "strategy": meta.strategy,
-        "clock": meta.clock,
-        "seed": meta.seed,
+        **{name: getattr(meta, name) for name in _OF_META},
         "clients": meta.clients or len(record.clients),
         "processes": meta.processes,
         "data": meta.data,

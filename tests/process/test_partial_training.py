@@ -11,7 +11,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Fleet, Model, Stop, Training
 from edgefl.devices import load_device
-from edgefl.results.record import Record
+from edgefl.results.record import Record, TripRow
 
 from .runs import experiment
 
@@ -34,7 +34,7 @@ def test_training_ends_at_the_polls_after_the_steps_that_the_device_has_made(
     edgefl.run(wanted, tmp_path / "run")
     with Record(tmp_path / "run") as record:
         done = record.trips["fate"] == "applied"
-        trips = {name: values[done] for name, values in record.trips.items()}
+        trips = {name: record.trips[name][done] for name in TripRow.__struct_fields__}
         published_s = np.append(0.0, record.versions["at_s"])
     # A task is decided on after its version was published and before it is sent, which a busy host does late,
     # and what it may take from then on ends at a poll.

@@ -171,8 +171,6 @@ def test_nothing_measured_is_invalid() -> None:
 def test_invalid_says_why(found: Fidelity, reason: str) -> None:
     assert not found.valid
     assert any(reason in text for text in found.reasons), found.reasons
-    assert str(found).startswith("INVALID: ")
-    assert reason in str(found)
 
 
 def test_all_reasons_are_given() -> None:
@@ -184,9 +182,8 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert trips([1.0299] * 9).valid
 
 
-def test_a_valid_one_reads_as_a_line_and_is_plain_data() -> None:
+def test_a_judgement_is_plain_data() -> None:
     found = trips([1.01] * 4, conditions=Conditions(load=0.3))
-    assert str(found) == "median error 1.00%, 95% of errors below 1.00%, 4 trips"
     assert msgspec.json.decode(msgspec.json.encode(found), type=Fidelity) == found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from edgefl.limits import memory
 from edgefl.limits.groups import Place
-from edgefl.limits.memory import GroupMemory, limit_memory
+from edgefl.limits.memory import GroupMemory, MemoryLimit
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA and /proc")
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def in_child(body: Callable[[], Any]) -> Any:
 
 
 def past_the_limit() -> tuple[str, bool, bool]:
-    limit = limit_memory(64)
+    limit = MemoryLimit(64)
     try:
         np.ones(128 * MIB, np.uint8)
         outcome = "allocated"
@@ -51,7 +51,7 @@ def past_the_limit() -> tuple[str, bool, bool]:
 
 
 def below_the_limit() -> tuple[float, bool, float]:
-    limit = limit_memory(256)
+    limit = MemoryLimit(256)
     kept = np.ones(64 * MIB, np.uint8)
     peak = limit.peak_mib  # it looks by itself
     used, over = limit.used_mib(), limit.over()
@@ -61,7 +61,7 @@ def below_the_limit() -> tuple[float, bool, float]:
 
 
 def watched_only() -> tuple[tuple[str, ...], bool]:
-    limit = limit_memory(32)
+    limit = MemoryLimit(32)
     limit.lift()
     kept = np.ones(64 * MIB, np.uint8)
     over = limit.over()
@@ -72,7 +72,7 @@ def watched_only() -> tuple[tuple[str, ...], bool]:
 def shared_memory_is_not_counted() -> tuple[float, bool]:
     import mmap
 
-    limit = limit_memory(32)
+    limit = MemoryLimit(32)
     shared = mmap.mmap(-1, 64 * MIB)
     np.frombuffer(shared, np.uint8)[:] = 1
     return limit.used_mib(), limit.over()
@@ -109,14 +109,14 @@ def test_a_system_without_the_mechanisms_says_so(monkeypatch: pytest.MonkeyPatch
             return object()
 
     monkeypatch.setattr(memory.psutil, "Process", Process)
-    limit = limit_memory(1)
+    limit = MemoryLimit(1)
     assert limit.mechanisms == ()
     assert limit.used_mib() == 0.0
     assert not limit.over()
     limit.lift()
 
 
-@pytest.mark.parametrize("limited", [limit_memory, lambda mib: GroupMemory(Place(Path("none"), 1), mib)])
+@pytest.mark.parametrize("limited", [MemoryLimit, lambda mib: GroupMemory(Place(Path("none"), 1), mib)])
 @pytest.mark.parametrize("limit_mib", [0, -1, float("nan"), float("inf")])
 def test_the_limit_must_be_a_number_above_0(limited: Callable[[float], object], limit_mib: float) -> None:
     with pytest.raises(ValueError, match="limit_mib must be finite and above 0"):
