@@ -33,10 +33,9 @@ def check_relations(found: Experiment) -> None:
 
 def _check_churn(churn: Churn) -> None:
     pair = ("mean_online_s", "mean_offline_s")
-    missing = [name for name in pair if getattr(churn, name) is None]
+    missing = [f"fleet.churn.{name}" for name in pair if getattr(churn, name) is None]
     if len(missing) == 1:
-        key = f"fleet.churn.{missing[0]}"
-        raise Fault(key, f"{key}: missing; {' and '.join(pair)} only work together")
+        raise Fault(missing[0], f"{missing[0]}: missing; {' and '.join(pair)} only work together")
 
 
 def _check_cells(fleet: Fleet) -> None:

@@ -18,14 +18,7 @@ from typing import Any
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.loading import load_attribute
-from edgefl.strategies.base import (
-    Client,
-    ServerOptimizer,
-    Step,
-    Strategy,
-    Update,
-    View,
-)
+from edgefl.strategies.base import Client, ServerOptimizer, Step, Strategy, Update, View
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rounds import Rounds
 
