@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,7 @@ from edgefl.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
     from edgefl.experiment import Experiment
+    from edgefl.results.run_folder import Result
 
 RESOLVED = "experiment.toml"
 """The resolved experiment in a run's folder: what makes a folder a run."""
@@ -73,11 +75,8 @@ def run(
 
     from edgefl.run import supervisor
 
-    try:
-        result = supervisor.run(experiment, folder, quiet, file.parent.absolute())
-    except KeyboardInterrupt:
-        raise _interrupted(folder) from None
-    _finish(result.summary(), folder, quiet)
+    base = file.parent.absolute()
+    _finish(lambda: supervisor.run(experiment, folder, quiet, base), folder, quiet)
 
 
 def resume(folder: RunFolder, quiet: Quiet = False) -> None:
@@ -87,11 +86,7 @@ def resume(folder: RunFolder, quiet: Quiet = False) -> None:
     """
     from edgefl.run import supervisor
 
-    try:
-        result = supervisor.resume(folder, quiet)
-    except KeyboardInterrupt:
-        raise _interrupted(folder) from None
-    _finish(result.summary(), folder, quiet)
+    _finish(lambda: supervisor.resume(folder, quiet), folder, quiet)
 
 
 def compare(
@@ -156,14 +151,14 @@ def _folder(out: Path | None, experiment: Experiment) -> Path:
     return out
 
 
-def _interrupted(folder: Path) -> Interrupted:
-    if (folder / RESOLVED).is_file():
-        return Interrupted(f"interrupted; carry on with: edgefl resume {folder}")
-    return Interrupted("interrupted before anything was written")
-
-
-def _finish(summary: dict[str, Any], folder: Path, quiet: bool) -> None:
-    """Say how it went. A figure of an overloaded emulation is not given without saying so, even if quiet."""
+def _finish(run: Callable[[], Result], folder: Path, quiet: bool) -> None:
+    """Run to the end and say how it went; even if quiet, that an emulation is overloaded."""
+    try:
+        summary = run().summary()
+    except KeyboardInterrupt:
+        begun = (folder / RESOLVED).is_file()
+        way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
+        raise Interrupted(f"interrupted{way_on}") from None
     fidelity = summary.get("fidelity") or {}
     if fidelity.get("valid") is False:
         why = (fidelity.get("reasons") or ["the emulation missed its bounds"])[0]

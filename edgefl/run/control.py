@@ -156,9 +156,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     wall_s: float
     version: int
     trips: int
-    idle: int
-    training: int
-    absent: int
+    connected: int | None
+    """Clients that are there until all are; None once emulated time runs."""
     staleness_mean: float
     staleness_max: int
     accuracy: float | None
@@ -172,7 +171,6 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Clients that died, hung or sent rubbish."""
     by_profile: dict[str, list[int]]
     """Profile → [idle, training, absent, trips]."""
-    phase: str
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):

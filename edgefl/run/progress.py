@@ -82,16 +82,13 @@ class Gauge:
             for profiles in (self._profiles, self._profiles[running], self._profiles[rests])
         )
         rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
-        absent = int(rows[:, 2].sum()) if connected is None else len(self._profiles) - connected
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
         return control.Progress(
             emulated_s=clock.now_s(),
             wall_s=clock.wall_s(),
             version=core.version,
             trips=core.trips,
-            idle=int(idle.sum()),
-            training=core.training,
-            absent=absent,
+            connected=connected,
             staleness_mean=core.staleness_sum / core.applied if core.applied else 0.0,
             staleness_max=core.staleness_max,
             accuracy=self._accuracy,
@@ -102,7 +99,6 @@ class Gauge:
             dropped=core.dropped,
             incidents=incidents,
             by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
-            phase="running" if connected is None else "starting",
         )
 
     def _invalid(self, median: float | None, p95: float | None) -> str:

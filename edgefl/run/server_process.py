@@ -1,27 +1,36 @@
-"""The server's process: takes over its channel and the parameter buffer, and builds what serves one run."""
+"""The server's process: takes over its channel and the parameter buffer, and builds what serves one run.
+
+A new run is described on record first: the facts that are known before it starts.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import sys
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
-from edgefl import kernels
+from edgefl import config, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import dynamics_of
-from edgefl.devices.fleet import Trips
+from edgefl.devices.fleet import ClientInfo, Trips, device_of, network_of
+from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, FolderError
 from edgefl.kernels.steps import start
+from edgefl.limits.capacity import host
+from edgefl.limits.confinement import memory_by
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results import run_folder
+from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
-from edgefl.run.description import describe
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
@@ -35,6 +44,9 @@ from edgefl.run.transport import server_end
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
+
+SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
 def main(channel_fd: int, parent_pid: int) -> int:
@@ -111,6 +123,62 @@ def build(
     return ServerLoop(
         channel, plan, gate, timeline, engine, evaluation, peers, roster, alarms, gauge, watch, restored
     )
+
+
+def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
+    """Write the facts of a run that are known before it starts."""
+    experiment, prepared = plan.experiment, plan.prepared
+    store.set_meta(
+        name=experiment.name,
+        edgefl=_version("edgefl"),
+        created_unix_s=time.time(),
+        strategy=str(experiment.strategy["name"]),
+        strategy_fields=asdict(strategy),
+        clock=experiment.clock.kind,
+        seed=experiment.seed,
+        clients=len(plan.clients),
+        processes=plan.workers,
+        transport=experiment.server.transport,
+        time_scale=plan.time_scale,
+        data=prepared.dataset,
+        partition=experiment.data.partition,
+        test_examples=prepared.test_examples,
+        model=experiment.model.name,
+        parameters=prepared.size,
+        load=plan.load,
+        throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
+        memory_by=memory_by(experiment),
+        host_step_s=prepared.host_step_s,
+        host=host()._asdict(),
+        software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
+        toml=config.dump(experiment),
+    )
+    store.clients(
+        _client_row(experiment.seed, info, known.examples, labels)
+        for info, known, labels in zip(plan.clients, prepared.clients, prepared.labels, strict=True)
+    )
+
+
+def _client_row(seed: int, info: ClientInfo, examples: int, labels: list[int]) -> ClientRow:
+    device, network = device_of(seed, info.client, info.profile), network_of(info.network)
+    return ClientRow(
+        client=info.client,
+        profile=device.id,
+        network=network.id,
+        examples=examples,
+        labels=tuple(labels),
+        train_gflops=device.train_flop_per_s / 1e9 if device.cpu is not None else None,
+        memory_mib=device.app_limit_mib,
+        down_mbps=mean_mbps(network.down),
+        up_mbps=mean_mbps(network.up),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:

@@ -307,7 +307,7 @@ class _Supervisor:
 
     def _progress(self, progress: control.Progress) -> None:
         self._view.update(progress)
-        if progress.trips >= self._measured_at_trips and progress.phase == "running":
+        if progress.trips >= self._measured_at_trips and progress.connected is None:
             self._measured_at_trips *= 8
             self._memory = self._memory_now()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,19 +12,12 @@ from edgefl.kernels.arguments import Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.run.messages import Cut
+from edgefl.strategies.base import Until
 
 if TYPE_CHECKING:
     from edgefl.learning.train import TrainResult
     from edgefl.run.workload import Workload
-
-
-class Amplified(Protocol):
-    """A training that ends at an instant: see `edgefl.strategies.base.Until`."""
-
-    @property
-    def gain(self) -> float: ...
-    @property
-    def per_step(self) -> bool: ...
 
 
 def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: int) -> None:
@@ -54,7 +47,7 @@ class UpdateMaker:
         trip: int,
         base: Floats,
         done: Callable[[float], None] | None,
-        cut: Amplified | None = None,
+        cut: Cut | Until | None = None,
         steps: int | None = None,
     ) -> TrainResult:
         """Train as this client does on this trip; ``steps`` ends it early, a ``cut`` one is amplified."""

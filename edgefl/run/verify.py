@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -56,11 +57,8 @@ def verify(folder: str | Path, say: Say | None = None) -> Verdict:
             raise ConfigError(
                 f"{folder}: this run has not ended (its status is {record.meta.status}): nothing to verify"
             )
-        replay = _Replay(config.load(folder / run_folder.EXPERIMENT_FILE), record)
-        try:
+        with closing(_Replay(config.load(folder / run_folder.EXPERIMENT_FILE), record)) as replay:
             return replay.run(folder, say)
-        finally:
-            replay.close()
 
 
 class _Replay:

@@ -96,7 +96,7 @@ class RunView:
     def update(self, progress: control.Progress) -> None:
         """Take in new figures, a few times a second."""
         self.progress = progress
-        if progress.phase == "running" and not self.running:
+        if progress.connected is None and not self.running:
             self.running, self.note = True, ""
 
     def __enter__(self) -> Self:
@@ -109,7 +109,7 @@ class RunView:
         """Returns what the run heads for: that all clients are there, then the nearest stop condition."""
         if self.running:
             return nearest_goal(self.experiment.stop, progress)
-        there, text = self.total - progress.absent, f"of {self.total:,} clients connected"
+        there, text = progress.connected or 0, f"of {self.total:,} clients connected"
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+
+import msgspec
 
 from edgefl import failpoints
 from edgefl.core import Core
@@ -38,13 +39,20 @@ MOST_TURNS = 1000
 instant of a run that only emulated time or an accuracy ends, before the run is given up."""
 
 
-class Trip(NamedTuple):
+class Trip(msgspec.Struct):
     """A task that is under way, and what its parts take: decided the moment it starts."""
 
     task: messages.Task
     plan: TripPlan
     took: tuple[float, float] | None = None
     """Seconds of download and upload where they were not known at the start: links are shared."""
+    cancelled: bool = False
+    left: Left | None = None
+    """The event that cancelled it, where its client went, which was not known when it began."""
+    doomed: bool = False
+    """Its client goes before it could deliver, so nobody needs to compute it."""
+    broken: str = ""
+    """How its link is lost on the way: nobody needs to compute it either."""
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """What the client itself would say at its end; nothing waited, so every part took what it takes."""
@@ -100,13 +108,6 @@ class VirtualTimeline:
         self._agenda = Agenda()
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
-        self._cancelled: set[int] = set()
-        self._doomed: set[int] = set()
-        """Tasks whose clients go before they could deliver: nobody needs to compute them."""
-        self._broken: dict[int, str] = {}
-        """Tasks whose link is lost on the way, and how: nobody needs to compute them either."""
-        self._left_with: dict[int, Left] = {}
-        """Tasks that end because their clients went, which was not known when they began."""
         self._cell_due_s = math.inf
         self._turns = 0
         """Clients that came or went since a task was given out."""
@@ -145,7 +146,7 @@ class VirtualTimeline:
             for task in self._dispatch.worker_gone(peer.number):
                 self._aggregator.leases[task.task].holder = -1
                 self._aggregator.buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
-                if task.task in self._cancelled:
+                if self._under_way[task.task].cancelled:
                     self._give_up(task.task)
             if given_up:
                 raise RunError(f"worker {peer.number} died too often; see the incidents on record")
@@ -160,16 +161,16 @@ class VirtualTimeline:
     def _travel(self, task: messages.Task, sent_s: float) -> None:
         """A trip that began at ``sent_s``."""
         plan = self._plan_of(task)
-        self._under_way[task.task] = Trip(task, plan)
+        trip = self._under_way[task.task] = Trip(task, plan)
         due_s = sent_s + min(plan.total_s, plan.breaks_s)
         if self._dynamics is not None and self._dynamics.lost_at_s(task.client) < due_s:
-            self._doomed.add(task.task)
+            trip.doomed = True
             self._aggregator.fetched(task.slot)
             return
         if self._dynamics is None or not self._dynamics.shares:
             self._agenda.enter(Due(due_s, ARRIVAL, task.client, task.task))
         if plan.breaks_s < math.inf:
-            self._broken[task.task] = plan.broken
+            trip.broken = plan.broken
             self._aggregator.fetched(task.slot)
         else:
             self._dispatch.add(task, due_s)
@@ -183,8 +184,8 @@ class VirtualTimeline:
 
     def cancel(self, client: int, task: int) -> None:
         """The trip ends now. If no worker has begun it, it is never computed."""
-        self._cancelled.add(task)
-        self._doomed.discard(task)
+        trip = self._under_way[task]
+        trip.cancelled, trip.doomed = True, False
         self._agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
         self._give_up(task)
 
@@ -196,9 +197,10 @@ class VirtualTimeline:
 
     def _settled(self, task: int) -> bool:
         """Whether nothing more needs to be computed for a task, nor will anybody write into its slot."""
-        if task in self._cancelled:
+        trip = self._under_way[task]
+        if trip.cancelled:
             return self._dispatch.held_by(task) is None
-        return task in self._dispatch.results or task in self._broken
+        return task in self._dispatch.results or trip.broken != ""
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A worker is done with a task, which arrives when that is due."""
@@ -291,13 +293,11 @@ class VirtualTimeline:
     def _arrive(self, due: Due) -> Happening:
         task = due.task
         trip, result = self._under_way.pop(task), self._dispatch.results.pop(task, None)
-        broken = self._broken.pop(task, None)
-        if task in self._cancelled:
-            self._cancelled.remove(task)
-            return self._left_with.pop(task, None) or Failed(due.client, task, due.at_s, "cancelled")
-        if broken is not None:
-            self._store.incident(self.clock.now_s(), due.client, "failed", broken)
-            return Failed(due.client, task, due.at_s, broken)
+        if trip.cancelled:
+            return trip.left or Failed(due.client, task, due.at_s, "cancelled")
+        if trip.broken:
+            self._store.incident(self.clock.now_s(), due.client, "failed", trip.broken)
+            return Failed(due.client, task, due.at_s, trip.broken)
         if isinstance(result, messages.Gone):
             return Failed(due.client, task, due.at_s, result.reason)
         assert result is not None
@@ -307,9 +307,11 @@ class VirtualTimeline:
 
     def save(self) -> Ahead:
         """What has been computed before it is due, and where the rest starts from."""
-        answers = [answer for answer in self._dispatch.results.values() if answer.task not in self._cancelled]
+        trips, results = self._under_way, self._dispatch.results.values()
+        answers = [answer for answer in results if not trips[answer.task].cancelled]
         # A task whose client is on its way out is computed no more: the client leaves again after a resume.
-        gone = [messages.Gone(left.client, 0, task, left.reason) for task, left in self._left_with.items()]
+        left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
+        gone = [messages.Gone(event.client, 0, task, event.reason) for task, event in left]
         return Ahead(
             answers=[*answers, *gone],
             tasks=[answer.task for answer in answers if isinstance(answer, messages.TaskResult)],
@@ -382,11 +384,11 @@ class VirtualTimeline:
         finishes = task is not None and self._dynamics.finishes(client)
         left = Left(client, due.at_s, why, finishes=finishes)
         if task is not None and not finishes:
-            if task not in self._doomed:
-                self._left_with[task] = left
+            trip = self._under_way[task]
+            if not trip.doomed:
+                trip.left = left
                 self.cancel(client, task)
                 return
-            self._doomed.remove(task)
             del self._under_way[task]
         yield left
 
@@ -402,7 +404,7 @@ class VirtualTimeline:
         """Enter the ends of trips that are through, and when something happens next."""
         for at_s, task, client, down_s, up_s in dynamics.through():
             if (trip := self._under_way.get(task)) is not None:
-                self._under_way[task] = trip._replace(took=(down_s, up_s))
+                trip.took = down_s, up_s
                 self._agenda.enter(Due(at_s, ARRIVAL, client, task))
         if dynamics.next_s < math.inf and dynamics.next_s != self._cell_due_s:
             self._cell_due_s = dynamics.next_s

@@ -242,7 +242,7 @@ def test_a_task_whose_client_is_on_its_way_out_needs_no_version_in_the_checkpoin
     world.due()
     task = world.given()[0]
     left = Left(task.client, 0.0, "offline")
-    world.timeline._left_with[task.task] = left  # as when a client goes with a task in a worker's hand
+    world.timeline._under_way[task.task].left = left  # as when a client goes with a task in a worker's hand
     world.timeline.cancel(task.client, task.task)
     ahead = world.timeline.save()
     assert [(type(answer), answer.task) for answer in ahead.answers] == [(messages.Gone, task.task)]

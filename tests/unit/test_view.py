@@ -80,15 +80,13 @@ def progress(
         name: [count // 4, count - 2 * (count // 4), count // 4, trips_each]
         for name, count in trial.fleet.devices.items()
     }
-    idle, training, absent, trips = (sum(row[i] for row in by_profile.values()) for i in range(4))
+    trips = sum(row[3] for row in by_profile.values())
     usual = control.Progress(
         emulated_s=30.0,
         wall_s=60.0,
         version=50,
         trips=trips,
-        idle=idle,
-        training=training,
-        absent=absent,
+        connected=None,
         staleness_mean=2.5,
         staleness_max=11,
         accuracy=0.8125,
@@ -99,7 +97,6 @@ def progress(
         dropped=0,
         incidents=0,
         by_profile=by_profile,
-        phase="running",
     )
     return msgspec.structs.replace(usual, **changes)
 
@@ -173,7 +170,7 @@ def test_what_is_too_much_is_summed_up() -> None:
 
 def test_before_the_start_the_bar_counts_clients() -> None:
     trial = experiment({"pi-4": 4})
-    text = "\n".join(lines_of(trial, progress(trial, phase="starting")))
+    text = "\n".join(lines_of(trial, progress(trial, connected=3)))
     assert "3 of 4 clients connected" in text
     assert "starting the clients" in text
 
@@ -244,7 +241,7 @@ def test_time_left_counts_from_where_a_resumed_run_began() -> None:
     trial = experiment()
     first, second = progress(trial, version=100), progress(trial, version=150)
     assert "left" not in lines_of(trial, first)[2]
-    assert lines_of(trial, progress(trial, phase="starting"), first, second)[2].endswith("75%, 10 s left")
+    assert lines_of(trial, progress(trial, connected=3), first, second)[2].endswith("75%, 10 s left")
 
 
 # ---- lines -------------------------------------------------------------------------------------
