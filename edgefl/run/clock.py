@@ -61,7 +61,7 @@ class VirtualClock(WallClock):
         return self._now_s
 
     def advance(self, at_s: float) -> None:
-        """It is ``at_s`` now, unless it is later already."""
+        """Moves time on to ``at_s``, never back."""
         self._now_s = max(self._now_s, at_s)
 
 
@@ -130,7 +130,7 @@ class Agenda:
 
     @property
     def head(self) -> Due | None:
-        """What comes next; None if there is nothing."""
+        """The next entry; None if there is none."""
         heap = self._heap
         while heap:
             due = heap[0]

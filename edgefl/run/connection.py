@@ -27,7 +27,7 @@ from edgefl.run import control, messages
 
 Frame = bytes | memoryview
 Message = tuple[messages.FromServer, Sequence[Frame]]
-"""What the server said, and its payload frames."""
+"""A message of the server and its payload frames."""
 
 AT_ONCE = 256
 """Most messages that are taken in before the server looks at its other duties."""
@@ -36,7 +36,7 @@ LENT_BYTES = 1024 * 1024
 BACKLOG = 1024
 """Connections that may wait to be accepted: a whole fleet connects at once."""
 LINGER_MS = 200
-"""How long the server's last words may take to leave."""
+"""Milliseconds that the server's last messages may take to leave."""
 PEER_LINGER_MS = 1000
 FINE_WAIT_NS = 2_000_000
 """A socket's wait is whole milliseconds; the rest of a deadline is slept without listening."""

@@ -1,4 +1,4 @@
-"""What the processes of a run say to each other over their channels: plain data.
+"""Messages that the processes of a run send each other over their channels: plain data.
 
 The supervisor starts everything; the zygote makes clients and tells of their ends; the server runs the
 experiment. Only the supervisor talks to both.
@@ -21,7 +21,7 @@ WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
 
 OUT_OF_MEMORY = "device out of memory"
-"""What the reason of a process's end starts with that was killed at its memory limit."""
+"""Start of the reason why a process ended that was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
@@ -88,7 +88,7 @@ ToZygote = Prepare | Adopt | Spawn | Expel
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """What the workload is and what it costs on this host."""
+    """The workload and its cost on this host."""
 
     size: int
     """Parameters D."""

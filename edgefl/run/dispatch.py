@@ -9,7 +9,7 @@ from edgefl.errors import RunError
 from edgefl.run import messages
 
 AHEAD_S = 0.004
-"""How much work a worker has in hand, by what tasks have cost so far, so that it need not wait for more."""
+"""Seconds of work in a worker's hand, by the cost of tasks so far, so that it need not wait for more."""
 FEWEST, MOST = 2, 64
 """Tasks in a worker's hand: one that it computes and one more, at most so many as fit a message."""
 MOST_LOSSES = 8
@@ -67,7 +67,7 @@ class Dispatch:
             yield task
 
     def waits(self, task: int) -> bool:
-        """Whether no worker has it yet."""
+        """Returns True if no worker has it yet."""
         return task in self._waiting
 
     def held_by(self, task: int) -> int | None:
@@ -76,7 +76,7 @@ class Dispatch:
         return None if found is None else found[0]
 
     def order(self, task: int) -> messages.Task:
-        """What a worker was told about a task that it has in hand."""
+        """The task that a worker has in hand, as it was told."""
         return self._at_work[task][1]
 
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
@@ -89,7 +89,7 @@ class Dispatch:
         return task
 
     def worker_gone(self, worker: int) -> list[messages.Task]:
-        """What a dead worker had in hand waits again; returns those tasks.
+        """Makes the tasks in a dead worker's hand wait again, and returns them.
 
         Raises `RunError` if one of them has been in the hands of too many dead workers.
         """

@@ -50,7 +50,7 @@ class _OpenTrip(msgspec.Struct):
     staleness: int = 0
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
-        """What is known of it, with the bytes of the model and of the update."""
+        """The trip's row so far, with the bytes of the model and of the update."""
         order, done = self.order, self.done
         if done is None:
             return TripRow(
@@ -209,7 +209,7 @@ class Engine:
         self.timeline.give(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
-        """What the client is told of a task that is (or, before an interruption, was) given out."""
+        """The message for a task that is (or, before an interruption, was) given out."""
         self._open[action.task] = _OpenTrip(action, sent_s)
         cut = condition = None
         if (until := action.until) is not None:

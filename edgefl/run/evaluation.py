@@ -57,5 +57,5 @@ class EvaluationQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether a version is being measured."""
+        """True while a version is being measured."""
         return bool(self._queue)

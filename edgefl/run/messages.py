@@ -148,7 +148,7 @@ class Task(_Message, frozen=True, tag=11):
     slot: int
     cut: Cut | None
     condition: Condition | None
-    """How the phone is when the trip starts, where that changes over time."""
+    """The device's state when the trip starts, where that changes over time."""
 
 
 class Cancel(_Message, frozen=True, tag=12):
@@ -186,7 +186,7 @@ def encode(message: FromClient | FromServer) -> bytes:
 
 
 def decode_from_client(header: bytes | memoryview) -> FromClient:
-    """What a client said. Raises `WireError` for anything that is not one of its messages.
+    """Decodes a message of a client. Raises `WireError` for anything that is not one of its messages.
 
     >>> decode_from_client(encode(Beat(peer=3, epoch=1)))
     Beat(peer=3, epoch=1)
@@ -207,7 +207,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
 
 
 def decode_from_server(header: bytes | memoryview) -> FromServer:
-    """What the server said. Raises `WireError` for anything that is not one of its messages."""
+    """Decodes a message of the server. Raises `WireError` for anything that is not one of its messages."""
     return _decode(_from_server, header)
 
 

@@ -18,7 +18,7 @@ CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
 """Wall seconds that a process may take from its start to its first message."""
 BUSY_S = 120.0
-"""How long the evaluator may be silent over one version."""
+"""Wall seconds that the evaluator may be silent over one version."""
 MOST_DEATHS_IN_A_ROW = 5
 """A peer whose process dies so often without finishing anything is given up."""
 MOST_DETAIL = 500
@@ -139,7 +139,7 @@ class Roster:
         self._clock, self._alarms, self._channel = clock, alarms, channel
         self.incidents: Counter[str] = Counter()
         self.look_every_s = max(0.1, experiment.server.heartbeat_s / 4)
-        """How often `find_silent` is to be called."""
+        """Wall seconds between two calls of `find_silent`."""
         self.returning = 0
         """Peers that are dead and will be started again."""
 

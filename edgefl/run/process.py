@@ -1,4 +1,4 @@
-"""How a child process is started, and its first steps: it must not outlive its parent."""
+"""The start of a child process, and its first steps: it must not outlive its parent."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Gauge:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
     def cost(self, ns: int) -> None:
-        """What one update cost the server, from its receipt to the next task, without the sum."""
+        """Takes in the server's cost of one update, from its receipt to the next task, without the sum."""
         if len(self._costs_ns) < MOST_COSTS:
             self._costs_ns.append(ns)
 
@@ -140,5 +140,5 @@ class Stopwatch:
         return before
 
     def seconds(self, stage: str) -> float:
-        """What was charged to ``stage`` so far."""
+        """Seconds that were charged to ``stage`` so far."""
         return self.ns.get(stage, 0) / 1e9

@@ -103,7 +103,7 @@ class ServerLoop:
 
     @property
     def _patience_ms(self) -> int:
-        """How long the loop may wait for a message: a client that has fetched its model sends none."""
+        """Milliseconds that the loop may wait for a message: a client that fetched its model sends none."""
         if self._channel.waiting:
             return 0
         return 1 if self._aggregator.deferred is not None else self._timeline.wait_ms()
@@ -199,7 +199,7 @@ class ServerLoop:
 
     @property
     def _expected(self) -> bool:
-        """Whether something will happen although no client trains."""
+        """True if something will happen although no client trains."""
         coming = self._roster.returning + self._peers.unready + self._timeline.expected
         return coming > 0 or (self._core.awaits and bool(self._core.idle))
 

@@ -62,10 +62,6 @@ def main(channel_fd: int, parent_pid: int) -> int:
         return 1
 
 
-def _socket(plan: control.Serve, buffer: ParameterBuffer) -> ServerSocket:
-    return ServerSocket(max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096))
-
-
 def build(
     channel: Channel[control.ToServer],
     plan: control.Serve,
@@ -184,10 +180,11 @@ def _version(package: str) -> str:
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
         buffer = ParameterBuffer.attach(channel.descriptor())
+        largest_bytes = max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
         with (
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
             Store(Path(plan.run_dir)) as store,
-            closing(_socket(plan, buffer)) as socket,
+            closing(ServerSocket(largest_bytes)) as socket,
         ):
             build(channel, plan, buffer, store, socket).run()
     except (FolderError, OSError) as error:

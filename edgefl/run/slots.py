@@ -24,7 +24,7 @@ from edgefl.strategies.base import Privacy, ServerOptimizer
 from edgefl.strategies.noise import TreeNoise
 
 ENTRIES_NOT_LENT = 5
-"""What the ring needs besides: the latest, two with the evaluator, one being fetched, one to write."""
+"""Ring entries kept for: the latest, two with the evaluator, one being fetched, one to write."""
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
 
@@ -41,7 +41,7 @@ class Lease(msgspec.Struct):
 
 
 class SumResult(msgspec.Struct):
-    """What a sum did: ``bad`` tasks (then nothing was published), else the new model's step."""
+    """The outcome of a sum: ``bad`` tasks (then nothing was published), else the updates' norms."""
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class SumResult(msgspec.Struct):
 
 @dataclass
 class Totals:
-    """What aggregation cost so far."""
+    """The cost of all sums so far."""
 
     updates: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class Aggregator:
     seed: int = 0
     """Names the stream of the noise, where there is ``privacy``."""
     lends: bool = False
-    """Whether clients may train from ring entries themselves, which then stay until the update is whole."""
+    """Clients may train from ring entries themselves, which then stay until the update is whole."""
     totals: Totals = field(default_factory=Totals)
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
@@ -146,7 +146,7 @@ class Aggregator:
             self._free.append(lease.slot)
 
     def cost(self) -> Aggregation:
-        """What the sums cost so far, for the summary."""
+        """The cost of all sums so far, for the summary."""
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 

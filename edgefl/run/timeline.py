@@ -40,7 +40,7 @@ class Ahead:
     """Work in flight at one instant."""
 
     answers: list[Answer] = field(default_factory=list)
-    """What workers said of tasks whose arrival is not due yet."""
+    """Workers' answers to tasks whose arrival is not due yet."""
     tasks: list[int] = field(default_factory=list)
     """Those of these tasks whose update lies in its slot."""
     entries: dict[int, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a resumed run goes on from, besides its core, its buffer and its record."""
+    """The state that a resumed run goes on from, besides its core, its buffer and its record."""
 
     checkpoint: SavedState
     unfinished: Unfinished
@@ -93,14 +93,14 @@ class Timeline(Protocol):
         """A process that computes is gone, for good if ``given_up``."""
 
     def due(self) -> Iterator[Happening]:
-        """What happens now."""
+        """Yields everything that happens now."""
 
     def wait_ms(self) -> int:
-        """How long nothing will be due, unless a message comes."""
+        """Milliseconds in which nothing will be due, unless a message comes."""
 
     @property
     def expected(self) -> int:
-        """How many things will happen by themselves although no client trains."""
+        """The number of things that will happen by themselves although no client trains."""
 
     def save(self) -> Ahead:
         """The work in flight that a checkpoint has to hold."""

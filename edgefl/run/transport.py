@@ -1,4 +1,4 @@
-"""How a model and an update travel: through shared memory, or as frames on the wire. Same bits either way.
+"""Two ways for models and updates: shared memory, or frames on the wire. The bits are the same.
 
 With ``shm`` the socket carries headers only: clients read the model from the ring and write their update into
 the leased slot. With ``wire`` both are payload frames of the same messages, and the server puts the parts of
@@ -43,7 +43,7 @@ class ClientEnd(Protocol):
         """The task's model where it lies, to be read only. `SlotError` or `WireError` if it is not there."""
 
     def keeps(self, task: Task) -> bool:
-        """Whether `base` stays as it is until the task's update is whole."""
+        """Returns True if `base` stays as it is until the task's update is whole."""
 
     def room(self, task: Task) -> Raw | None:
         """The slot, where the update may be written directly; None where it must be `put`."""

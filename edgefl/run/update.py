@@ -87,7 +87,7 @@ class UpdateMaker:
         kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
 
     def checksum(self, raw: Raw) -> int:
-        """Of the whole update that was written last."""
+        """The checksum of the whole update that was written last."""
         if self._sum is not None:
             return self._sum
         values, scales = self._parts(raw)

@@ -25,7 +25,7 @@ from edgefl.run import control
 LINE_S = 5.0
 """Wall seconds between two lines of progress at least."""
 MOST_COLUMNS = 120
-"""Of a line of progress."""
+"""Width of a line of progress at most."""
 REDRAW_S = 0.5
 """Wall seconds between two pictures at least: the host should be left to the clients."""
 PACE_S = 600.0

@@ -52,7 +52,7 @@ class Trip(msgspec.Struct):
     doomed: bool = False
     """Its client goes before it could deliver, so nobody needs to compute it."""
     broken: str = ""
-    """How its link is lost on the way: nobody needs to compute it either."""
+    """The loss of its link on the way, in words: nobody needs to compute it either."""
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """What the client itself would say at its end; nothing waited, so every part took what it takes."""
@@ -196,7 +196,7 @@ class VirtualTimeline:
             self._aggregator.fetched(self._under_way[task].task.slot)
 
     def _settled(self, task: int) -> bool:
-        """Whether nothing more needs to be computed for a task, nor will anybody write into its slot."""
+        """Returns True if nothing more is to be computed for a task, nor will anybody write into its slot."""
         trip = self._under_way[task]
         if trip.cancelled:
             return self._dispatch.held_by(task) is None
@@ -306,7 +306,7 @@ class VirtualTimeline:
     # ---- stopping and carrying on --------------------------------------------------------------
 
     def save(self) -> Ahead:
-        """What has been computed before it is due, and where the rest starts from."""
+        """Answers that are not due yet, and the versions that the other tasks start from."""
         trips, results = self._under_way, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
         # A task whose client is on its way out is computed no more: the client leaves again after a resume.
@@ -360,7 +360,7 @@ class VirtualTimeline:
             self._follow_cells(self._dynamics)
 
     def _turns_up(self, due: Due) -> bool:
-        """Whether a client still comes or goes as entered; RunError where that is all that ever happens."""
+        """Returns True if a client still comes or goes as entered; RunError if nothing else ever happens."""
         if self._dynamics is None or due.client not in self._dynamics:
             return True
         move = self._dynamics.move(due.client)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
-from edgefl.parameters.buffer import Floats, ParameterBuffer
+from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Frame, Leave
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TELL_NS = 1_000_000
 """Results wait for others so long at most, as long as there is more to compute."""
 LOOK_NS = 2_000_000
-"""How long a training goes on without a look at what the server says."""
+"""Nanoseconds of training between two looks at what the server says."""
 
 
 class VirtualWorker:
@@ -113,7 +113,9 @@ class VirtualWorker:
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.TaskResult:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
-        base, vector, cut = self._base(task, frames), self._workload.flat.array, task.cut
+        # The version that it starts from stays where it lies: nobody writes there until the task is done.
+        base = self._transport.base(task.entry, task.version, frames)
+        vector, cut = self._workload.flat.array, task.cut
         np.copyto(vector, base)
         steps = None
         if cut is not None:
@@ -128,7 +130,7 @@ class VirtualWorker:
         raw = self._buffer.raw(task.slot) if self._shared else self._own
         self._update.write(raw, task.client, base)
         checksum = self._update.checksum(raw)
-        self._base(task, frames)  # it must have been the same all the time
+        self._transport.base(task.entry, task.version, frames)  # it must have been the same all the time
         if failpoints.hit("alter", *place):
             raw[:1] = ~raw[:1]
         if self._shared:
@@ -144,10 +146,6 @@ class VirtualWorker:
             cpu_s=time.thread_time() - cpu_started,
             peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         )
-
-    def _base(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
-        """The version that the task starts from, where it lies: nobody writes there until it is done."""
-        return self._transport.base(task.entry, task.version, frames)
 
 
 class Evaluator:

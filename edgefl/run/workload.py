@@ -1,4 +1,4 @@
-"""What the clients compute: data, model, who holds which examples, and each client's device and link.
+"""The clients' computation: data, model, each client's examples, device and link.
 
 Built once in the zygote; every client forked from it shares it.
 """
@@ -79,7 +79,7 @@ class Workload:
         self.cells = (
             None if cells is None else CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
         )
-        """Who transfers right now, in memory that all forked clients share; None: nobody shares a link."""
+        """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
     # ---- what a client asks --------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Workload:
         return device_of(self.experiment.seed, client, self._clients[client].profile)
 
     def examples(self, client: int) -> int:
-        """How many examples this client holds: FedAvg's n_k."""
+        """The number of examples that this client holds: FedAvg's n_k."""
         return len(self._rows[client])
 
     def plan(
