@@ -108,18 +108,9 @@ def choose_time_scale(
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
     by default: each is on a trip all the time). ``cores`` are by default those that affinity and CPU quotas
-    leave. ``auto`` is the smallest scale of at least 1 that keeps these rules, rounded up to two digits:
-
-    - the load is at most `TARGET_LOAD`;
-    - no client asks for more than `CLIENT_SHARE` of a core, or `BURST_SHARE` until its training is due;
-    - clients whose trips start ``together`` train at the same time: the work due in any stretch of time
-      takes at most `TARGET_LOAD` of the cores in that stretch too;
-    - if they do so in each round, the mean wait for the server, which takes them one after another, is at
-      most half of the error that fidelity allows for the shortest trip.
-
-    Where the load, or work due together, would stretch time by less than `LEAST_STRETCH`, it is not
-    stretched. An explicit scale is taken as it is and judged. ConfigError if a demand or the scale is not
-    finite.
+    leave. ``auto`` is the smallest scale of at least 1 that keeps the rules of docs/fidelity.md, rounded up
+    to two digits; an explicit scale is taken as it is and judged. ConfigError if a demand or the scale is
+    not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -233,11 +224,7 @@ def usable_cores() -> int:
 
 
 def capacity_cores() -> float:
-    """Cores that this process and all it starts may use together: no more than the CPU quota around it.
-
-    >>> 0 < capacity_cores() <= usable_cores()
-    True
-    """
+    """Cores that this process and all it starts may use together: no more than the CPU quota around it."""
     quota = cpu_quota()
     return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
@@ -251,11 +238,7 @@ class Host(NamedTuple):
 
 
 def host() -> Host:
-    """CPU model, usable cores and system of this machine.
-
-    >>> host().cores >= 1
-    True
-    """
+    """CPU model, usable cores and system of this machine."""
     return Host(_cpu_model(), usable_cores(), f"{platform.system()} {platform.release()}")
 
 
@@ -310,12 +293,7 @@ def _around(controller: str) -> Iterator[Place]:
 
 
 class StealMeter:
-    """CPU time that the hypervisor gave to others since this was made.
-
-    >>> share = StealMeter().share()
-    >>> share is None or 0.0 <= share <= 1.0
-    True
-    """
+    """CPU time that the hypervisor gave to others since this was made."""
 
     def __init__(self) -> None:
         self._start = psutil.cpu_times()
@@ -332,12 +310,7 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """Time that the quotas around this process have kept its group from running, since this was made.
-
-    >>> share = ThrottleMeter().share()
-    >>> share is None or 0.0 <= share <= 1.0
-    True
-    """
+    """Time that the quotas around this process have kept its group from running, since this was made."""
 
     def __init__(self) -> None:
         # The groups of now: the process may be moved, the time counts where it was spent.
@@ -366,28 +339,16 @@ class ThrottleMeter:
 
 
 class Usage(NamedTuple):
-    """Shares of the host's cores, or of time; None where the system does not tell."""
+    """The shares of these names in `fidelity.Conditions`; None where the system does not tell."""
 
     used: float | None
-    """Share of the cores used by this process and all that it started and has seen end."""
     others: float | None
-    """Share of the cores used by everybody else."""
     steal: float | None
-    """Share of the time that the hypervisor gave to others."""
     throttled: float | None
-    """Share of the wall time in which a core stood still because of a CPU quota around the run."""
 
 
 class UsageMeter:
-    """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`.
-
-    >>> meter = UsageMeter()
-    >>> meter.begin()
-    >>> meter.end()
-    >>> usage = meter.usage()
-    >>> usage.used is None or usage.used >= 0.0
-    True
-    """
+    """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

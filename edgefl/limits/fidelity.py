@@ -1,21 +1,8 @@
-"""The emulation's errors against what it declared, and the verdict whether to believe it.
+"""The emulation's errors against what it declared, and the verdict whether to believe it: docs/fidelity.md.
 
 The error of a quantity on one trip is ``achieved/declared - 1`` in seconds, both for the same work: +0.1
-says the client took a tenth longer than its device. (Of a rate e the error in seconds is 1/(1+e) - 1: the
-same to first order, and for a client that is too slow the larger of the two.) Declared seconds are the
-plan's; achieved seconds are differences of clock readings.
-
-``compute``, ``down``, ``up``, ``delay`` (the links' one-way delays in a trip) and ``trip`` are read off the
-client's clock. ``round`` is the trip as the server saw it, from sending the task to the update's arrival:
-what messages and the server take is in it, and no device would have waited for that.
-
-The headline pools the computing error and the whole-trip error of every trip, each quantity only where
-its declared time is at least 5 ms on the wall: below that the clock and the scheduler are measured, not
-the emulation. Beside it stand sums of times: the trips' may not be off by more than 3%, in all and for each
-device, nor may the training of all, however the errors are spread.
-
-Training that is less than a twentieth of its trip is not judged by itself: if the host takes longer for it,
-the upload waits for less, and if that does not make up for it the trip is late, which is judged.
+says the client took a tenth longer than its device. Declared seconds are the plan's; achieved seconds are
+differences of clock readings, the client's for all but ``round``: the trip as the server saw it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Shape
 from numpy.typing import NDArray
 
+from edgefl.results.tables import number
+
 CSS = resources.files("edgefl.results").joinpath("page.css").read_text(encoding="utf-8")
 
 _HEAD = """<!doctype html>
@@ -153,18 +155,11 @@ _SETTINGS: Any = {
 }
 
 
-class Key(NamedTuple):
-    """One entry of a picture's legend; ``role`` names its colour."""
-
-    role: str
-    text: str
-
-
 class Picture(NamedTuple):
-    """An inline SVG and its legend."""
+    """An inline SVG and its legend: the role of each colour, and what it stands for."""
 
     svg: str
-    keys: tuple[Key, ...] = ()
+    keys: Sequence[tuple[str, str]] = ()
     wide: bool = False
 
 
@@ -220,7 +215,7 @@ class Canvas:
         box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
         self.axes: Axes = self.figure.add_axes(box)
         self.axes.patch.set_visible(False)
-        self.axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        self.axes.xaxis.set_major_formatter(lambda value, _: number(value))
         self._tips: list[str] = []
 
     @classmethod
@@ -301,7 +296,7 @@ def accuracy_picture(curves: Sequence[Curve], over: str, *, ends: bool = False) 
     canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
     canvas.shares()
     label = "Accuracy over " + ("emulated time" if over == "at_s" else "client trips")
-    return Picture(canvas.svg(label), tuple(Key(curve.role, curve.name) for curve in curves))
+    return Picture(canvas.svg(label), [(curve.role, curve.name) for curve in curves])
 
 
 def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: float, role: str) -> None:
@@ -323,15 +318,3 @@ def shorten(text: str, length: int) -> str:
     """
     tail = (length - 1) // 2
     return text if len(text) <= length else f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def short(value: float) -> str:
-    """A number in few characters.
-
-    >>> short(1234567), short(20000), short(0.25), short(12)
-    ('1.23M', '20k', '0.25', '12')
-    """
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
-    return f"{value:.4g}"

@@ -20,7 +20,7 @@ from edgefl.results.measures import (
     profiles_by_speed,
     slow_group,
 )
-from edgefl.results.page import COLOURS, Canvas, Curve, Key, Picture, colour, house_style, series
+from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
 from edgefl.results.record import Record
 from edgefl.results.run_folder import write_text
 from edgefl.results.summary import summarize
@@ -30,7 +30,6 @@ FILE_NAME = "report.html"
 INCIDENTS = 12
 LANES = 32
 BARS = 120
-DOTS: dict[str, Any] = {"markersize": 2.5, "alpha": 0.6, "markeredgewidth": 0}
 PARTS = {
     "compute": "Training",
     "down": "Download",
@@ -285,11 +284,11 @@ def profile_roles(record: Record) -> dict[str, str]:
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 
-def _profile_keys(record: Record) -> tuple[Key, ...]:
+def _profile_keys(record: Record) -> list[tuple[str, str]]:
     roles = list(profile_roles(record).items())
     rest = len(roles) - COLOURS
-    more = [Key("muted", f"{rest} slower profiles")] if rest > 0 else []
-    return (*(Key(role, profile) for profile, role in roles[:COLOURS]), *more)
+    more = [("muted", f"{rest} slower profiles")] if rest > 0 else []
+    return [*((role, profile) for profile, role in roles[:COLOURS]), *more]
 
 
 @house_style
@@ -331,7 +330,7 @@ def draw_classes(record: Record) -> Picture | None:
     axes.set_xticks(range(0, len(values), max(1, -(-len(values) // 12))))
     axes.set_xlabel("class")
     canvas.shares(1.09)
-    keys = (Key("c1", "held by faster phones too"), Key("c2", "held only by slow phones")) if only else ()
+    keys = (("c1", "held by faster phones too"), ("c2", "held only by slow phones")) if only else ()
     return Picture(canvas.svg("Accuracy by class"), keys)
 
 
@@ -352,9 +351,8 @@ def draw_weights(record: Record) -> Picture | None:
     for name, role in {**roles, "": "muted"}.items():
         mine = {k: client for k, client in enumerate(ranked) if profile.get(client, "") == name}
         if len(ranked) > BARS:
-            axes.plot(
-                list(mine), [share[client] for client in mine.values()], "o", color=colour(role), **DOTS
-            )
+            weights = [share[client] for client in mine.values()]
+            axes.plot(list(mine), weights, "o", color=colour(role), markersize=2.5, markeredgewidth=0)
             continue
         for k, client in mine.items():
             (bar,) = axes.bar([k], [share[client]], width=0.72, color=colour(role))
@@ -398,10 +396,10 @@ def draw_timeline(record: Record) -> Picture | None:
         page.bars_of(canvas.axes, group, 0.66, role)
     canvas.axes.set_xlim(start_s, end_s)
     canvas.axes.set_xlabel("emulated seconds")
-    keys = [Key("down", "download"), Key("compute", "training"), Key("up", "upload")]
+    keys = [("down", "download"), ("compute", "training"), ("up", "upload")]
     if spans["bad"]:
-        keys.append(Key("bad", "lost or dropped"))
-    return Picture(canvas.svg("Timeline of client trips"), tuple(keys), wide=True)
+        keys.append(("bad", "lost or dropped"))
+    return Picture(canvas.svg("Timeline of client trips"), keys, wide=True)
 
 
 def _window(record: Record) -> tuple[float, float]:
