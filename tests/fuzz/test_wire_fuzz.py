@@ -15,40 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.devices.condition import Condition
 from edgefl.errors import WireError
 from edgefl.run import messages
+from tests.wire_samples import ALL
 
 CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
 """In all; shared out among the ways of making them."""
 
-SPENT = messages.Spent(1.0, 1.5)
-SEEDS = [
-    messages.encode(message)
-    for message in (
-        messages.Ready(3, 1, 4711, "client"),
-        messages.Ready(0, 0, 1, "evaluator"),
-        messages.Beat(3, 1),
-        messages.Chunk(40, 2, 1024),
-        messages.Done(3, 1, 40, 2, 7, 60, 5, 0.5, 2**64 - 1, 1e9, *[SPENT] * 4, 0.5, 0.5, 20.0, SPENT),
-        messages.Gone(3, 1, 40, "cancelled"),
-        messages.Trained(
-            [
-                messages.TaskResult(40, 7, 5, 0.5, 2**64 - 1, 0.5, 20.0),
-                messages.TaskResult(41, 7, 5, 0.5, 0, 0.5, 2.0),
-            ]
-        ),
-        messages.Assessed(7, 0.5, [9, 1], [10, 10], 0.25),
-        messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
-        messages.Cancel(40),
-        messages.Tasks(
-            [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 4, 7, 1, 3, None, None)]
-        ),
-        messages.Withdraw([40, 41]),
-        messages.Assess(7, 1),
-        messages.Bye(),
-    )
-]
+SEEDS = [messages.encode(message) for message in ALL]
 EDGES: list[Any] = [
     0, 1, -1, 127, 128, 255, 256, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.0, -0.0,
     1e308, 5e-324, math.nan, math.inf, -math.inf, None, True, False, "", "client", "\x00", "ü" * 9, b"",

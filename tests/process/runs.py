@@ -53,6 +53,15 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment(**{**given, **changes})
 
 
+def virtual(workers: int = 2, **changes: Any) -> Experiment:
+    """The same under the virtual clock, with six phones of two kinds."""
+    given: dict[str, Any] = {
+        "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte"),
+        "clock": Clock(kind="virtual", workers=workers),
+    }
+    return experiment(**{**given, **changes})
+
+
 def needs_groups(*controllers: str) -> None:
     """Skip the test, with the reason, where control groups cannot be made."""
     try:

@@ -57,10 +57,10 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
 
 def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ingest.json"
-    result = ingest.run(path, sizes=(100, 5000), clients=CLIENTS, seconds=0.1, repetitions=1)
+    result = ingest.run(path, sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1)
     assert json.loads(path.read_text()) == result
     kinds = [(case["transport"], case["parameters"]) for case in result["cases"]]
-    assert kinds == [("shm", 100), ("shm", 5000), ("wire", 100), ("wire", 5000)]
+    assert kinds == [("shm", 5000), ("wire", 5000)]
     for case in result["cases"]:
         assert case["trips"] > 1
         assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)

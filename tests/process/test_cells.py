@@ -11,6 +11,7 @@ import edgefl
 from edgefl import Clock, Fleet, Stop
 from edgefl.experiment import Cells, Churn
 from edgefl.results.record import Record
+from edgefl.run.verify import verify
 
 from .runs import experiment
 from .test_dynamics import profile
@@ -54,11 +55,11 @@ def test_a_round_shares_its_cell(kind: str, tmp_path: Path) -> None:
 
 
 def test_more_cells_share_less(tmp_path: Path) -> None:
-    for count in (1, 2, 4):
+    for count in (1, 4):
         run = wanted("virtual", Cells(count=count, uplink_mbps=0.4, downlink_mbps=0.4))
         edgefl.run(run, tmp_path / str(count))
-    medians = [np.median(transfers(tmp_path / str(count))[0]) for count in (1, 2, 4)]
-    assert medians[0] == pytest.approx(2 * medians[1]) == pytest.approx(4 * medians[2])
+    medians = [np.median(transfers(tmp_path / str(count))[0]) for count in (1, 4)]
+    assert medians[0] == pytest.approx(4 * medians[1])
 
 
 @pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
@@ -72,30 +73,16 @@ def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> N
             Cells(count=2, uplink_mbps=1.0, downlink_mbps=2.0),
             workers,
             fleet=fleet,
-            strategy={"name": "fedbuff", "buffer_size": 3},
+            strategy={"name": "fedasync", "max_staleness": 1},  # it cancels trips, which frees their share
             stop=Stop(versions=25),
         )
         figures = edgefl.run(run, tmp_path / str(workers)).summary()
         assert figures["versions"] == 25
         assert figures["trips"]["lost"] > 0
+        assert figures["trips"]["discarded"] > 0
         found.add((figures["model_sha256"], figures["emulated_s"], figures["trips"]["lost"]))
     assert len(found) == 1
-
-
-def test_a_strategy_that_cancels_trips_frees_their_share(tmp_path: Path) -> None:
-    found = set()
-    for workers in (1, 2):
-        run = wanted(
-            "virtual",
-            Cells(uplink_mbps=0.5, downlink_mbps=0.5),
-            workers,
-            strategy={"name": "fedasync", "max_staleness": 1},
-            stop=Stop(versions=20),
-        )
-        figures = edgefl.run(run, tmp_path / str(workers)).summary()
-        assert figures["trips"]["discarded"] > 0
-        found.add((figures["model_sha256"], figures["emulated_s"]))
-    assert len(found) == 1
+    assert verify(tmp_path / "1").model_sha256 == figures["model_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,22 @@ def events_of(folder: Path, *types: type) -> list[Any]:
 CHURN = Churn(mean_online_s=0.8, mean_offline_s=0.3, die_per_trip=0.1)
 
 
-@pytest.mark.parametrize("on_leave", ["lose", "finish"])
+def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any]) -> None:
+    assert figures["integrity"]["checksum_mismatches"] == 0
+    there = figures["availability"]
+    assert 0.2 < there["online_share"] < 1
+    assert there["left"] == sum(there["reasons"].values()) >= there["returned"] > 0
+    with Record(folder) as record:
+        fates, reasons = record.trips["fate"].tolist(), record.trips["reason"].tolist()
+    assert len(fates) == sum(figures["trips"].values())
+    assert set(fates) - {""} <= FATES
+    assert fates.count("") <= 6  # what ran when the run ended
+    lost = [reason for fate, reason in zip(fates, reasons, strict=True) if fate == "lost"]
+    assert len(lost) == figures["trips"]["lost"]
+    assert set(lost) <= {"offline", "battery", "died", "signal 9"}
+
+
+@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
 def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> None:
     found = {}
     of = fleet(tmp_path, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave)
@@ -75,6 +90,7 @@ def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> N
         folder = tmp_path / str(workers)
         run = wanted("virtual", of, clock=Clock(kind="virtual", workers=workers), stop=Stop(versions=30))
         figures = edgefl.run(run, folder).summary()
+        check_every_task_has_one_fate(folder, figures)
         rows = [(type(event).__name__, event.client, event.at_s) for event in events_of(folder, Joined, Left)]
         found[workers] = (figures["model_sha256"], figures["emulated_s"], figures["trips"], rows)
     assert found[1] == found[3]
@@ -82,35 +98,15 @@ def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> N
     assert reasons == {"offline", "battery", "died"}
 
 
-@pytest.mark.parametrize("kind", ["wall", "virtual"])
-def test_with_all_of_it_every_task_has_one_fate(kind: str, tmp_path: Path) -> None:
-    deadly = msgspec.structs.replace(CHURN, die_per_trip=0.3)  # however far each phone gets
+def test_clients_that_are_declared_to_die_are_really_killed(tmp_path: Path) -> None:
+    deadly = msgspec.structs.replace(CHURN, die_per_trip=0.3)  # however far each of them gets
     of = fleet(tmp_path, thermal=True, battery=True, churn=deadly, rejoin_s=0.2)
-    figures = edgefl.run(wanted(kind, of, stop=Stop(versions=15)), tmp_path / "run").summary()
+    figures = edgefl.run(wanted("wall", of, stop=Stop(versions=15)), tmp_path / "run").summary()
     assert figures["versions"] == 15
-    assert figures["integrity"]["checksum_mismatches"] == 0
-    assert figures["incidents"]["death"] >= 1
-    there = figures["availability"]
-    assert 0.2 < there["online_share"] < 1
-    assert there["left"] == sum(there["reasons"].values()) >= there["returned"] > 0
-    with Record(tmp_path / "run") as record:
-        fates = record.trips["fate"].tolist()
-    assert len(fates) == sum(figures["trips"].values())
-    assert set(fates) - {""} <= FATES
-    assert fates.count("") <= 6  # what ran when the run ended
-    assert figures["trips"]["lost"] == sum(
-        row.reason in ("offline", "battery", "died", "signal 9") and row.fate == "lost"
-        for row in lost_trips(tmp_path / "run")
-    )
-
-
-def lost_trips(folder: Path) -> list[Any]:
-    from types import SimpleNamespace
-
-    with Record(folder) as record:
-        trips = record.trips
-        pairs = zip(trips["fate"].tolist(), trips["reason"].tolist(), strict=True)
-        return [SimpleNamespace(fate=fate, reason=reason) for fate, reason in pairs]
+    check_every_task_has_one_fate(tmp_path / "run", figures)
+    killed = [event for event in events_of(tmp_path / "run", Left) if event.reason == "signal 9"]
+    assert figures["incidents"]["death"] == len(killed)
+    assert killed
 
 
 @pytest.mark.parametrize("kind", ["wall", "virtual"])
@@ -133,15 +129,18 @@ def test_a_phone_that_overheats_slows_down_by_its_factor(kind: str, tmp_path: Pa
     assert (took >= declared * (1 - 1e-6)).all()
 
 
-def test_phones_go_offline_at_the_same_instants_under_both_clocks(tmp_path: Path) -> None:
-    windows = [{"intervals_s": [[0.3 * at, 0.3 * at + 0.9]], "period_s": 1.8} for at in range(4)]
+def test_clients_away_at_first_come_and_go_at_the_same_instants_under_both_clocks(
+    tmp_path: Path,
+) -> None:
+    windows = [{"intervals_s": [[0.3 * at + 0.5, 0.3 * at + 1.4]], "period_s": 2.4} for at in range(4)]
     (tmp_path / "a.json").write_text(json.dumps(windows))
     of = fleet(tmp_path, clients=4, availability=str(tmp_path / "a.json"))
     instants: dict[str, list[tuple[int, str, float]]] = {}
     for kind in ("virtual", "wall"):
-        run = wanted(kind, of, strategy={"name": "fedasync"}, stop=Stop(emulated_s=6.0))
-        edgefl.run(run, tmp_path / kind)
+        run = wanted(kind, of, strategy={"name": "fedasync"}, stop=Stop(emulated_s=7.5))
+        assert edgefl.run(run, tmp_path / kind).summary()["versions"] > 0
         moves = events_of(tmp_path / kind, Joined, Left)
+        assert moves[0].at_s >= 0.5
         instants[kind] = sorted((move.client, type(move).__name__, move.at_s) for move in moves)
     declared = {
         (client, name): [at_s for c, n, at_s in instants["virtual"] if (c, n) == (client, name)]
@@ -149,7 +148,7 @@ def test_phones_go_offline_at_the_same_instants_under_both_clocks(tmp_path: Path
     }
     assert {len(times) >= 3 for times in declared.values()} == {True}
     for (client, name), times in declared.items():
-        assert np.allclose(np.diff(times), 1.8)
+        assert np.allclose(np.diff(times), 2.4)
         found = [at_s for c, n, at_s in instants["wall"] if (c, n) == (client, name)]
         assert len(found) >= len(times) - 1
         for at_s, due_s in zip(found, times, strict=False):
@@ -172,28 +171,9 @@ def test_phones_that_are_never_online_together_still_make_versions(tmp_path: Pat
         assert len(online) <= 1
 
 
-def test_a_fleet_that_is_away_at_first_waits_for_its_first_phone(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps([{"intervals_s": [[1.5, 3.0]], "period_s": 3.0}]))
-    of = fleet(tmp_path, clients=3, availability=str(tmp_path / "a.json"))
-    for kind in ("wall", "virtual"):
-        figures = edgefl.run(wanted(kind, of, stop=Stop(versions=2)), tmp_path / kind).summary()
-        assert figures["versions"] == 2
-        assert events_of(tmp_path / kind, Joined)[0].at_s >= 1.5
-
-
 def test_windows_too_short_for_any_trip_end_in_one_line_and_not_never(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"intervals_s": [[0.0, 0.001]], "period_s": 1.0}]))
     of = fleet(tmp_path, clients=3, availability=str(tmp_path / "a.json"))
     figures = edgefl.run(wanted("virtual", of), tmp_path / "run").summary()
     assert figures["versions"] == 0
     assert figures["stop_reason"].startswith("no progress: 131 tasks in a row were lost")
-
-
-def test_a_client_that_is_declared_to_die_is_really_killed(tmp_path: Path) -> None:
-    of = fleet(tmp_path, clients=3, churn=Churn(die_per_trip=0.4))
-    run = wanted("wall", of, strategy={"name": "fedasync"}, stop=Stop(trips=12))
-    figures = edgefl.run(run, tmp_path / "run").summary()
-    left = events_of(tmp_path / "run", Left)
-    assert {event.reason for event in left} == {"signal 9"}
-    assert figures["incidents"] == {"death": len(left)}
-    assert figures["client_trips"] == 12

@@ -18,7 +18,7 @@ from .runs import experiment
     ("kind", "model"),
     [
         ("sent140", Model(name="lstm-sent140", args={"embedding": 8, "hidden": 4})),
-        ("femnist", Model(name="mlp", args={"hidden": [8]})),
+        pytest.param("femnist", Model(name="mlp", args={"hidden": [8]}), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> None:

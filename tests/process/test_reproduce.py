@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgefl import Clock, ConfigError, Stop, config
+from edgefl import ConfigError, Stop, config
+from edgefl.cli import main
 from edgefl.lab import study
 from edgefl.lab.study import Arm, Curves, Finding, Study, run_groups, verdict, write_report
 from edgefl.results import run_folder
 
-from .runs import Command, experiment
+from .runs import virtual
 
 
 def judge(curves: Curves) -> Sequence[Finding]:
@@ -25,60 +27,49 @@ def judge(curves: Curves) -> Sequence[Finding]:
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     monkeypatch.setattr(study, "_folder", lambda: tmp_path)
-    settings = experiment(clock=Clock(kind="virtual", workers=2), stop=Stop(versions=4))
+    settings = virtual(stop=Stop(versions=4))
     (tmp_path / "small-quick.toml").write_text(config.dump(settings))
     arms = (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",)))
-    return Study("small", "A small study", "none", arms, judge, seeds=(1, 2))
+    return Study("small", "A small study", "none", arms, judge, seeds=(1,))
 
 
 def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
     curves = small.run(out, quick=True, say=said.append)
-    assert len(said) == 4
+    assert len(said) == 2
     findings = small.judge(curves)
     write_report(out, small.title, small.citation, findings, rows=run_groups(curves), notes=("a note",))
     document = json.loads((out / "summary.json").read_text())
     assert [one["claim"] for one in document["findings"]] == ["a is not b"]
-    assert document["arms"]["a"]["seeds"] == [1, 2]
+    assert document["arms"]["a"]["seeds"] == [1]
     html = (out / "report.html").read_text()
     assert "A small study" in html
     assert "a note" in html
     assert "<script" not in html
 
+    other = replace(small, arms=(Arm("a", ("training.lr=0.1",)),))
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        other.run(out, quick=True, say=said.append)
+
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
-    (out / "runs" / "b-2" / "record.sqlite").unlink()
-    with pytest.raises(ConfigError, match="b-2"):
+    folder = out / "runs" / "b-1"
+    (folder / "record.sqlite").unlink()
+    with pytest.raises(ConfigError, match="b-1"):
         small.run(out, quick=True, say=said.append)
-    for path in sorted((out / "runs" / "b-2").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+    # As if it had been killed before its record was whole: then it is made again.
+    settings = (folder / "experiment.toml").read_text()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "experiment.toml").write_text(settings)
+    with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
+        small.run(out, quick=True, say=said.append)
+    assert (folder / "experiment.toml").read_text() == settings
+    (folder / "record.sqlite").write_bytes(b"")
     again = small.run(out, quick=True, say=said.append)
     assert again.accuracy("b") == curves.accuracy("b")  # the same bits
     changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
-    assert {path.parent.name for path in changed} == {"b-2"}
-
-
-def test_a_run_killed_before_its_record_was_whole_is_made_again(small: Study, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    one = replace(small, seeds=(1,), arms=small.arms[:1])
-    folder = out / "runs" / "a-1"
-    folder.mkdir(parents=True)
-    settings = config.dump(config.validate(one.experiment(one.arms[0], 1, quick=True), tmp_path))
-    (folder / "experiment.toml").write_text(settings)
-    with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
-        one.run(out, quick=True, say=lambda _: None)
-    assert (folder / "experiment.toml").read_text() == settings
-    (folder / "record.sqlite").write_bytes(b"")
-    assert len(one.run(out, quick=True, say=lambda _: None).records["a"]) == 1
-
-
-def test_a_folder_with_other_settings_is_refused(small: Study, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    one = replace(small, seeds=(1,), arms=small.arms[:1])
-    one.run(out, quick=True, say=lambda _: None)
-    other = replace(one, arms=(Arm("a", ("training.lr=0.1",)),))
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
-        other.run(out, quick=True, say=lambda _: None)
+    assert {path.parent.name for path in changed} == {"b-1"}
 
 
 @pytest.mark.parametrize(
@@ -93,13 +84,21 @@ def test_a_folder_with_other_settings_is_refused(small: Study, tmp_path: Path) -
         (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_one_line(
+    arguments: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "file").write_text("")
     given = [argument.replace("{file}", str(tmp_path / "file")) for argument in arguments]
     if "--out" not in given:
         given += ["--out", str(tmp_path / "out")]
-    environment = {"EDGEFL_DATA": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    code, _, err = Command("reproduce", *given, environment=environment).finish()
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = main(["reproduce", *given])
+    err = capsys.readouterr().err
     assert code == 2, err
     assert says in err
     assert len(err.strip().splitlines()) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, ConfigError, Stop
+from edgefl import Checkpoint, ConfigError, Stop
 from edgefl.results import run_folder
 from edgefl.results.store import Store
 from edgefl.run import supervisor
@@ -21,15 +21,6 @@ from .runs import Command, experiment, wait_for_versions
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_folder_that_holds_a_run_is_not_run_into_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    wanted = experiment(stop=Stop(versions=1))
-    before = edgefl.run(wanted, folder).summary()
-    with pytest.raises(ConfigError, match="run: holds a run, expected a new or empty folder"):
-        edgefl.run(wanted, folder)
-    assert edgefl.run(wanted, tmp_path / "other").summary()["versions"] == before["versions"]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +41,15 @@ def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says:
     assert files(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("made", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     if made:
         folder.mkdir()
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="width"):
         edgefl.run(experiment(model=edgefl.Model(args={"width": 3})), folder)
     assert files(tmp_path) == (["run"] if made else [])
+    assert not made or files(folder) == []
 
 
 def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(tmp_path: Path) -> None:
@@ -133,9 +125,9 @@ def test_the_record_is_cleared_last_and_what_another_put_there_stays(tmp_path: P
     assert files(tmp_path / "checkpoints") == ["notes.txt"]
 
 
-def test_what_has_begun_is_not_begun_again(tmp_path: Path) -> None:
+def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    edgefl.run(experiment(clock=Clock(kind="virtual"), stop=Stop(versions=2)), folder)
+    shutil.copytree(finished, folder)
     shutil.rmtree(folder / "checkpoints")
     assert run_folder.begun(folder)
     with Store(folder) as store:

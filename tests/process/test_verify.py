@@ -12,22 +12,32 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import edgefl
-from edgefl import Clock, Fleet, Server, Stop
+from edgefl import Server, Stop
 from edgefl.errors import RunError
+from edgefl.results.record import IncidentRow, Record
 from edgefl.run.verify import verify
 
-from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for_versions
+from .runs import PATIENCE_S, Command, experiment, summary, versions_of, wait_for, wait_for_versions
 
 
-def test_a_wall_clock_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
+def incidents_of(folder: Path) -> list[IncidentRow]:
+    """Incidents on record; none while there is no record that can be read."""
+    try:
+        with Record(folder) as record:
+            return record.incidents
+    except edgefl.ConfigError:
+        return []
+
+
+def test_a_wall_clock_run_with_an_altered_update_that_was_killed_and_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     wanted = experiment(
         strategy={"name": "fedbuff", "buffer_size": 3, "momentum": 0.5},
-        server=Server(update_format="int8", heartbeat_s=PATIENCE_S),
+        server=Server(update_format="int8", transport="wire", heartbeat_s=PATIENCE_S),
         stop=Stop(versions=100_000),
     )
-    command = Command.run(wanted, folder)
-    wait_for_versions(folder, 6, command)
+    command = Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "alter:2:1"})
+    wait_for(lambda: bool(incidents_of(folder)), "an incident", command)
     command.kill_group()
     command.finish()
     more = versions_of(folder) + 6
@@ -35,17 +45,12 @@ def test_a_wall_clock_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
     wait_for_versions(folder, more, again)
     again.interrupt()
     assert again.finish()[0] == 130
+    figures = summary(folder)
+    assert figures["incidents"]["checksum"] == 1
+    assert figures["integrity"]["version_mismatches"] == 0
     code, out, err = Command("verify", str(folder)).finish()
     assert (code, err) == (0, "")
-    assert f"model_sha256 {summary(folder)['model_sha256']}" in out
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verify") / "run"
-    fleet = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte")
-    edgefl.run(experiment(fleet=fleet, clock=Clock(kind="virtual", workers=2)), folder)
-    return folder
+    assert f"model_sha256 {figures['model_sha256']}" in out
 
 
 def test_a_virtual_run(finished: Path) -> None:
@@ -55,15 +60,6 @@ def test_a_virtual_run(finished: Path) -> None:
     assert found.model_sha256 == figures["model_sha256"]
     assert (found.versions, found.updates) == (figures["versions"], figures["client_trips"])
     assert told == [(version, 12) for version in range(1, 13)]
-
-
-@pytest.mark.parametrize(
-    "strategy", [{"name": "favano", "interval_s": 1.0, "participants": 2}, {"name": "fedasync"}]
-)
-def test_other_kinds_of_updates(strategy: dict[str, object], tmp_path: Path) -> None:
-    """Trainings that are cut short, and whole models with a base that is scaled."""
-    edgefl.run(experiment(strategy=strategy, clock=Clock(kind="virtual", workers=1)), tmp_path / "run")
-    assert verify(tmp_path / "run").model_sha256 == summary(tmp_path / "run")["model_sha256"]
 
 
 def sql(statement: str) -> Callable[[Path], None]:

@@ -8,30 +8,34 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Clock, Fleet, Model, RunError, Server, Stop, Training
+from edgefl import Fleet, Model, RunError, Server, Stop, Training
 from edgefl.results.record import Record
 from edgefl.run import supervisor
 from edgefl.run.verify import verify
 
 from .disturbed import left, made_in, plan
-from .runs import Command, experiment, summary
+from .runs import Command, summary, virtual
 
-STRATEGIES = [
-    {"name": "fedbuff", "buffer_size": 3},
-    {"name": "fedbuff", "buffer_size": 2, "concurrency": 3, "momentum": 0.5},
-    {"name": "fedstaleweight", "buffer_size": 3},
-    {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
-    {"name": "fedasync", "max_staleness": 2},
-    {"name": "defedavg-niid"},
-    {"name": "favano", "participants": 3, "interval_s": 0.1},
-    {"name": "fedbuff", "arrival_process": "poisson", "arrival_rate_per_s": 9.0, "buffer_size": 2},
-    {"name": "fedbuff", "buffer_size": 3, "clip_norm": 0.5, "noise_multiplier": 0.1, "momentum": 0.5},
-]
-
-
-def virtual(workers: int, **changes: object) -> edgefl.Experiment:
-    fleet = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte")
-    return experiment(**{"fleet": fleet, "clock": Clock(kind="virtual", workers=workers), **changes})
+pytestmark = pytest.mark.timeout(300)
+slow = pytest.mark.slow
+CASES = [
+    pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "float32", id="fedavg"),
+    pytest.param({"name": "favano", "participants": 3, "interval_s": 0.1}, "float32", id="favano"),
+    pytest.param({"name": "fedstaleweight", "buffer_size": 3}, "int8", id="fedstaleweight-int8"),
+    pytest.param(
+        {
+            "name": "fedbuff", "buffer_size": 2, "arrival_process": "poisson", "arrival_rate_per_s": 9.0,
+            "clip_norm": 0.5, "noise_multiplier": 0.1, "momentum": 0.5,
+        },
+        "float32",
+        id="fedbuff-poisson-noise",
+    ),
+    pytest.param({"name": "fedbuff", "buffer_size": 3}, "bfloat16", id="fedbuff-bfloat16", marks=slow),
+    pytest.param({"name": "fedbuff", "buffer_size": 2, "concurrency": 3}, "float16", id="few", marks=slow),
+    pytest.param({"name": "fedasync", "max_staleness": 2}, "float32", id="fedasync", marks=slow),
+    pytest.param({"name": "defedavg-niid"}, "float32", id="defedavg", marks=slow),
+]  # fmt: skip
+BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0}
 
 
 def trips_of(folder: Path) -> list[tuple[object, ...]]:
@@ -40,18 +44,28 @@ def trips_of(folder: Path) -> list[tuple[object, ...]]:
         return list(zip(*(record.trips[name].tolist() for name in columns), strict=True))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: "-".join(map(str, s.values())))
-def test_same_bits_for_any_number_of_workers(strategy: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "update_format"), CASES)
+def test_same_bits_for_any_number_of_workers_transport_and_back_end(
+    strategy: dict[str, object], update_format: str, tmp_path: Path
+) -> None:
     found = {}
-    for workers in (1, 3):
+    for workers, transport, backend in ((1, "shm", "reference"), (3, "wire", "c")):
         folder = tmp_path / str(workers)
-        figures = edgefl.run(virtual(workers, strategy=strategy), folder).summary()
+        server = Server(transport=transport, backend=backend, update_format=update_format)
+        figures = edgefl.run(virtual(workers, strategy=strategy, server=server), folder).summary()
         assert figures["processes"] == workers
         assert figures["versions"] == 12
+        assert figures["aggregation"]["backend"] == backend
         assert figures["integrity"]["checksum_mismatches"] == 0
+        if strategy["name"] == "fedstaleweight":  # every trip is whole
+            assert figures["integrity"]["checked"] == figures["trips"]["applied"]
+            floats = 4 * figures["client_trips"] * figures["parameters"]
+            assert figures["bytes"]["up"] / floats == pytest.approx(BYTES[update_format] / 4, rel=0.03)
+            assert figures["bytes"]["down"] == floats
         rows = [row for row in trips_of(folder) if row[-1]]
         found[workers] = (figures["model_sha256"], figures["emulated_s"], str(rows))
     assert found[1] == found[3]
+    assert verify(folder).model_sha256 == found[3][0]
 
 
 def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_path: Path) -> None:
@@ -67,48 +81,60 @@ def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_
         edgefl.run(timeless, tmp_path / "run")
 
 
-def test_same_bits_whatever_sums_them(tmp_path: Path) -> None:
-    found = set()
-    for backend in ("c", "numba", "reference"):
-        figures = edgefl.run(virtual(2, server=Server(backend=backend)), tmp_path / backend).summary()
-        assert figures["aggregation"]["backend"] == backend
-        found.add(figures["model_sha256"])
-    assert len(found) == 1
-
-
 def test_other_arithmetic_gives_other_bits_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
-    found = {}
-    for precision, memory_format in (("float32", "contiguous"), ("bfloat16", "channels_last")):
+    found = []
+    for precision, memory_format, workers in (
+        ("float32", "contiguous", 2),
+        ("bfloat16", "channels_last", 1),
+        ("bfloat16", "channels_last", 3),
+    ):
+        folder = tmp_path / f"{precision}-{workers}"
         chosen = Training(steps=2, precision=precision, memory_format=memory_format)
-        for workers in (1, 3):
-            folder = tmp_path / f"{precision}-{workers}"
-            wanted = virtual(workers, model=Model(name="cnn-fedbuff"), training=chosen, stop=Stop(versions=4))
-            found[precision, workers] = edgefl.run(wanted, folder).summary()["model_sha256"]
-        assert found[precision, 1] == found[precision, 3]
-        assert verify(folder).model_sha256 == found[precision, 1]
-    assert len(set(found.values())) == 2
+        wanted = virtual(workers, model=Model(name="cnn-fedbuff"), training=chosen, stop=Stop(versions=4))
+        found.append(edgefl.run(wanted, folder).summary()["model_sha256"])
+    assert found[0] != found[1] == found[2]
+    assert verify(folder).model_sha256 == found[2]
 
 
-def test_another_seed_is_another_run(tmp_path: Path) -> None:
-    hashes = {
-        edgefl.run(virtual(2, seed=seed), tmp_path / str(seed)).summary()["model_sha256"] for seed in (1, 2)
-    }
-    assert len(hashes) == 2
+def test_another_seed_is_another_run(finished: Path, tmp_path: Path) -> None:
+    other = edgefl.run(virtual(seed=1), tmp_path / "run").summary()
+    assert other["model_sha256"] != summary(finished)["model_sha256"]
 
 
-def test_events_come_in_the_order_of_emulated_time(tmp_path: Path) -> None:
-    edgefl.run(virtual(2, stop=Stop(trips=60)), tmp_path / "run")
-    with Record(tmp_path / "run") as record:
+def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept(tmp_path: Path) -> None:
+    figures = {}
+    for name in ("float32", "int8"):
+        for feedback in (True, False):
+            server = Server(update_format=name, error_feedback=feedback)
+            wanted = virtual(server=server, stop=Stop(versions=120))
+            figures[name, feedback] = edgefl.run(wanted, tmp_path / f"{name}-{feedback}").summary()
+    plain, short = figures["float32", True], figures["int8", True]
+    assert short["accuracy"] == pytest.approx(plain["accuracy"], abs=0.05)
+    assert short["emulated_s"] < plain["emulated_s"]
+    assert plain["model_sha256"] == figures["float32", False]["model_sha256"] != short["model_sha256"]
+    assert short["model_sha256"] != figures["int8", False]["model_sha256"]
+
+
+def test_events_come_in_the_order_of_emulated_time_and_trips_take_what_their_profiles_say(
+    finished: Path,
+) -> None:
+    with Record(finished) as record:
         times = [event.at_s for _, event in record.events() if type(event).__name__ != "Evaluated"]
-        arrived = record.trips["arrived_s"]
-    assert times == sorted(times)
-    assert (np.diff(np.unique(arrived[~np.isnan(arrived)])) > 0).all()
+        trips, clients = record.trips, record.clients
+        done = ~np.isnan(trips["arrived_s"])
+        arrived = trips["arrived_s"][done]
+        assert times == sorted(times)
+        assert (np.diff(np.unique(arrived)) > 0).all()
+        np.testing.assert_allclose(arrived - trips["sent_s"][done], trips["trip_declared_s"][done], rtol=1e-9)
+        rate = trips["flops"][done] / trips["compute_declared_s"][done] / 1e9
+        declared = {row.client: row.train_gflops for row in clients}
+        np.testing.assert_allclose(rate, [declared[client] for client in trips["client"][done]], rtol=1e-6)
 
 
-def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
-    wanted = virtual(2, model=made_in(tmp_path), stop=Stop(versions=60))
+def test_a_killed_worker_changes_nothing_and_leaves_no_residual(tmp_path: Path) -> None:
+    wanted = virtual(model=made_in(tmp_path), server=Server(update_format="int8"), stop=Stop(versions=40))
     calm = supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path).summary()
-    plan(tmp_path, {10: "die", 40: "die", 80: "die"})
+    plan(tmp_path, {10: "die", 40: "die", 60: "die"})
     code, _, err = Command.run(wanted, tmp_path / "killed").finish()
     assert code == 0, err
     assert left(tmp_path) == []
@@ -116,16 +142,3 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
     assert killed["model_sha256"] == calm["model_sha256"]
     assert killed["incidents"] == {"death": 3}
     assert killed["trips"]["lost"] == 0
-
-
-def test_virtual_time_is_the_profile_s(tmp_path: Path) -> None:
-    """A phone twice as slow makes trips that take longer by what its profile says, whatever the host."""
-    edgefl.run(virtual(1, stop=Stop(trips=30)), tmp_path / "run")
-    with Record(tmp_path / "run") as record:
-        trips = record.trips
-        done = ~np.isnan(trips["arrived_s"])
-        took = trips["arrived_s"][done] - trips["sent_s"][done]
-        np.testing.assert_allclose(took, trips["trip_declared_s"][done], rtol=1e-9)
-        rate = trips["flops"][done] / trips["compute_declared_s"][done] / 1e9
-        declared = {row.client: row.train_gflops for row in record.clients}
-        np.testing.assert_allclose(rate, [declared[client] for client in trips["client"][done]], rtol=1e-6)

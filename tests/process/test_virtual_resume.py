@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Clock, Data, Fleet, RunError, Server, Stop, Training
+from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training
 from edgefl.experiment import Cells, Churn
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan
-from .runs import Command, experiment
+from .runs import Command, virtual
 from .test_dynamics import CHURN
 from .test_dynamics import fleet as phones
 
+pytestmark = pytest.mark.timeout(300)
 NOW_AND_THEN = Checkpoint(every_s=1e-6)
 """As often as they may be written at all."""
 COLUMNS = (
@@ -29,14 +30,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def virtual(workers: int = 2, **changes: Any) -> edgefl.Experiment:
+def resumable(workers: int = 2, **changes: Any) -> edgefl.Experiment:
     given: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte", join_spread_s=3.0),
-        "clock": Clock(kind="virtual", workers=workers),
         "checkpoint": NOW_AND_THEN,
         "stop": Stop(versions=150),
     }
-    return experiment(**{**given, **changes})
+    return virtual(workers, **{**given, **changes})
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -75,72 +75,76 @@ def disturbed(
     return outcome(folder)
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "fedbuff": {"strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5}},
-    "fedavg": {
-        "strategy": {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
-        "server": Server(transport="wire"),
-        "stop": Stop(versions=60),
-    },
-    "int8": {"server": Server(update_format="int8"), "stop": Stop(trips=300)},
-    "accuracy": {"strategy": {"name": "defedavg-niid"}, "stop": Stop(accuracy=0.8)},
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_killed_anywhere_and_resumed_it_is_the_same_run(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = virtual(**CASES[case])
-    edgefl.run(wanted, tmp_path / "calm")
-    draw = np.random.default_rng(len(case))
-    points = [f"event:0:{draw.integers(1, 150)}" for _ in range(2)]
-    found = disturbed(wanted, tmp_path / "killed", points, monkeypatch)
-    assert found == outcome(tmp_path / "calm")
-
-
-@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
-def test_phones_that_change_go_on_changing_as_they_would_have(
-    on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changing = phones(
-        tmp_path, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave
+def changing(folder: Path, on_leave: str) -> dict[str, Any]:
+    """Clients that heat, drain, come, go and die."""
+    fleet = phones(
+        folder, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave
     )
-    wanted = virtual(fleet=changing, training=Training(steps=12), stop=Stop(versions=60))
-    edgefl.run(wanted, tmp_path / "calm")
-    found = disturbed(wanted, tmp_path / "killed", ["event:0:70", "event:0:120"], monkeypatch)
-    assert found == outcome(tmp_path / "calm")
+    return {"fleet": fleet, "training": Training(steps=12), "stop": Stop(versions=60)}
 
 
-@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
-def test_transfers_that_share_a_cell_go_on_as_they_would_have(
-    on_leave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sharing = Fleet(
+def sharing(folder: Path, on_leave: str) -> dict[str, Any]:
+    """Clients whose transfers share the link of a cell."""
+    fleet = Fleet(
         devices={"pixel-4": 8},
         network="hsdpa-lossy",
         cells=Cells(count=2, uplink_mbps=0.5, downlink_mbps=1.0),
         churn=Churn(mean_online_s=5.0, mean_offline_s=1.0, die_per_trip=0.05),
         on_leave=on_leave,
     )
-    wanted = virtual(fleet=sharing, stop=Stop(versions=60))
-    edgefl.run(wanted, tmp_path / "calm")
-    found = disturbed(wanted, tmp_path / "killed", ["event:0:70", "event:0:120"], monkeypatch)
-    assert found == outcome(tmp_path / "calm")
+    return {"fleet": fleet, "stop": Stop(versions=60)}
 
 
-def test_killed_while_it_writes_checkpoints_it_is_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+CODED = {"server": Server(transport="wire", update_format="int8")}
+CASES = [
+    pytest.param(lambda folder: {**changing(folder, "lose"), **CODED}, ["event:0:70"], id="changing, int8"),
+    pytest.param(lambda folder: sharing(folder, "lose"), ["event:0:70"], id="sharing"),
+    pytest.param(
+        lambda _: {"strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5}},
+        ["event:0:101", "torn:0:9", "unnamed:0:2", "renamed:0:1", "named:0:1"],  # also as it saves
+        id="momentum",
+    ),
+    pytest.param(
+        lambda _: {
+            "strategy": {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
+            "stop": Stop(versions=60),
+        },
+        ["event:0:101"],
+        id="fedavg",
+    ),
+    pytest.param(
+        lambda _: {"strategy": {"name": "defedavg-niid"}, "stop": Stop(accuracy=0.8)},
+        ["event:0:30", "event:0:70"],
+        id="accuracy",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        lambda folder: changing(folder, "finish"), ["event:0:70"], id="finishing", marks=pytest.mark.slow
+    ),
+    pytest.param(
+        lambda folder: sharing(folder, "finish"),
+        ["event:0:70", "event:0:120"],
+        id="sharing, finishing",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "points"), CASES)
+def test_killed_anywhere_and_resumed_it_is_the_same_run(
+    changes: Callable[[Path], dict[str, Any]],
+    points: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = virtual()
+    wanted = resumable(**changes(tmp_path))
     edgefl.run(wanted, tmp_path / "calm")
-    points = ["torn:0:9", "unnamed:0:2", "renamed:0:1", "named:0:1"]
     found = disturbed(wanted, tmp_path / "killed", points, monkeypatch)
     assert found == outcome(tmp_path / "calm")
 
 
 def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
-    wanted, folder = virtual(model=made_in(tmp_path)), tmp_path / "killed"
+    wanted, folder = resumable(model=made_in(tmp_path)), tmp_path / "killed"
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     plan(tmp_path, {60: "interrupt"})
     code, _, err = Command.run(wanted, folder).finish()
@@ -159,6 +163,7 @@ def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path
 KILLED_AS_IT_LOADS = """
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from edgefl.learning.image_sets import load_digits
@@ -175,7 +180,7 @@ def load(spec, seed):
 
 def test_killed_before_it_began_it_begins_again(tmp_path: Path) -> None:
     (tmp_path / "loads.py").write_text(KILLED_AS_IT_LOADS)
-    wanted = virtual(data=Data(name="loads:load"), stop=Stop(versions=30))
+    wanted = resumable(data=Data(name="loads:load"), stop=Stop(versions=30))
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     (tmp_path / "fatal").touch()
     command = Command.run(wanted, tmp_path / "killed")

@@ -15,7 +15,7 @@ from edgefl import Fleet, Model, Stop, Training
 from edgefl.strategies import names
 
 from .runs import Command, summary
-from .test_virtual_resume import disturbed, outcome, virtual
+from .test_virtual_resume import disturbed, outcome, resumable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -23,7 +23,7 @@ KILLS = 20
 
 
 def wanted(strategy: str, workers: int, **changes: Any) -> edgefl.Experiment:
-    return virtual(
+    return resumable(
         workers,
         strategy={"name": strategy},
         fleet=Fleet(devices={"pixel-4": 7, "moto-g4": 5}, network="lte", join_spread_s=3.0),

@@ -1,0 +1,19 @@
+"""One finished run that all tests which only read may share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edgefl
+
+from .runs import virtual
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of twelve versions under the virtual clock; not to be written into."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    edgefl.run(virtual(), folder)
+    return folder

@@ -1,0 +1,38 @@
+"""One message of each kind of the protocol, for its tests."""
+
+from __future__ import annotations
+
+from edgefl.devices.condition import Condition
+from edgefl.run import messages
+
+DONE = messages.Done(
+    client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
+    checksum=2**64 - 1, flops=1e9, trip=messages.Spent(3.0, 3.5), down=messages.Spent(1.0, 1.25),
+    compute=messages.Spent(1.5, 1.5), up=messages.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125,
+    peak_mib=20.0, delay=messages.Spent(0.25, 0.375),
+)  # fmt: skip
+FROM_CLIENT: list[messages.FromClient] = [
+    messages.Ready(3, 1, 4711, "client"),
+    messages.Beat(3, 1),
+    messages.Chunk(40, 2, 1024),
+    DONE,
+    messages.Gone(3, 1, 40, "cancelled"),
+    messages.Trained(
+        [
+            messages.TaskResult(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0),
+            messages.TaskResult(41, 7, 5, 0.25, 0, 0.0, 2.0),
+        ]
+    ),
+    messages.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
+]
+FROM_SERVER: list[messages.FromServer] = [
+    messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),
+    messages.Cancel(40),
+    messages.Tasks(
+        [messages.Task(3, 40, 4, 7, 1, 2, None, None), messages.Task(4, 41, 0, 7, 1, 3, None, None)]
+    ),
+    messages.Withdraw([40, 41]),
+    messages.Assess(7, 1),
+    messages.Bye(),
+]
+ALL = [*FROM_CLIENT, *FROM_SERVER]
