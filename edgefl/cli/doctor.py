@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 CLIENT_MIB = 13
 """Measured: what one forked client adds in memory, with its socket and one training step done."""
+CLIENT_THREADS = 3
+"""Of one client, which the limit of processes counts: its own and ZeroMQ's two."""
 CLIENT_FDS = 8
 """Descriptors that the server's side and the supervisor hold for one client, rounded up."""
 
@@ -172,7 +174,7 @@ def _limits() -> Iterator[Check]:
     with suppress(OSError):
         most = Path("/proc/sys/kernel/pid_max").read_text().strip()
     few = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}"
-    enough = soft == resource.RLIM_INFINITY or soft >= 1024
+    enough = soft == resource.RLIM_INFINITY or soft >= 1024 * CLIENT_THREADS
     yield Check("processes", f"{_limit(soft)}, pid_max {most}", "" if enough else few)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:

@@ -167,7 +167,6 @@ class Gate:
         A peer that takes nothing is refused at the next `receive`; one that is gone is left to the
         supervisor to report.
         """
-        before = self._watch.to("send")
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:
@@ -175,8 +174,6 @@ class Gate:
             return False
         except Unreachable:
             return False
-        finally:
-            self._watch.to(before)
         return True
 
     def goodbye(self, *roles: str) -> None:

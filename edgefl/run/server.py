@@ -87,26 +87,31 @@ class ServerLoop:
         if news or self._channel.waiting:
             for order in self._channel.receive_ready():
                 self._hear_supervisor(order)
+        if self._interrupted:
+            return  # whatever happens from now on happens when the run goes on
         self._engine.retry_sum()
         if self._started:
             self._take(self._timeline.due())
         self._alarms.run_due()
-        self._timeline.flush()
+        self._flush()
 
     def _take(self, happenings: Iterator[Happening]) -> None:
         for happening in happenings:
             self._engine.take(happening)
             if type(happening) is Delivery:
                 self._gauge.trip(happening.done)
-        if self._core.stopped is not None and self._stopped is None:
+        if self._started and self._core.stopped is not None and self._stopped is None:
             self._stop(self._core.stopped)
+
+    def _flush(self) -> None:
+        before = self._watch.to("send")
+        self._timeline.flush()
+        self._watch.to(before)
 
     @property
     def _patience_ms(self) -> int:
-        """Milliseconds that the loop may wait for a message: a client that fetched its model sends none."""
-        if self._channel.waiting:
-            return 0
-        return 1 if self._aggregator.deferred is not None else self._timeline.wait_ms()
+        """Milliseconds that the loop may wait for a message."""
+        return 0 if self._channel.waiting else self._timeline.wait_ms()
 
     @property
     def _over(self) -> bool:
@@ -146,7 +151,7 @@ class ServerLoop:
     def _stop(self, reason: str) -> None:
         """The core has stopped: let the clients go, and wait for the last evaluation only."""
         self._stopped = reason
-        self._timeline.flush()
+        self._flush()
         self._gate.goodbye(*CLIENTS)
         self._alarms.after(GOODBYE_S, self._evaluation.give_up)
 
@@ -248,7 +253,7 @@ class ServerLoop:
         model = aggregator.buffer.model(aggregator.buffer.latest[1])
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
-            stop_reason=self._stopped or "",
+            stop_reason=self._core.stopped or self._stopped or "",
             wall_s=self._clock.wall_s(),
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import resource
 import sys
 import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
+
 from edgefl import config, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import dynamics_of
 from edgefl.devices.fleet import ClientInfo, Trips, device_of, network_of
 from edgefl.devices.link import mean_mbps
-from edgefl.errors import ConfigError, EdgeflError, FolderError
+from edgefl.errors import ConfigError, EdgeflError, FolderError, RunError
 from edgefl.kernels.steps import start
 from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
@@ -46,6 +49,8 @@ from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
+SPARE_DESCRIPTORS = 32
+"""For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
@@ -177,8 +182,20 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+def _require_descriptors(peers: int) -> None:
+    """RunError where this process may not open a connection for each peer: libzmq would end it."""
+    needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > allowed:
+        raise RunError(
+            f"{needed} open files are needed for {peers} processes, {allowed} are allowed: "
+            "raise the limit of open files (ulimit -n)"
+        )
+
+
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
+        _require_descriptors(plan.workers + 1)
         buffer = ParameterBuffer.attach(channel.descriptor())
         largest_bytes = max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
         with (

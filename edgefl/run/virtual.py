@@ -114,7 +114,7 @@ class VirtualTimeline:
         self._instant: tuple[float, int] = (-math.inf, 0)
         """The emulated second of the last arrival, and how many there were at it."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
-        self._more = False
+        self._started = self._more = False
         """The last look at the agenda ended before it had to."""
 
     # ---- the clients and the workers -----------------------------------------------------------
@@ -124,6 +124,7 @@ class VirtualTimeline:
             self._peers.expect(control.WORKER, worker)
 
     def start(self) -> None:
+        self._started = True
         for client in range(len(self._examples)):
             changes = self._dynamics is not None and client in self._dynamics
             if not changes and not self._core.connected(client):
@@ -214,7 +215,7 @@ class VirtualTimeline:
 
     def flush(self) -> None:
         """Tell the workers what they are to compute next, and what no more."""
-        if self._core.stopped is not None:
+        if not self._started or self._core.stopped is not None:
             return
         for worker, tasks in self._withdrawn.items():
             if (peer := self._peers.get(control.WORKER, worker)) is not None:

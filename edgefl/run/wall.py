@@ -79,7 +79,7 @@ class WallTimeline:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             peer = self._peers.get(control.CLIENT, task.client)
-            if peer is not None:
+            if peer is not None and task.task in self._aggregator.leases:
                 frames = self._gate.transport.model_frames(task.entry)
                 if self._gate.send(peer, task, frames) and frames:
                     self._aggregator.fetched(task.slot)
@@ -128,6 +128,8 @@ class WallTimeline:
         self._agenda.enter(Due(at_s, TICK))
 
     def wait_ms(self) -> int:
+        if self._aggregator.deferred is not None:
+            return 1  # a client that has fetched its model, and so made room for the sum, says nothing
         head = self._agenda.head
         if head is None:
             return 1000

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from edgefl.errors import RunError
+from edgefl.run import server_process
+
 _FAULTS = """
 import resource
 from edgefl.run.process import keep_freed_memory
@@ -36,3 +39,12 @@ def faults(*, keep: bool) -> int:
 def test_what_is_freed_is_used_again_without_asking_the_system() -> None:
     assert faults(keep=True) < 100
     assert faults(keep=False) > 1000
+
+
+def test_too_few_descriptors_for_all_peers_are_a_word_and_not_libzmqs_abort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server_process._require_descriptors(1)
+    monkeypatch.setattr(server_process.resource, "getrlimit", lambda _: (200, 200))
+    with pytest.raises(RunError, match=r"are needed for 300 processes, 200 are allowed: .*ulimit -n"):
+        server_process._require_descriptors(300)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from run_parts import Parts, done, experiment, take
 
-from edgefl.core.events import Event, Failed, Joined, Left, Ticked
+from edgefl.core.events import Event, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.dynamics import Transition
 from edgefl.run import messages, wall
 from edgefl.run.control import CLIENT, EVALUATOR
@@ -262,3 +262,22 @@ def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
     assert world.timeline.save().entries == {0: 0}
     events = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
     assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
+
+
+def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(world: Wall) -> None:
+    started(world)
+    world.timeline.flush()
+    world.socket.sent.clear()
+    task = world.core.task_of(0)
+    assert task is not None
+    order = messages.Task(client=0, task=99, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
+    world.aggregator.leases[99] = world.aggregator.leases[task]
+    world.timeline.give(order)
+    del world.aggregator.leases[99]  # it was lost with its client before it was sent
+    world.timeline.flush()
+    assert world.socket.sent == []
+
+
+def test_while_a_sum_waits_for_room_the_loop_looks_again_soon(world: Wall) -> None:
+    world.aggregator.deferred = Sum(1, (), ())
+    assert world.timeline.wait_ms() == 1

@@ -127,7 +127,7 @@ def test_shows_the_figures() -> None:
     for what in (
         "trial: fedbuff", "wall clock, time_scale 1, digits, mlp with 1,234 parameters",
         "versions 50 of 200", "25%", "0.8125", "0.7500", "mean 2.5, max 11",
-        "VALID, error median 0.20%, p95 1.00%", "failed     1 client", "dropped    3",
+        "VALID, error median 0.20%, p95 1.00%", "failed     1 process", "dropped    3",
     ):  # fmt: skip
         assert what in text
     for words in (
