@@ -203,7 +203,7 @@ def _each(out: Path, runs: Sequence[Run]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-@house_style
+@house_style()
 def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Picture | None:
     """A curve a row over ``at_s`` or ``trips``: thin for each seed, thick for the mean of all.
 
@@ -227,4 +227,5 @@ def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Pi
             x = x[x <= min(seed[0][-1] for seed in seeds)]
             mean = np.mean([np.interp(x, *seed) for seed in seeds], axis=0)
             curves.append(Curve(series(k), row.label, x, mean, seeds))
-    return page.accuracy_picture(curves, over)
+    what = "Accuracy on slow phones' classes" if slow else "Accuracy"
+    return page.accuracy_picture(curves, over, what)

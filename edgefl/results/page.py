@@ -5,13 +5,13 @@ Pictures have one palette by role, which the page's CSS fills in for light and d
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -163,22 +163,11 @@ class Picture(NamedTuple):
     wide: bool = False
 
 
-P = ParamSpec("P")
-Drawn = TypeVar("Drawn", bound=Picture | None)
-
-
-def house_style(draw: Callable[P, Drawn]) -> Callable[P, Drawn]:
-    """A decorator of functions that draw a `Picture`, in the house style, which is one for all pages."""
-
-    @functools.wraps(draw)
-    def drawn(*args: P.args, **named: P.kwargs) -> Drawn:
-        # a salt of its own keeps the ids of one page's pictures apart
-        given = [str(value) for value in (*args, *named.values()) if isinstance(value, str | bool)]
-        salt = " ".join([draw.__name__, *given])
-        with mpl.rc_context({**_SETTINGS, "svg.hashsalt": salt}):
-            return draw(*args, **named)
-
-    return drawn
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """What is drawn meanwhile looks as on all pages; also a decorator of a function that draws."""
+    with mpl.rc_context(_SETTINGS):
+        yield
 
 
 def close_fonts() -> None:
@@ -241,7 +230,9 @@ class Canvas:
     def svg(self, label: str) -> str:
         """The picture as inline SVG whose colours are the page's; ``label`` is read to the blind."""
         file = io.StringIO()
-        self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        # a salt of its own keeps the ids of one page's pictures apart
+        with mpl.rc_context({"svg.hashsalt": label}):
+            self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         text = file.getvalue()
         text = text[text.index("<svg") :]
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
@@ -270,7 +261,9 @@ class Curve(NamedTuple):
     seeds: Sequence[NDArray[np.float64]] = ()
 
 
-def accuracy_picture(curves: Sequence[Curve], over: str, *, ends: bool = False) -> Picture | None:
+def accuracy_picture(
+    curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False
+) -> Picture | None:
     """Curves of accuracy over ``at_s`` (emulated time) or ``trips``; ``ends`` writes their last values."""
     if not curves:
         return None
@@ -295,7 +288,7 @@ def accuracy_picture(curves: Sequence[Curve], over: str, *, ends: bool = False) 
     canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
     canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
     canvas.shares()
-    label = "Accuracy over " + ("emulated time" if over == "at_s" else "client trips")
+    label = f"{what} over " + ("emulated time" if over == "at_s" else "client trips")
     return Picture(canvas.svg(label), [(curve.role, curve.name) for curve in curves])
 
 

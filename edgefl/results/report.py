@@ -291,7 +291,7 @@ def _profile_keys(record: Record) -> list[tuple[str, str]]:
     return [*((role, profile) for profile, role in roles[:COLOURS]), *more]
 
 
-@house_style
+@house_style()
 def draw_accuracy(record: Record, over: str) -> Picture | None:
     """Accuracy over ``at_s`` (emulated time) or ``trips``: of all classes, and of slow clients' own."""
     rows = [row for row in record.evaluations if np.isfinite(row.accuracy)]
@@ -308,7 +308,7 @@ def draw_accuracy(record: Record, over: str) -> Picture | None:
     return page.accuracy_picture(curves, over, ends=True)
 
 
-@house_style
+@house_style()
 def draw_classes(record: Record) -> Picture | None:
     """Accuracy in each class at the last evaluation; classes that only slow clients hold stand out."""
     if not record.evaluations or not record.evaluations[-1].total:
@@ -334,7 +334,7 @@ def draw_classes(record: Record) -> Picture | None:
     return Picture(canvas.svg("Accuracy by class"), keys)
 
 
-@house_style
+@house_style()
 def draw_weights(record: Record) -> Picture | None:
     """Each client's share of the applied weight, times n, against the fair share 1."""
     share, roles = applied_weight(record), profile_roles(record)
@@ -365,7 +365,7 @@ def draw_weights(record: Record) -> Picture | None:
     return Picture(canvas.svg("Applied weight by client"), _profile_keys(record))
 
 
-@house_style
+@house_style()
 def draw_timeline(record: Record) -> Picture | None:
     """Downloads, training and uploads over emulated time, a lane a client; a part of a large fleet."""
     trips = record.trips

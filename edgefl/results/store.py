@@ -8,6 +8,7 @@ a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survive
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections import defaultdict
@@ -167,15 +168,15 @@ class Store:
 
     def version(self, row: VersionRow) -> None:
         """A version was published."""
-        self._rows[INSERT_VERSION].append((*astuple(row), self._seq))
+        self._rows[_insert("versions", "seq")].append((*astuple(row), self._seq))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
-        self._rows[INSERT_EVALUATION].append(_columns(row))
+        self._rows[_insert("evaluations")].append(_columns(row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
-        self._rows[INSERT_INCIDENT].append((None, at_s, client, kind, detail))
+        self._rows[_insert("incidents")].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
         """Add wall ``seconds`` to one stage of the server's work; written by `sync` and `close`."""
@@ -185,7 +186,7 @@ class Store:
 
     def clients(self, rows: Iterable[ClientRow]) -> None:
         """The fleet, written at the start of the run."""
-        self._rows[INSERT_CLIENT].extend(map(_columns, rows))
+        self._rows[_insert("clients")].extend(map(_columns, rows))
 
     def set_meta(self, **fields: Any) -> None:
         """Write fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
@@ -220,9 +221,12 @@ class Store:
 
         On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
-        first = self._seq + 1 - len(self._journal)
+        events = enumerate(map(event_encoder.encode, self._journal), self._seq + 1 - len(self._journal))
         batches: list[tuple[str, list[Any]]] = [
-            (INSERT_EVENT, list(enumerate(map(event_encoder.encode, self._journal), first))),
+            (
+                "INSERT INTO journal VALUES (?, ?)",
+                list(events),
+            ),
             (INSERT_TRIP, [(*astuple(_signed(row)), seq) for row, seq in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
             (FINISH_TRIP, list(map(astuple, self._ends.values()))),
@@ -301,6 +305,7 @@ class Store:
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 
 
+@functools.cache
 def _insert(table: str, extra: str = "") -> str:
     columns = [*TABLES[table].__struct_fields__, *extra.split()]
     marks = ", ".join("?" * len(columns))
@@ -316,11 +321,6 @@ INSERT_TRIP = _insert("trips", "seq").replace("OR REPLACE ", "") + (
     + "fate = COALESCE(excluded.fate, fate), "
     "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END"
 )
-INSERT_EVENT = "INSERT INTO journal VALUES (?, ?)"
-INSERT_VERSION = _insert("versions", "seq")
-INSERT_EVALUATION = _insert("evaluations")
-INSERT_INCIDENT = _insert("incidents")
-INSERT_CLIENT = _insert("clients")
 FINISH_TRIP = (
     "UPDATE trips SET fate = COALESCE(?2, fate), reason = CASE WHEN ?3 = '' THEN reason ELSE ?3 END, "
     "applied_version = COALESCE(applied_version, ?4), "
