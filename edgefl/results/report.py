@@ -29,7 +29,6 @@ from edgefl.results.tables import html_table, many, number, percent, seconds
 FILE_NAME = "report.html"
 INCIDENTS = 12
 LANES = 32
-BARS = 120
 PARTS = {
     "compute": "Training",
     "down": "Download",
@@ -348,15 +347,11 @@ def draw_weights(record: Record) -> Picture | None:
     axes.axhline(1.0, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate("fair: 1/n each", (1, 1), (-2, 5), xycoords=("axes fraction", "data"),
                   textcoords="offset points", ha="right", color=colour("ink"), fontsize=9)  # fmt: skip
+    size = 6 if len(ranked) <= 100 else 2.5
     for name, role in {**roles, "": "muted"}.items():
         mine = {k: client for k, client in enumerate(ranked) if profile.get(client, "") == name}
-        if len(ranked) > BARS:
-            weights = [share[client] for client in mine.values()]
-            axes.plot(list(mine), weights, "o", color=colour(role), markersize=2.5, markeredgewidth=0)
-            continue
-        for k, client in mine.items():
-            (bar,) = axes.bar([k], [share[client]], width=0.72, color=colour(role))
-            canvas.tip(bar, f"client {client} ({name}): {share[client]:.3f} of its fair share")
+        weights = [share[client] for client in mine.values()]
+        axes.plot(list(mine), weights, "o", color=colour(role), markersize=size, markeredgewidth=0)
     axes.set_xlim(-0.8, len(ranked) - 0.2)
     axes.set_ylim(0, max(1.25, max(share.values()) * 1.08))
     axes.set_xticks([])
