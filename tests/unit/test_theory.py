@@ -167,6 +167,7 @@ def test_the_right_side_is_the_theorem_s() -> None:
     assert theory.least_versions(problem, tau) == math.ceil(160 * L * (Q + 7) * (tau + 1) ** 3)
 
 
+@pytest.mark.slow
 def test_every_claim_is_judged_and_stands() -> None:
     said: list[str] = []
     found = theory.findings(quick=True, say=said.append)
