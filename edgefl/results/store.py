@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from edgefl.core.events import Event, event_encoder
 from edgefl.errors import ConfigError, FolderError
@@ -222,14 +222,15 @@ class Store:
         On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self._seq + 1 - len(self._journal))
+        ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
             (
                 "INSERT INTO journal VALUES (?, ?)",
                 list(events),
             ),
-            (INSERT_TRIP, [(*astuple(_signed(row)), seq) for row, seq in self._trips]),
+            (INSERT_TRIP, [_trip_columns(*trip, ends.pop(trip[0].task, None)) for trip in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
-            (FINISH_TRIP, list(map(astuple, self._ends.values()))),
+            (FINISH_TRIP, list(map(astuple, ends.values()))),
             *self._rows.items(),
         ]
         if any(rows for _, rows in batches):
@@ -315,11 +316,14 @@ def _insert(table: str, extra: str = "") -> str:
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
 """Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
 # A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
-INSERT_TRIP = _insert("trips", "seq").replace("OR REPLACE ", "") + (
+INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)
     + "fate = COALESCE(excluded.fate, fate), "
-    "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END"
+    "reason = CASE WHEN excluded.reason = '' THEN reason ELSE excluded.reason END, "
+    "applied_version = COALESCE(applied_version, excluded.applied_version), "
+    "weight = CASE WHEN excluded.uses = 0 THEN weight ELSE COALESCE(weight, 0) + excluded.weight END, "
+    "uses = uses + excluded.uses, fate_seq = COALESCE(excluded.fate_seq, fate_seq)"
 )
 FINISH_TRIP = (
     "UPDATE trips SET fate = COALESCE(?2, fate), reason = CASE WHEN ?3 = '' THEN reason ELSE ?3 END, "
@@ -349,9 +353,24 @@ def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]
     return used
 
 
-def _signed(row: TripRow) -> TripRow:
-    sums = {name: to_signed(value) for name in CHECKSUMS if (value := getattr(row, name)) is not None}
-    return replace(row, **sums) if sums else row
+_PLACE = {name: place for place, name in enumerate(TripRow.__struct_fields__)}
+_SENT, _SEEN = (_PLACE[name] for name in CHECKSUMS)
+
+
+def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
+    """The parameters of `INSERT_TRIP`: a trip's row, with its end if that is known."""
+    columns = list(astuple(row))
+    for place in (_SENT, _SEEN):
+        if columns[place] is not None:
+            columns[place] = to_signed(columns[place])
+    if end is None:
+        return [*columns, 0, seq, None]
+    columns[_PLACE["applied_version"]] = end.version
+    columns[_PLACE["fate"]] = end.fate or row.fate
+    columns[_PLACE["reason"]] = end.reason or row.reason
+    if end.uses:
+        columns[_PLACE["weight"]] = end.weight
+    return [*columns, end.uses, seq, end.seq]
 
 
 def _columns(row: msgspec.Struct) -> tuple[Any, ...]:
