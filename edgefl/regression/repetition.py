@@ -355,10 +355,12 @@ class Peak:
 
     The kernel keeps the peak, so nothing is sampled.
 
-    >>> peak = Peak()
-    >>> block = b"x" * (16 << 20); del block
+    >>> import mmap
+    >>> peak, block = Peak(), mmap.mmap(-1, 4096 * 4096)
+    >>> block[::4096] = b"x" * 4096  # touch each page
     >>> 15 < peak.mib() < 18
     True
+    >>> block.close()
     """
 
     def __init__(self) -> None:
