@@ -113,7 +113,7 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
 
 
 def checksum_array(value: object, size: int) -> Checksums:
-    """Where checksums are written, or the error."""
+    """The array that checksums are written to; raises the error if it does not fit."""
     array = flat("checksums", value, writable=True)
     if array.dtype != np.uint64:
         raise TypeError(f"checksums must be uint64 (got {array.dtype})")

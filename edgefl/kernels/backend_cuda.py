@@ -78,7 +78,7 @@ def _reason(loaded: ctypes.CDLL) -> str:
 
 
 def _address(array: Any) -> int:
-    """Where an array begins, on the host or (for what has ``__cuda_array_interface__``) on the device."""
+    """The address of an array, on the host or (where it has ``__cuda_array_interface__``) on the device."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         interface = array.__array_interface__

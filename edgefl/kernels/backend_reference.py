@@ -98,7 +98,7 @@ def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
 
 
 def remainder(y: Floats, out: Update, scales: Floats | None) -> Floats:
-    """What rounding left of ``y``, 0 where that is not finite."""
+    """The part of ``y`` that rounding left, 0 where that is not finite."""
     left = y - decoded(out, scales, 0, out.size)
     return np.where(np.isfinite(left), left, np.float32(0))
 

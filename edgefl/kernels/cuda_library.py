@@ -84,7 +84,7 @@ def load(abi: int) -> ctypes.CDLL:
 
 
 def _target() -> Path | None:
-    """Where a library of these sources belongs: their digest is part of its name."""
+    """The path of a library of these sources: their digest is part of its name."""
     folder = sources()
     if folder is None:
         return None

@@ -102,7 +102,7 @@ class MovingAverage:
     @overload
     def count(self, client_ids: Sequence[int] | Ids) -> Ids: ...
     def count(self, client_ids: int | Sequence[int] | Ids) -> int | Ids:
-        """How often each client was observed, ever."""
+        """The number of observations of each client, ever."""
         if type(client_ids) is int and 0 <= client_ids < self.clients:
             return int(self._flat.counts[client_ids])
         counts: Ids = self._flat.counts[arguments.client_ids(self.clients, client_ids)]

@@ -247,13 +247,14 @@ class ServerLoop:
 
     def _conclude(self) -> None:
         interrupted = self._interrupted and self._core.stopped is None
+        reason = self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)
         self._gate.goodbye(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model = aggregator.buffer.model(aggregator.buffer.latest[1])
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
-            stop_reason=self._core.stopped or self._stopped or "",
+            stop_reason=reason,
             wall_s=self._clock.wall_s(),
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),
@@ -266,4 +267,4 @@ class ServerLoop:
             self._store.cost(stage, ns / 1e9, watch.calls[stage])
         self._store.sync()
         self._report()
-        self._channel.send(control.Finished(self._stopped or "", interrupted))
+        self._channel.send(control.Finished(reason, interrupted))

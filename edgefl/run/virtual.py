@@ -55,7 +55,7 @@ class Trip(msgspec.Struct):
     """The loss of its link on the way, in words: nobody needs to compute it either."""
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
-        """What the client itself would say at its end; nothing waited, so every part took what it takes."""
+        """The message of the client itself at its end; nothing waited, so every part took what it takes."""
         task, plan = self.task, self.plan
         (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
         total_s, delay_s = down_s + compute_s + up_s, plan.down.lead_s + plan.up.lead_s
@@ -114,7 +114,8 @@ class VirtualTimeline:
         self._instant: tuple[float, int] = (-math.inf, 0)
         """The emulated second of the last arrival, and how many there were at it."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
-        self._started = self._more = False
+        self._started = False
+        self._more = False
         """The last look at the agenda ended before it had to."""
 
     # ---- the clients and the workers -----------------------------------------------------------
