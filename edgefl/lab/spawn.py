@@ -23,7 +23,7 @@ import psutil
 
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import RunError
-from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
 from edgefl.learning.train import TrainResult
 from edgefl.limits.capacity import host
 from edgefl.run import supervisor
@@ -34,6 +34,8 @@ QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
 """Emulated time runs so fast that pacing waits for nothing."""
 NEVER = 10**9
+PATIENCE_S = 120.0
+"""Longest silence of a client: all of them train and read their memory at once, on a few cores."""
 _IMPORT = """
 import time; started = time.perf_counter()
 import torch
@@ -139,6 +141,7 @@ def started(clients: int) -> tuple[float, list[ProcessMemory]]:
         clock=Clock(kind="wall", time_scale=TIME_SCALE),
         evaluation=Evaluation(every_versions=NEVER),
         checkpoint=Checkpoint(every_s=float(NEVER)),
+        server=Server(heartbeat_s=PATIENCE_S),
         stop=Stop(versions=2),
     )
     with tempfile.TemporaryDirectory(prefix="edgefl-spawn-") as name:
