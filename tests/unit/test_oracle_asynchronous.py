@@ -1,9 +1,4 @@
-"""Asynchronous strategies against models worked out by hand, in float64.
-
-Three clients always deliver the same Δ (1, 10, 100), so a model is the sum of what was applied; their trips
-take 2, 3 and 7 s. With a buffer of 2 and an immediate restart this is what arrives (client τ):
-2 s 0τ0 · 3 s 1τ0 → v1 · 4 s 0τ1 · 6 s 0τ0 → v2 · 6 s 1τ1 · 7 s 2τ2 → v3
-"""
+"""Weights of asynchronous strategies: by hand where they remember, and what the papers prove of any run."""
 
 from __future__ import annotations
 
@@ -12,124 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
-from edgefl.strategies import Strategy, Update, resolve
+from edgefl.lab.theory import weight_bounds
+from edgefl.strategies import Update, resolve
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
-from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
-
-DELTAS = (1.0, 10.0, 100.0)
-DURATIONS = (2.0, 3.0, 7.0)
-TWO, THREE = 2**-0.5, 3**-0.5
-
-
-def run(
-    strategy: Strategy, versions: int = 3, train: Any = None, durations: Sequence[float] = DURATIONS
-) -> MemoryRun:
-    core = Core(strategy, fleet(len(durations)), 0, experiment.Stop(versions=versions))
-
-    def add(client: int, model: Vector, trip: int) -> Vector:
-        return np.asarray(model + DELTAS[client])
-
-    return run_in_memory(core, durations, train=train or add)
-
-
-def numbers(result: MemoryRun) -> list[float]:
-    return [float(model[0]) for model in result.models]
-
-
-def arrivals(result: MemoryRun) -> list[tuple[int, int]]:
-    return [(update.client, update.staleness) for _, updates in result.sums for update in updates]
-
-
-def test_the_arrivals_are_those_of_the_picture_above() -> None:
-    assert arrivals(run(FedBuff(buffer_size=2))) == [(0, 0), (1, 0), (0, 1), (0, 0), (1, 1), (2, 2)]
-
-
-def test_fedbuff_divides_the_weighted_sum_by_k() -> None:
-    first = (1 + 10) / 2
-    second = first + (TWO * 1 + 1) / 2
-    third = second + (TWO * 10 + THREE * 100) / 2
-    assert numbers(run(FedBuff(buffer_size=2))) == pytest.approx([0, first, second, third], rel=1e-15)
-
-
-def test_fedbuff_normalised_divides_by_the_weights() -> None:
-    first = (1 + 10) / 2
-    second = first + 1
-    third = second + (TWO * 10 + THREE * 100) / (TWO + THREE)
-    got = numbers(run(FedBuff(buffer_size=2, normalize=True)))
-    assert got == pytest.approx([0, first, second, third], rel=1e-15)
-
-
-def test_fedbuff_with_another_exponent_step_and_momentum() -> None:
-    gradients = [(1 + 10) / 2, (1 / 2 + 1) / 2, (10 / 2 + 100 / 3) / 2]
-    model, velocity, expected = 0.0, 0.0, [0.0]
-    for gradient in gradients:
-        velocity = 0.5 * velocity + gradient
-        model += 0.1 * velocity
-        expected.append(model)
-    got = numbers(run(FedBuff(buffer_size=2, exponent=1.0, server_lr=0.1, momentum=0.5)))
-    assert got == pytest.approx(expected, rel=1e-15)
-
-
-def test_a_fresh_update_weighs_1_and_a_buffer_of_stale_ones_makes_a_smaller_step() -> None:
-    """Not 1.41 for a fresh one, nor 1/(1 + √1): s(0) = 1, and the weights are not made to add up to 1."""
-    result = run(FedBuff(buffer_size=2))
-    assert result.sums[0][0].weights == (0.5, 0.5)
-    assert sum(result.sums[2][0].weights) == pytest.approx((TWO + THREE) / 2)
-
-
-def test_asysg_sums_and_defedavg_iid_averages() -> None:
-    assert numbers(run(resolve({"name": "asysg", "buffer_size": 2}))) == [0.0, 11.0, 13.0, 123.0]
-    assert numbers(run(resolve({"name": "defedavg-iid", "buffer_size": 2}))) == [0.0, 5.5, 6.5, 61.5]
-
-
-def test_fedasync_mixes_the_clients_model_and_not_a_difference() -> None:
-    """y is 10·(client + 1) whatever the client started from; arrivals: 1 s 0τ0 · 2 s 0τ0 · 2.5 s 1τ2."""
-
-    def own(client: int, model: Vector, trip: int) -> Vector:
-        return np.full_like(model, 10.0 * (client + 1))
-
-    for scaling, late in (("constant", 0.5), ("polynomial", 0.5 * THREE), ("hinge", 0.5 / (10 * 1 + 1))):
-        strategy = resolve({"name": "fedasync", "alpha": 0.5, "scaling": scaling, "h": 1.0})
-        expected = [0.0, 5.0, 7.5, (1 - late) * 7.5 + late * 20]
-        assert numbers(run(strategy, train=own, durations=(1.0, 2.5))) == pytest.approx(expected, rel=1e-14)
-
-
-def test_fedasync_weights_add_up_to_1_with_the_models_own() -> None:
-    result = run(FedAsync(alpha=0.9))
-    assert all(
-        order.base_scale + sum(order.weights) == pytest.approx(1.0, rel=1e-15) for order, _ in result.sums
-    )
+from edgefl.testing import fleet, run_in_memory
 
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 0.6), (4, 0.6), (5, 0.6 / 3), (9, 0.6 / 11)])
 def test_fedasync_hinge(staleness: int, weight: float) -> None:
     assert FedAsync(scaling="hinge", a=2.0).mixing(staleness) == pytest.approx(weight)
-
-
-@pytest.mark.parametrize(
-    ("fields", "last"),
-    [
-        ({}, (5 / 6, 1 / 6)),
-        ({"form": "algorithm-1"}, (3 / 4, 1 / 4)),
-        # running: the mean raw weight of the six arrivals is (1 + 1 + 1 + 1 + 5 + 1)/6 = 5/3
-        ({"normalize": "running"}, (5 / (2 * 5 / 3), 1 / (2 * 5 / 3))),
-        ({"normalize": "running", "max_step": 1.2}, (1.2 * 5 / 6, 1.2 * 1 / 6)),
-    ],
-)
-def test_fedstaleweight(fields: dict[str, Any], last: tuple[float, float]) -> None:
-    """A client waits for a new version: 0τ0, 1τ0 → v1 at 3 s · 0τ0, 1τ0 → v2 at 6 s · 2τ2, 0τ0 → v3."""
-    result = run(FedStaleWeight(buffer_size=2, **fields))
-    assert arrivals(result) == [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (0, 0)]
-    assert result.sums[0][0].weights == (0.5, 0.5)  # all fresh: the plain average, and not a lost buffer
-    assert result.sums[2][0].weights == pytest.approx(last, rel=1e-14)
-    expected = [0.0, 5.5, 11.0, 11.0 + last[0] * 100 + last[1] * 1]
-    assert numbers(result) == pytest.approx(expected, rel=1e-14)
 
 
 def weights_after(strategy: FedStaleWeight, observed: Sequence[Sequence[int]]) -> list[float]:
@@ -185,7 +79,7 @@ def test_defedavg_niid_averages_the_newest_update_of_a_uniform_sample() -> None:
             multiples = np.array(order.weights) * 4
             assert multiples == pytest.approx(np.round(multiples))  # drawn twice counts twice
             assert sum(order.weights) == pytest.approx(1.0)
-    assert numbers(result) == pytest.approx(np.arange(3001.0))
+    assert [float(model[0]) for model in result.models] == pytest.approx(np.arange(3001.0))
     share = core.applied_weight / core.applied_weight.sum()
     assert share == pytest.approx(np.full(6, 1 / 6), rel=0.05)  # however slow a client is
     assert core.discarded > 0  # send buffers that were overwritten
@@ -197,3 +91,62 @@ def test_defedavg_niid_paused_trains_only_what_is_taken() -> None:
     run_in_memory(core, [1.0, 1.0, 2.0, 3.0, 5.0, 8.0])
     assert core.discarded <= 6  # only what is held when the run ends
     assert core.applied_weight == pytest.approx(np.full(6, 500 / 6), rel=0.15)
+
+
+# ---- properties of any buffer ------------------------------------------------------------------
+
+
+BUFFERS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)
+
+
+def weights_of(strategy: FedStaleWeight, staleness: Sequence[int]) -> list[float]:
+    """The weights of one buffer in which client i was observed once, with the i-th staleness."""
+    return weights_after(strategy, [[tau] for tau in staleness])
+
+
+@given(staleness=BUFFERS)
+def test_fedstaleweights_weights_add_up_to_1_within_theorem_1s_bounds(staleness: list[int]) -> None:
+    b, largest = len(staleness), max(staleness)
+    weights = weights_of(FedStaleWeight(buffer_size=b), staleness)
+    assert sum(weights) == pytest.approx(1.0, rel=1e-12)
+    low, high = weight_bounds(b, largest)
+    assert all(low * (1 - 1e-12) <= weight <= high * (1 + 1e-12) for weight in weights)
+
+
+@given(b=st.integers(2, 40), largest=st.integers(1, 10_000))
+def test_theorem_1s_bounds_are_reached(b: int, largest: int) -> None:
+    """The lower by one fresh update among the stalest, the upper by the stalest among fresh ones."""
+    one_fresh = weights_of(FedStaleWeight(buffer_size=b), [0] + [largest] * (b - 1))
+    one_stale = weights_of(FedStaleWeight(buffer_size=b), [largest] + [0] * (b - 1))
+    low, high = 1 / ((b - 1) * (b * largest + 1) + 1), (b * largest + 1) / (b * (largest + 1))
+    assert one_fresh[0] == pytest.approx(low, rel=1e-12)
+    assert one_stale[0] == pytest.approx(high, rel=1e-12)
+    assert weight_bounds(b, largest) == pytest.approx((low, high), rel=1e-15)
+
+
+@given(staleness=BUFFERS, form=st.sampled_from(["derivation", "algorithm-1"]))
+def test_staler_clients_weigh_more_in_fedstaleweight_and_less_in_fedbuff(
+    staleness: list[int], form: Any
+) -> None:
+    stale = weights_of(FedStaleWeight(buffer_size=len(staleness), form=form), staleness)
+    updates = [Update(i, i, 0, tau, 1, 1, 0.0, 0.0) for i, tau in enumerate(staleness)]
+    core = Core(FedBuff(), fleet(len(staleness)), 0, experiment.Stop())
+    buff = FedBuff().weights(None, updates, core)
+    order = np.argsort(staleness, kind="stable")
+    assert (np.diff(np.array(stale)[order]) >= 0).all()
+    assert (np.diff(np.array(buff)[order]) <= 0).all()
+    assert all(0 < weight <= 1 / len(staleness) for weight in buff)
+
+
+@given(staleness=BUFFERS, most=st.floats(0.5, 3.0))
+def test_a_running_step_is_bounded(staleness: list[int], most: float) -> None:
+    strategy = FedStaleWeight(buffer_size=len(staleness), normalize="running", max_step=most)
+    assert sum(weights_of(strategy, staleness)) <= most * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 40])
+@pytest.mark.parametrize("fields", [{}, {"form": "algorithm-1"}, {"normalize": "running"}])
+def test_fresh_updates_are_averaged(size: int, fields: dict[str, Any]) -> None:
+    assert weights_of(FedStaleWeight(buffer_size=size, **fields), [0] * size) == pytest.approx(
+        [1 / size] * size
+    )

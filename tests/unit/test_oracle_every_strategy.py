@@ -9,30 +9,26 @@ the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from test_oracle_optimizer import reference_step
 
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.seeds import stream
-from edgefl.strategies import Client, names, resolve
+from edgefl.strategies import Client, ServerOptimizer, names, resolve
 from edgefl.testing import Vector, run_in_memory
 
 TARGETS, STEPS, DURATIONS, RATE = (1.0, 10.0, 100.0), (2, 1, 4), (2.0, 3.0, 7.0), 0.1
 DEVICES = [Client(i, "a", n, STEPS[i], 0.0, DURATIONS[i]) for i, n in enumerate((10, 30, 60))]
 TWO, THREE = 2**-0.5, 3**-0.5
+PLAIN = ServerOptimizer()
 
 Used = Sequence[tuple[int, int, float]]
-Server = Callable[[float, float, dict[str, float]], float]
-"""(w, the step's vector g, what is kept from step to step) → the next w."""
-
-
-def plain(w: float, g: float, kept: dict[str, float]) -> float:
-    return w + g
 
 
 def local(client: int, start: float, mu: float = 0.0, steps: int | None = None) -> float:
@@ -50,7 +46,7 @@ class Case:
     fields: dict[str, Any]
     versions: Sequence[Used]
     base_scale: Sequence[float] = (1.0, 1.0, 1.0)
-    server: Server = plain
+    server: ServerOptimizer = PLAIN
     mu: float = 0.0
     uploads_model: bool = False
     gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
@@ -59,7 +55,7 @@ class Case:
 
 def model_of(case: Case) -> list[float]:
     """The models that a case describes."""
-    models, kept = [0.0], {"v": 0.0, "m": 0.0, "s": 0.01**2}
+    models, kept = [0.0], dict[str, Any]()
     for used, base_scale in zip(case.versions, case.base_scale, strict=False):
         g = (base_scale - 1.0) * models[-1]
         for client, version, weight in used:
@@ -67,32 +63,17 @@ def model_of(case: Case) -> list[float]:
             steps, gain = case.gains.get((client, version), (None, 1.0))
             delta = gain * (local(client, start, case.mu, steps) - start)
             g += weight * (start + delta if case.uploads_model else delta)
-        models.append(case.server(models[-1], g, kept))
+        models.append(float(reference_step(case.server, models[-1], g, kept)))
     return models
 
 
-def momentum(w: float, g: float, kept: dict[str, float]) -> float:
-    kept["v"] = 0.9 * kept["v"] + g
-    return w + 0.5 * kept["v"]
-
-
-def adaptive(kind: str) -> Server:
-    """Reddi et al. 2021, Algorithm 2, with η_g = 0.5, β1 = 0.6, β2 = 0.8 and ε = 0.01."""
-
-    def step(w: float, g: float, kept: dict[str, float]) -> float:
-        kept["m"] = 0.6 * kept["m"] + 0.4 * g
-        if kind == "adagrad":
-            kept["s"] += g * g
-        elif kind == "adam":
-            kept["s"] = 0.8 * kept["s"] + 0.2 * g * g
-        else:
-            kept["s"] -= 0.2 * g * g * math.copysign(1.0, kept["s"] - g * g)
-        return w + 0.5 * kept["m"] / (math.sqrt(kept["s"]) + 0.01)
-
-    return step
-
-
+MOMENTUM = ServerOptimizer(lr=0.5, momentum=0.9)
 ADAPTIVE = {"server_lr": 0.5, "beta1": 0.6, "epsilon": 0.01}
+
+
+def adaptive(kind: Any) -> ServerOptimizer:
+    return ServerOptimizer(kind=kind, lr=0.5, beta1=0.6, beta2=0.8, epsilon=0.01)
+
 
 # Rounds: everybody trains from each version, and counts by examples.
 ROUNDS = [[(0, k, 0.1), (1, k, 0.3), (2, k, 0.6)] for k in range(3)]
@@ -149,7 +130,7 @@ CASES: dict[str, list[Case]] = {
         Case({"cohort": 2, "over_selection": 1.5}, [[(0, k, 10 / 40), (1, k, 30 / 40)] for k in range(3)]),
     ],
     "fedprox": [Case({"mu": 0.7}, ROUNDS, mu=0.7)],
-    "fedavgm": [Case({"momentum": 0.9, "server_lr": 0.5}, ROUNDS, server=momentum)],
+    "fedavgm": [Case({"momentum": 0.9, "server_lr": 0.5}, ROUNDS, server=MOMENTUM)],
     "fedadam": [Case({**ADAPTIVE, "beta2": 0.8}, ROUNDS, server=adaptive("adam"))],
     "fedyogi": [Case({**ADAPTIVE, "beta2": 0.8}, ROUNDS, server=adaptive("yogi"))],
     "fedadagrad": [Case(ADAPTIVE, ROUNDS, server=adaptive("adagrad"))],
@@ -182,7 +163,7 @@ CASES: dict[str, list[Case]] = {
         Case(
             {"buffer_size": 2, "exponent": 1.0, "momentum": 0.9, "server_lr": 0.5},
             buffered((0.5, 0.5), (0.25, 0.5), (0.25, 1 / 6)),
-            server=momentum,
+            server=MOMENTUM,
         ),
     ],
     # A client waits for a new version: 2 s 0τ0, 3 s 1τ0 → v1, 5 s 0τ0, 6 s 1τ0 → v2, 7 s 2τ2, 8 s 0τ0.
@@ -194,11 +175,9 @@ CASES: dict[str, list[Case]] = {
         for fields, late, fresh in (
             ({}, 5 / 6, 1 / 6),  # 2·2 + 1 to 1
             ({"form": "algorithm-1"}, 3 / 4, 1 / 4),  # 2 + 1 to 1
-            (
-                {"normalize": "running"},
-                5 / (2 * 10 / 6),
-                1 / (2 * 10 / 6),
-            ),  # the six weights so far: 1 1 1 1 5 1
+            # The six weights so far: 1 1 1 1 5 1.
+            ({"normalize": "running"}, 5 / (2 * 10 / 6), 1 / (2 * 10 / 6)),
+            ({"normalize": "running", "max_step": 1.2}, 1.2 * 5 / 6, 1.2 * 1 / 6),
             ({"average": "exponential", "decay": 0.5}, 5 / 6, 1 / 6),
         )
     ],

@@ -38,20 +38,6 @@ def numbers(result: MemoryRun) -> list[float]:
 
 
 @pytest.mark.parametrize("form", ["deterministic", "stochastic"])
-def test_all_taken_at_each_poll(form: Any) -> None:
-    """Every 2 s: client 0 (0.5 s a step) has made its 3 steps, client 1 (1.5 s a step) one; α is that."""
-    result = run(FAVANO(participants=2, interval_s=2.0, form=form), [1.5, 4.5], versions=3)
-    expected = [0.0]
-    for _ in range(3):
-        w = expected[-1]
-        unbiased = [w + 3 * 1.0 / 3, w + 1 * 10.0 / 1]
-        expected.append((w + sum(unbiased)) / 3)
-    assert numbers(result) == pytest.approx(expected, rel=1e-14)
-    assert [update.steps for _, updates in result.sums for update in updates] == [3, 1] * 3
-    assert [update.at_s for _, updates in result.sums for update in updates] == [2.0, 2.0, 4.0, 4.0, 6.0, 6.0]
-
-
-@pytest.mark.parametrize("form", ["deterministic", "stochastic"])
 def test_one_of_two_taken_at_each_poll(form: Any) -> None:
     """K = 3, polls every 2 s, each takes one of two clients: a taken one has trained since it was last taken.
 

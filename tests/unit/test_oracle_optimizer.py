@@ -7,16 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl import experiment
-from edgefl.core import Core
 from edgefl.kernels.steps import CHUNK, apply, start
-from edgefl.strategies import ServerOptimizer, resolve
-from edgefl.testing import fleet, run_in_memory
+from edgefl.strategies import ServerOptimizer
 
-SGD = ServerOptimizer(lr=0.3)
 OPTIMIZERS = [
     ServerOptimizer(),
-    SGD,
+    ServerOptimizer(lr=0.3),
     ServerOptimizer(lr=0.3, momentum=0.9),
     ServerOptimizer(kind="adam", lr=0.1),
     ServerOptimizer(kind="yogi", lr=0.1, beta1=0.5, beta2=0.8, epsilon=0.1),
@@ -24,25 +20,21 @@ OPTIMIZERS = [
 ]
 
 
-def reference(optimizer: ServerOptimizer, model: Any, gradients: list[Any]) -> Any:
+def reference_step(optimizer: ServerOptimizer, model: Any, g: Any, kept: dict[str, Any]) -> Any:
     """The equations of `ServerOptimizer`, read one after the other; Reddi et al. 2021, Algorithm 2."""
-    model = model.astype(np.float64)
-    m, v = np.zeros_like(model), np.full_like(model, optimizer.epsilon**2)
-    for gradient in gradients:
-        g = gradient.astype(np.float64)
-        if optimizer.kind == "sgd":
-            m = optimizer.momentum * m + g
-            model = model + optimizer.lr * m
-            continue
-        m = optimizer.beta1 * m + (1 - optimizer.beta1) * g
-        if optimizer.kind == "adagrad":
-            v = v + g**2
-        elif optimizer.kind == "adam":
-            v = optimizer.beta2 * v + (1 - optimizer.beta2) * g**2
-        else:
-            v = v - (1 - optimizer.beta2) * g**2 * np.sign(v - g**2)
-        model = model + optimizer.lr * m / (np.sqrt(v) + optimizer.epsilon)
-    return model
+    m, v = kept.get("m", 0.0), kept.get("v", optimizer.epsilon**2)
+    if optimizer.kind == "sgd":
+        kept["m"] = m = optimizer.momentum * m + g
+        return model + optimizer.lr * m
+    kept["m"] = m = optimizer.beta1 * m + (1 - optimizer.beta1) * g
+    if optimizer.kind == "adagrad":
+        v = v + g**2
+    elif optimizer.kind == "adam":
+        v = optimizer.beta2 * v + (1 - optimizer.beta2) * g**2
+    else:
+        v = v - (1 - optimizer.beta2) * g**2 * np.sign(v - g**2)
+    kept["v"] = v
+    return model + optimizer.lr * m / (np.sqrt(v) + optimizer.epsilon)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -54,16 +46,15 @@ def test_apply_follows_its_equations(optimizer: ServerOptimizer, dtype: Any, siz
     gradients = [rng.normal(scale=0.1, size=size).astype(dtype) for _ in range(5)]
     state = [np.empty(size, dtype) for _ in range(optimizer.vectors)]
     start(optimizer, state)
-    current = model
+    current, expected, kept = model, model.astype(np.float64), dict[str, Any]()
     for gradient in gradients:
+        expected = reference_step(optimizer, expected, gradient.astype(np.float64), kept)
         out = np.full(size, np.nan, dtype)
         apply(optimizer, out, current, gradient, state)
         assert out.dtype == dtype
         current = out
     tolerance = 3e-5 if dtype is np.float32 else 1e-12
-    np.testing.assert_allclose(
-        current, reference(optimizer, model, gradients), rtol=tolerance, atol=tolerance
-    )
+    np.testing.assert_allclose(current, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -94,10 +85,6 @@ def test_plain_averaging_adds_the_step_and_nothing_else() -> None:
     assert out.tobytes() == (model + step).tobytes()
 
 
-def test_the_count_of_vectors_is_what_has_to_be_kept() -> None:
-    assert [optimizer.vectors for optimizer in OPTIMIZERS] == [0, 0, 1, 2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -120,13 +107,3 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
         apply(ServerOptimizer(momentum=0.5), **(arguments | change))
     assert message in str(caught.value)
     assert not arguments["out"].any()
-
-
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
-def test_the_averaged_update_is_the_pseudo_gradient(name: str) -> None:
-    strategy = resolve({"name": name, "server_lr": 0.1, "beta1": 0.5, "epsilon": 0.01})
-    deltas = (1.0, 3.0)
-    core = Core(strategy, fleet(2), 0, experiment.Stop(versions=4))
-    run = run_in_memory(core, [1.0, 2.0], train=lambda client, model, trip: model + deltas[client])
-    expected = reference(strategy.optimizer(), np.zeros(1), [np.array([2.0])] * 4)
-    assert run.models[-1] == pytest.approx(expected, rel=1e-12)
