@@ -30,18 +30,12 @@ def aggregate(json: Json = None, quick: Quick = False) -> None:
     _measure("aggregate", json, quick)
 
 
-def fidelity(
-    json: Json = None,
-    quick: Quick = False,
-    slowed: Annotated[
-        bool, typer.Option("--slowed", help="The same runs on a host slowed to half, instead.")
-    ] = False,
-) -> int:
+def fidelity(json: Json = None, quick: Quick = False) -> int:
     """How well phones are emulated, against what they declare; exit code 1 unless every bar is held."""
     from edgefl.lab.fidelity import run
 
     _check(json)
-    result = run(json, quick, slowed=slowed, say=lambda text: typer.echo(f"{text} …", err=True))
+    result = run(json, quick, say=lambda text: typer.echo(f"{text} …", err=True))
     return 0 if result["verdict"] == "PASS" else 1
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,16 +18,15 @@ from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
 from edgefl.lab.workloads import EXERCISE, ExerciseArgs
 from edgefl.limits import probe
-from edgefl.limits.capacity import StealMeter, UsageMeter, usable_cores
+from edgefl.limits.capacity import UsageMeter, usable_cores
 from edgefl.limits.fidelity import Conditions
-from edgefl.limits.groups import Groups, find, write
-from edgefl.limits.throttle import set_quota
-from edgefl.results.record import Record
 from edgefl.results.summary import fidelity_of
 from edgefl.run import supervisor
 
 Floats = npt.NDArray[np.float64]
 Throttle = Literal["paced", "cgroup", "sigstop"]
+Link = Mapping[str, Mapping[str, float | str]]
+"""What a network's profile says of ``down`` and ``up``."""
 
 DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")
 """Eight profiles, from a watch to a flagship: a factor of 40."""
@@ -44,55 +42,30 @@ TIMES = {
 }
 
 
-class LinkDirection(NamedTuple):
-    """One direction of a made-up link; no rate is no limit."""
-
-    rate_mbps: float | None = None
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    jitter_dist: str = "none"
-    loss_pct: float = 0.0
-
-
-class MadeUpLink(NamedTuple):
-    """Both directions of a link."""
-
-    down: LinkDirection = LinkDirection()
-    up: LinkDirection = LinkDirection()
-
-
 class TripTimes(NamedTuple):
     """A run's finished trips, column by column, and its conditions; seconds are emulated."""
 
     columns: dict[str, Floats]
     client: npt.NDArray[np.int64]
-    profiles: list[str]
-    """By client."""
-    networks: list[str]
-    """By client."""
+    clients: list[tuple[str, str]]
+    """Profile and network, by client."""
     time_scale: float
     conditions: Conditions
-    reasons: tuple[str, ...]
-    """The run's own reasons for being INVALID; empty if it is not."""
 
-    def times(self, quantity: str, clients: npt.NDArray[np.bool_] | None = None) -> tuple[Floats, Floats]:
-        """Declared and achieved, of all trips or of those of the clients that are chosen."""
-        chosen = np.ones(len(self.client), dtype=bool) if clients is None else clients[self.client]
+    def of(self, name: str) -> npt.NDArray[np.bool_]:
+        """A mask of the trips of a profile, or on a network."""
+        return np.array([name in pair for pair in self.clients])[self.client]
+
+    def times(self, quantity: str, name: str = "") -> tuple[Floats, Floats]:
+        """Declared and achieved, of all trips or of those of a profile or network."""
+        chosen = self.of(name) if name else slice(None)
         declared, achieved = TIMES[quantity]
         return self.columns[declared][chosen], self.columns[achieved][chosen]
-
-    def on(self, network: str) -> npt.NDArray[np.bool_]:
-        """A mask of the clients on this network."""
-        return np.array([name == network for name in self.networks])
-
-    def of(self, profile: str) -> npt.NDArray[np.bool_]:
-        """A mask of the clients of this profile."""
-        return np.array([name == profile for name in self.profiles])
 
 
 def trial(
     fleet: Mapping[str, int],
-    links: Mapping[str, MadeUpLink],
+    links: Mapping[str, Link],
     work: ExerciseArgs,
     seconds: float,
     *,
@@ -108,13 +81,17 @@ def trial(
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
         folder = Path(name)
-        paths = {network: _write_network(folder, network, link) for network, link in links.items()}
-        on = {device: paths[(assigned or {}).get(device, next(iter(paths)))] for device in fleet}
+        for network, link in links.items():
+            given = [f"{way}.{key}" for way, keys in link.items() for key in keys]
+            sources = dict.fromkeys(given, "assumed: made up to be measured")
+            profile = {"id": network, "name": network, "down": {}, "up": {}, **link, "sources": sources}
+            (folder / f"{network}.toml").write_text(toml.write(profile))
+        on = {device: (assigned or {}).get(device, next(iter(links))) for device in fleet}
         experiment = Experiment(
             name="fidelity",
             fleet=Fleet(
                 devices=dict(fleet),
-                network=on,
+                network={device: str(folder / f"{network}.toml") for device, network in on.items()},
                 memory="off",
                 throttle=throttle,
                 thermal=thermal,
@@ -128,109 +105,71 @@ def trial(
             stop=Stop(emulated_s=seconds),
         )
         with supervisor.run(experiment, folder / "run", quiet=True, workload=EXERCISE).record as record:
-            return _trip_times(record)
+            trips, found = record.trips, fidelity_of(record)
+            ended = ~np.isnan(trips["trip_achieved_s"])
+            wanted = [*(column for pair in TIMES.values() for column in pair), "flops", "sent_s"]
+            return TripTimes(
+                columns={column: np.asarray(trips[column][ended], dtype=np.float64) for column in wanted},
+                client=trips["client"][ended],
+                clients=[(row.profile, row.network) for row in record.clients],
+                time_scale=record.meta.time_scale,
+                conditions=Conditions(**{each: found[each] for each in Conditions.__struct_fields__}),
+            )
 
 
-def _trip_times(record: Record) -> TripTimes:
-    trips = record.trips
-    ended = ~np.isnan(trips["trip_achieved_s"])
-    found = fidelity_of(record)
-    wanted = [*(name for pair in TIMES.values() for name in pair), "flops", "sent_s"]
-    return TripTimes(
-        columns={name: np.asarray(trips[name][ended], dtype=np.float64) for name in wanted},
-        client=trips["client"][ended],
-        profiles=[row.profile for row in record.clients],
-        networks=[row.network for row in record.clients],
-        time_scale=record.meta.time_scale,
-        conditions=Conditions(**{name: found[name] for name in Conditions.__struct_fields__}),
-        reasons=tuple(found["reasons"]),
-    )
-
-
-def _write_network(folder: Path, name: str, link: MadeUpLink) -> str:
-    """Write the link's profile; returns its path."""
-    nothing = LinkDirection()._asdict()
-    ways = {
-        way: {key: value for key, value in direction._asdict().items() if value != nothing[key]}
-        for way, direction in link._asdict().items()
-    }
-    given = [f"{way}.{key}" for way, keys in ways.items() for key in keys]
-    sources = dict.fromkeys(given, "assumed: made up to be measured")
-    file = folder / f"{name}.toml"
-    file.write_text(toml.write({"id": name, "name": name, **ways, "sources": sources}))
-    return str(file)
-
-
-def bundled_devices() -> list[str]:
-    """Every bundled profile of one device that computes at a rate of its own and is there all the time."""
+def bundled_rates() -> dict[str, float]:
+    """FLOP/s of each bundled profile of one device that has a rate of its own and is there all the time."""
     devices = [load_device(name) for name in device_names()]
-    return [
-        one.id
+    return {
+        one.id: one.train_flop_per_s
         for one in devices
         if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability)
-    ]
+    }
 
-
-# ---- heat --------------------------------------------------------------------------------------
 
 STEP_S = 0.05
 
 
-class SteppedBody:
-    """A device's temperature in explicit Euler steps: `ThermalModel` has it in closed form."""
+def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) -> tuple[float, float]:
+    """Seconds for what takes ``work_s`` at full speed, after a rest, and the temperature at the end.
 
-    def __init__(self, model: ThermalModel) -> None:
-        self._model = model
-        self.temp_c = model.ambient_c
+    Explicit Euler steps: `ThermalModel` has it in closed form.
 
-    def _pass(self, seconds: float, power_w: float) -> None:
-        model = self._model
-        self.temp_c += seconds * (model.ambient_c + power_w * model.r_c_per_w - self.temp_c) / model.tau_s
-
-    def rest(self, seconds: float) -> None:
-        """Do nothing."""
-        while seconds > 0:
-            self._pass(min(STEP_S, seconds), 0.0)
-            seconds -= STEP_S
-
-    def compute(self, work_s: float) -> float:
-        """Do what takes ``work_s`` at full speed; returns the seconds that it takes.
-
-        >>> body = SteppedBody(ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5)))
-        >>> round(body.compute(100.0))
-        129
-        """
-        model, took_s = self._model, 0.0
-        while work_s > 0:
-            speed = model.speeds[sum(self.temp_c >= edge for edge in model.step_c)]
-            step_s = min(STEP_S, work_s / speed)
-            self._pass(step_s, model.power_w(speed))
+    >>> body = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
+    >>> round(stepped(body, 25.0, 0.0, 100.0)[0])
+    129
+    """
+    took_s = 0.0
+    while rest_s > 0 or work_s > 0:
+        speed = 0.0 if rest_s > 0 else model.speeds[sum(temp_c >= edge for edge in model.step_c)]
+        step_s = min(STEP_S, work_s / speed if speed else rest_s)
+        temp_c += step_s * (model.ambient_c + model.power_w(speed) * model.r_c_per_w - temp_c) / model.tau_s
+        if rest_s > 0:
+            rest_s -= step_s
+        else:
             work_s -= step_s * speed
             took_s += step_s
-        return took_s
+    return took_s, temp_c
 
 
-def predicted_s(name: str, run: TripTimes, trips: npt.NDArray[np.int64]) -> Floats:
-    """Seconds that a device's training takes on its ``trips``, in order, as it gets hot."""
-    device = load_device(name)
-    model = thermal_model(device)
-    assert model is not None
-    body, now_s = SteppedBody(model), 0.0
-    cold_s = run.columns["flops"][trips] / device.train_flop_per_s
-    starts_s = run.columns["sent_s"][trips] + run.columns["down_s"][trips]
-    hot_s = np.empty(len(trips))
-    for i, start_s in enumerate(starts_s.tolist()):
-        body.rest(max(0.0, start_s - now_s))
-        hot_s[i] = body.compute(cold_s[i])
-        now_s = start_s + hot_s[i]
-    return hot_s
+def predicted_s(run: TripTimes) -> Floats:
+    """Seconds that each trip's training takes as its device gets hot; one client has each profile."""
+    predicted = np.empty(len(run.client))
+    start_s = run.columns["sent_s"] + run.columns["down_s"]
+    for name, _ in run.clients:
+        device, trips = load_device(name), np.flatnonzero(run.of(name))
+        model = thermal_model(device)
+        assert model is not None
+        temp_c, now_s = model.ambient_c, 0.0
+        for trip in trips[np.argsort(run.columns["sent_s"][trips])].tolist():
+            cold_s = run.columns["flops"][trip] / device.train_flop_per_s
+            predicted[trip], temp_c = stepped(model, temp_c, start_s[trip] - now_s, cold_s)
+            now_s = start_s[trip] + predicted[trip]
+    return predicted
 
-
-# ---- the host ----------------------------------------------------------------------------------
 
 LOAD = 0.3
 """Share of the host's cores that all of `held_processes` are given together."""
-PERIOD_US = 10_000
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Floats, Conditions]:
@@ -240,7 +179,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
     """
     rates = np.repeat([load_device(name).train_flop_per_s for name in devices], EACH)
     shares = rates / rates.sum() * LOAD * usable_cores()
-    usage, steal = UsageMeter(), StealMeter()
+    usage = UsageMeter()
     usage.begin()
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(probe.loaded()) for _ in shares]
@@ -250,27 +189,6 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
         ]
         time.sleep(seconds)
         found = np.array([throttle.achieved().error for throttle in throttles])
+    usage.end()
     used = usage.usage()  # once the processes have ended: their time is this process's then
-    return found, Conditions(others=used.others, steal=steal.share())
-
-
-@contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Processes that compute all the time, until the end."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(processes):
-            stack.enter_context(probe.loaded())
-        yield
-
-
-@contextlib.contextmanager
-def quota(cores: float) -> Iterator[None]:
-    """This process and all that it starts within a CPU quota. `NoGroup` where no group can be made."""
-    with Groups(["cpu"]) as groups:
-        home, group = find("cpu"), groups.group("slowed")
-        set_quota(group.place("cpu"), round(cores * PERIOD_US), PERIOD_US)
-        group.enter(os.getpid())
-        try:
-            yield
-        finally:
-            write(home.folder / "cgroup.procs", str(os.getpid()))
+    return found, Conditions(others=used.others, steal=used.steal)

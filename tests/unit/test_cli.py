@@ -331,12 +331,12 @@ def test_bench_fidelity_ends_as_its_bars_say(
     asked: list[Any] = []
 
     def measured(json: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
-        asked.append((json, quick, more["slowed"]))
+        asked.append((json, quick))
         return {"verdict": verdict}
 
     stand_in(monkeypatch, "edgefl.lab.fidelity", run=measured)
-    assert main(["bench", "fidelity", "--slowed", "--json", "f.json"]) == code
-    assert asked == [(Path("f.json"), False, True)]
+    assert main(["bench", "fidelity", "--json", "f.json"]) == code
+    assert asked == [(Path("f.json"), False)]
 
 
 # ---- help --------------------------------------------------------------------------------------
