@@ -119,22 +119,6 @@ EXPORT int efc_unregister(void *memory)
     return 0;
 }
 
-/* On device memory whose vectors are aligned to 16 bytes. norms: count; sums: count pairs, or NULL; both in
- * host memory, and so is u, whose pointers are the device's. */
-EXPORT int efc_sum_device(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, double *norms,
-                          uint64_t *sums, const ef_step *step)
-{
-    const std::lock_guard<std::mutex> guard(in_use);
-    if (make_streams() || device.reserve(results_bytes(count, n) + padded(count * sizeof *u))) return -1;
-    const cudaStream_t stream = streams[0];
-    const results r = make_results(count, n);
-    auto list = (ef_update *)device.take(count * sizeof *u);
-    TRY(cudaMemcpyAsync(list, u, count * sizeof *u, cudaMemcpyHostToDevice, stream));
-    if (sums) TRY(cudaMemsetAsync(r.sums, 0, count * sizeof(words), stream));
-    if (n) sum_part(out, base, list, count, n, 0, r.partial, sums ? r.sums : nullptr, step, stream);
-    return finish(r, count, n, norms, sums, stream);
-}
-
 /* On host memory, at any alignment: chunk by chunk, two streams taking turns. */
 EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, double *norms,
                         uint64_t *sums, const ef_step *step)

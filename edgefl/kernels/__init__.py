@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
-from edgefl.kernels.quantization import clip, clip_factors, dequantize, quantize
+from edgefl.kernels.quantization import clip_factors, quantize
 from edgefl.kernels.selection import backend, backends, select, set_threads, threads
 from edgefl.kernels.staleness import MovingAverage
 from edgefl.kernels.steps import weighted_step
@@ -37,10 +37,8 @@ __all__ = [
     "backend",
     "backends",
     "checksum",
-    "clip",
     "clip_factors",
     "delta",
-    "dequantize",
     "page_locked",
     "quantize",
     "set_threads",

@@ -37,19 +37,6 @@ class Averages(NamedTuple):
     state: Doubles
 
 
-class DeltaArguments(NamedTuple):
-    """Checked arguments of a delta: an update Δ = trained − base."""
-
-    out: Floats
-    trained: Floats
-    base: Floats
-
-    def subtract(self) -> None:
-        """Write trained − base to out, in a pass of its own."""
-        with np.errstate(all="ignore"):
-            np.subtract(self.trained, self.base, out=self.out)
-
-
 def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
     """``value`` as a flat C-contiguous array that shares its memory."""
     array = value
@@ -67,18 +54,23 @@ def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
     return array
 
 
-def _float32(name: str, value: object, *, writable: bool = False) -> Floats:
+def floats(
+    name: str, value: object, size: int | None = None, *, writable: bool = False, like: str = ""
+) -> Floats:
+    """``value`` as a flat float32 array of ``size`` elements (any size: None)."""
     array = flat(name, value, writable=writable)
     if array.dtype != np.float32 or not array.dtype.isnative:
         raise TypeError(f"{name} must be float32 (got {array.dtype})")
+    if size is not None and array.size != size:
+        raise ValueError(f"{name} must have {size} elements{like} (got {array.size})")
     return array
 
 
-def floats(name: str, value: object, size: int | None, *, writable: bool = False) -> Floats:
-    """``value`` as a flat float32 array of ``size`` elements (any size: None)."""
-    array = _float32(name, value, writable=writable)
-    if size is not None and array.size != size:
-        raise ValueError(f"{name} must have {size} elements (got {array.size})")
+def packed(name: str, value: object, *, writable: bool = False) -> Update:
+    """``value`` as a flat array of any type that an update may have."""
+    array = flat(name, value, writable=writable)
+    if array.dtype not in DTYPES or not array.dtype.isnative:
+        raise TypeError(f"{name} must be {ALLOWED} (got {array.dtype})")
     return array
 
 
@@ -91,9 +83,7 @@ def items(name: str, value: object) -> list[Any]:
 
 def update(name: str, value: object, size: int | None, scale: object | None) -> tuple[Update, Floats | None]:
     """An update of ``size`` elements (any size: None) and, for int8, its scales."""
-    array = flat(name, value)
-    if array.dtype not in DTYPES or not array.dtype.isnative:
-        raise TypeError(f"{name} must be {ALLOWED} (got {array.dtype})")
+    array = packed(name, value)
     if size is not None and array.size != size:
         raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
     owner = name.replace("updates", "scales") if "updates" in name else "scales"
@@ -103,7 +93,7 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
         return array, None
     if scale is None:
         raise ValueError(f"{owner} must be given for an int8 update (got None)")
-    checked = _float32(owner, scale)
+    checked = floats(owner, scale)
     blocks = -(-array.size // SCALE_BLOCK)
     if checked.size != blocks:
         raise ValueError(
@@ -122,18 +112,16 @@ def checksum_array(value: object, size: int) -> Checksums:
     return array
 
 
-def delta(out: object, trained: object, base: object) -> DeltaArguments:
+def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, Floats]:
     """The arguments of `edgefl.kernels.delta`, or the error that names the wrong one."""
-    target = _float32("out", out, writable=True)
+    target = floats("out", out, writable=True)
     read = []
     for name, value in (("trained", trained), ("base", base)):
-        array = _float32(name, value)
-        if array.size != target.size:
-            raise ValueError(f"{name} must have {target.size} elements, as out has (got {array.size})")
+        array = floats(name, value, target.size, like=", as out has")
         if np.may_share_memory(array, target):
             raise ValueError(f"out must not overlap {name}")
         read.append(array)
-    return DeltaArguments(target, *read)
+    return target, read[0], read[1]
 
 
 class SumArguments(NamedTuple):
@@ -149,7 +137,7 @@ class SumArguments(NamedTuple):
 
     def checked(self) -> SumArguments:
         """Returns them with float32 weights, or raises the error that names the wrong one."""
-        checked_out = _float32("out", self.out, writable=True)
+        checked_out = floats("out", self.out, writable=True)
         size = checked_out.size
         vectors, numbers = items("updates", self.updates), items("weights", self.weights)
         if len(numbers) != len(vectors):
@@ -162,12 +150,10 @@ class SumArguments(NamedTuple):
         except (TypeError, ValueError):
             raise TypeError(f"weights must be numbers (got {numbers!r})") from None
         with np.errstate(over="ignore"):
-            floats = doubles.astype(np.float32)
+            rounded = doubles.astype(np.float32)
         checked_base = None
         if self.base is not None:
-            checked_base = _float32("base", self.base)
-            if checked_base.size != size:
-                raise ValueError(f"base must have {size} elements like out (got {checked_base.size})")
+            checked_base = floats("base", self.base, size, like=" like out")
             if np.may_share_memory(checked_base, checked_out) and (
                 checked_base.ctypes.data != checked_out.ctypes.data
             ):
@@ -186,7 +172,7 @@ class SumArguments(NamedTuple):
             pairs.append((array, blocks))
         sums = None if self.checksums is None else checksum_array(self.checksums, len(vectors))
         arrays, blocks_of = [a for a, _ in pairs], [s for _, s in pairs]
-        return SumArguments(checked_out, checked_base, arrays, floats, blocks_of, sums)
+        return SumArguments(checked_out, checked_base, arrays, rounded, blocks_of, sums)
 
 
 def observations(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
 _SIZED = (list, tuple, np.ndarray)
-_REFUSED = "the C back end refused arguments that the checks accept"
+T = TypeVar("T")
 
 close_pool = _c.close_pool
 atexit.register(close_pool)
@@ -25,20 +26,20 @@ def _sum(given: SumArguments, threads: int, *step: object) -> Doubles | None:
     return norms if done else None
 
 
+def _taken(value: T | None) -> T:
+    assert value is not None, "the C back end refused arguments that the checks accept"
+    return value
+
+
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     norms = _sum(given, threads) if isinstance(given.updates, _SIZED) else None
-    if norms is None:  # a wrong argument, or one in another form, such as a memoryview of format "<f"
-        norms = _sum(given.checked(), threads)
-    assert norms is not None, _REFUSED
-    return norms
+    # None: a wrong argument, or one in another form, such as a memoryview of format "<f"
+    return _taken(_sum(given.checked(), threads)) if norms is None else norms
 
 
 def weighted_step(given: StepArguments, threads: int) -> Doubles:
     norms = _step(given, threads) if isinstance(given.sum.updates, _SIZED) else None
-    if norms is None:
-        norms = _step(given.checked(), threads)
-    assert norms is not None, _REFUSED
-    return norms
+    return _taken(_step(given.checked(), threads)) if norms is None else norms
 
 
 def _step(given: StepArguments, threads: int) -> Doubles | None:
@@ -48,36 +49,27 @@ def _step(given: StepArguments, threads: int) -> Doubles | None:
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
     norm = _c.quantize(*given, threads)
-    if norm is None:
-        norm = _c.quantize(*given.checked(), threads)
-    assert norm is not None, _REFUSED
-    return norm
+    return _taken(_c.quantize(*given.checked(), threads)) if norm is None else norm
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:
     norm = _c.sq_norm(update, scale, threads)
     if norm is None:
-        norm = _c.sq_norm(*arguments.update("update", update, None, scale), threads)
-    assert norm is not None, _REFUSED
+        return _taken(_c.sq_norm(*arguments.update("update", update, None, scale), threads))
     return norm
 
 
 def checksum(update: object, threads: int) -> int:
     value = _c.checksum(update, threads)
     if value is None:
-        value = _c.checksum(arguments.flat("update", update).view(np.uint8), threads)
-    assert value is not None, _REFUSED
+        return _taken(_c.checksum(arguments.flat("update", update).view(np.uint8), threads))
     return value
 
 
 def delta(out: object, trained: object, base: object) -> int:
     value = _c.delta(out, trained, base)
-    if value is None:
-        value = _c.delta(*arguments.delta(out, trained, base))
-    assert value is not None, _REFUSED
-    return value
+    return _taken(_c.delta(*arguments.delta(out, trained, base))) if value is None else value
 
 
 def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
-    done = _c.observe(*averages, ids, values, means)
-    assert done, _REFUSED
+    _taken(_c.observe(*averages, ids, values, means))

@@ -15,16 +15,8 @@ import numpy as np
 from numba import types
 
 from edgefl.kernels import arguments, steps
-from edgefl.kernels.arguments import (
-    LANES,
-    SCALE_BLOCK,
-    TILE,
-    Doubles,
-    Floats,
-    SumArguments,
-    Update,
-)
-from edgefl.kernels.backend_reference import decoded, folded, int8_norms, round_all
+from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, SumArguments, Update
+from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
@@ -276,13 +268,9 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
+    """Returns the sums of all tiles, one after the other."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
-    return _totals(partial)
-
-
-def _totals(partial: Doubles) -> Doubles:
-    """Returns the sums of all tiles, one after the other."""
     if not partial.shape[1]:
         return np.zeros(len(partial))
     return np.ascontiguousarray(partial.cumsum(axis=1)[:, -1])
@@ -309,7 +297,7 @@ def _norm(update: Update, scale: Floats | None) -> float:
     for start in range(0, update.size, _CHUNK):
         stop = min(start + _CHUNK, update.size)
         _sum_part(scratch[: stop - start], given, partial, start, stop)
-    return float(_totals(partial)[0])
+    return float(_finished(given, partial, 1)[0])
 
 
 def checksum(update: object, threads: int) -> int:
@@ -322,6 +310,4 @@ def checksum(update: object, threads: int) -> int:
 
 
 def delta(out: object, trained: object, base: object) -> int:
-    given = arguments.delta(out, trained, base)
-    given.subtract()
-    return checksum(given.out, 1)
+    return checksum(difference(out, trained, base), 1)

@@ -75,7 +75,8 @@ def round_all(given: QuantizationArguments) -> None:
             y += given.residual
         rounded(given.out, y, given.scales)
         if given.left is not None:
-            given.left[:] = remainder(y, given.out, given.scales)
+            left = y - decoded(given.out, given.scales, 0, y.size)
+            given.left[:] = np.where(np.isfinite(left), left, np.float32(0))
 
 
 def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
@@ -95,12 +96,6 @@ def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
         out[:] = np.where(np.isnan(y), high | np.uint32(0x40), nearest).astype(np.uint16)
     else:
         out[:] = y.astype(out.dtype)
-
-
-def remainder(y: Floats, out: Update, scales: Floats | None) -> Floats:
-    """The part of ``y`` that rounding left, 0 where that is not finite."""
-    left = y - decoded(out, scales, 0, out.size)
-    return np.where(np.isfinite(left), left, np.float32(0))
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:
@@ -163,9 +158,14 @@ def folded(s1: int, s2: int, size_bytes: int) -> int:
 
 
 def delta(out: object, trained: object, base: object) -> int:
-    given = arguments.delta(out, trained, base)
-    given.subtract()
-    return checksum(given.out, 1)
+    return checksum(difference(out, trained, base), 1)
+
+
+def difference(out: object, trained: object, base: object) -> Floats:
+    """``out``, with trained − base in it."""
+    target, after, before = arguments.delta(out, trained, base)
+    with np.errstate(all="ignore"):
+        return np.subtract(after, before, out=target)
 
 
 def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:

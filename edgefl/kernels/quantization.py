@@ -1,16 +1,17 @@
-"""Updates in fewer bits, with error feedback; clipping to a norm."""
+"""Updates in fewer bits, with error feedback; factors that clip to a norm."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels import arguments
-from edgefl.kernels.arguments import Doubles, Floats, SumArguments, Update
+from edgefl.kernels.arguments import Doubles, Floats, Update
 from edgefl.kernels.selection import select, threads
 
 
@@ -28,9 +29,7 @@ class QuantizationArguments(NamedTuple):
         """Returns them with a float32 weight, or raises the error that names the wrong one."""
         source = arguments.floats("update", self.update, None)
         size = source.size
-        target = arguments.flat("out", self.out, writable=True)
-        if target.dtype not in arguments.DTYPES or not target.dtype.isnative:
-            raise TypeError(f"out must be {arguments.ALLOWED} (got {target.dtype})")
+        target = arguments.packed("out", self.out, writable=True)
         if target.size != size:
             raise ValueError(f"out must have {size} elements like update (got {target.size})")
         if (target.dtype == np.int8) != (self.scales is not None):
@@ -41,21 +40,14 @@ class QuantizationArguments(NamedTuple):
         steps = None if steps is None else arguments.floats("scales", steps, blocks, writable=True)
         old = None if old is None else arguments.floats("residual", old, size)
         new = None if new is None else arguments.floats("new_residual", new, size, writable=True)
-        arrays: dict[str, NDArray[Any] | None] = {
-            "out": target,
-            "scales": steps,
-            "new_residual": new,
-            "update": source,
-            "residual": old,
-        }
+        written = {"out": target, "scales": steps, "new_residual": new}
+        arrays: dict[str, NDArray[Any] | None] = written | {"update": source, "residual": old}
         given = [(name, array) for name, array in arrays.items() if array is not None]
-        for i, (name, array) in enumerate(given):
-            for other, array2 in given[i + 1 :]:
-                in_place = {name, other} in ({"out", "update"}, {"new_residual", "residual"})
-                same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
-                reads = name == "update"
-                if not reads and not (in_place and same) and np.may_share_memory(array, array2):
-                    raise ValueError(f"{other} must not overlap {name}, which is written")
+        for (name, array), (other, array2) in combinations(given, 2):
+            in_place = (name, other) in (("out", "update"), ("new_residual", "residual"))
+            same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
+            if name in written and not (in_place and same) and np.may_share_memory(array, array2):
+                raise ValueError(f"{other} must not overlap {name}, which is written")
         try:
             with np.errstate(over="ignore"):
                 factor = np.float64(self.weight).astype(np.float32)
@@ -108,19 +100,6 @@ def quantize(
     return select(backend).quantize(given, threads())
 
 
-def dequantize(
-    out: Floats, update: Update, *, scale: Floats | None = None, backend: str | None = None
-) -> float:
-    """Write an update of any type to ``out`` as float32; returns its squared L2 norm. A −0 becomes +0.
-
-    >>> out = np.empty(2, np.float32)
-    >>> dequantize(out, np.array([2, -1], np.int8), scale=np.array([0.5], np.float32)), out.tolist()
-    (1.25, [1.0, -0.5])
-    """
-    one: Any = (out, None, [update], [1.0], [scale], None)
-    return float(select(backend).weighted_sum(SumArguments(*one), threads())[0])
-
-
 def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
     """min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for one that is not finite.
 
@@ -136,21 +115,3 @@ def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Double
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = np.minimum(1.0, max_norm / np.sqrt(squares))
     return np.where(np.isfinite(squares), factors, np.nan)
-
-
-def clip(out: Floats, update: Floats, max_norm: float, *, backend: str | None = None) -> float:
-    """Write min(1, L / ‖Δ‖)·Δ to ``out``, which may be ``update``; returns ‖Δ‖² as it came.
-
-    The factor is rounded to float32, so the norm of the result is L to within 10⁻⁷.
-
-    >>> update = np.array([3, 4], np.float32)
-    >>> clip(update, update, 2.5), update.tolist()
-    (25.0, [1.5, 2.0])
-    """
-    chosen = select(backend)
-    given = arguments.floats("update", update, None)
-    square = chosen.sq_norm(given, None, threads())
-    factor = float(clip_factors([square], max_norm)[0])
-    target = arguments.floats("out", out, given.size)
-    chosen.quantize(QuantizationArguments(target, given, None, None, None, factor), threads())
-    return square

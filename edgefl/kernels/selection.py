@@ -64,14 +64,10 @@ def select(name: str | None) -> Backend:
     if name is None:
         name = os.environ.get("EDGEFL_BACKEND") or None
     found = _loaded.get(name)
-    return found if found is not None else _load(name)
-
-
-def _load(name: str | None) -> Backend:
-    chosen = name
-    if chosen is None:
-        chosen = _fastest()
-    elif chosen not in NAMES:
+    if found is not None:
+        return found
+    chosen = _fastest() if name is None else name
+    if chosen not in NAMES:
         raise ConfigError(unknown("kernel back end", chosen, NAMES))
     problem = _problem(chosen)
     if problem is not None:
@@ -111,9 +107,7 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
         return stale
     if name == "numba":
         return None if importlib.util.find_spec("numba") else "numba is not installed"
-    if name == "cuda":
-        return cuda_library.problem()
-    return None
+    return cuda_library.problem() if name == "cuda" else None
 
 
 # ---- threads ---------------------------------------------------------------------------------------

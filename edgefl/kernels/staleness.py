@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
@@ -31,8 +31,8 @@ class MovingAverage:
     [4.0, 3.0, 1.0]
     >>> average.observe([0, 0], [6.0, 8.0]).tolist()
     [6.0, 7.0]
-    >>> average.mean(2), average.count(1)
-    (0.0, 3)
+    >>> average.mean(2)
+    0.0
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class MovingAverage:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay must be at least 0 and under 1 (got {decay})")
         self.clients = clients
-        self.mode: Mode = mode
         self._backend, width = select(backend), window if mode == "window" else 1
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
@@ -73,17 +72,16 @@ class MovingAverage:
         Returns float64 means, each as it was right after its own observation (a float for one client).
         Nothing is taken in if a value is not finite or an id is not a client's (ValueError).
         """
-        ids, numbers = client_ids, values
         if type(client_ids) is int and type(values) is float:
             if not 0 <= client_ids < self.clients or values - values != 0.0:
                 arguments.observations(self.clients, client_ids, values)
             self._one_id[0], self._one_value[0] = client_ids, values
-            ids, numbers, means, one = self._one_id, self._one_value, self._one_mean, True
-        else:
-            ids, numbers = arguments.observations(self.clients, client_ids, values)
-            means, one = np.empty(ids.size), np.ndim(client_ids) == 0
+            self._backend.observe(self._flat, self._one_id, self._one_value, self._one_mean)
+            return float(self._one_mean[0])
+        ids, numbers = arguments.observations(self.clients, client_ids, values)
+        means = np.empty(ids.size)
         self._backend.observe(self._flat, ids, numbers, means)
-        return float(means[0]) if one else means
+        return float(means[0]) if np.ndim(client_ids) == 0 else means
 
     @overload
     def mean(self, client_ids: int) -> float: ...
@@ -91,60 +89,6 @@ class MovingAverage:
     def mean(self, client_ids: Sequence[int] | Ids) -> Doubles: ...
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
         """The clients' averages now, float64; 0 for a client never observed."""
-        if type(client_ids) is int and 0 <= client_ids < self.clients:
-            return _mean(self._flat, client_ids)
         ids = arguments.client_ids(self.clients, client_ids)
         means = [_mean(self._flat, i) for i in ids.tolist()]
         return means[0] if np.ndim(client_ids) == 0 else np.array(means, dtype=np.float64)
-
-    @overload
-    def count(self, client_ids: int) -> int: ...
-    @overload
-    def count(self, client_ids: Sequence[int] | Ids) -> Ids: ...
-    def count(self, client_ids: int | Sequence[int] | Ids) -> int | Ids:
-        """The number of observations of each client, ever."""
-        if type(client_ids) is int and 0 <= client_ids < self.clients:
-            return int(self._flat.counts[client_ids])
-        counts: Ids = self._flat.counts[arguments.client_ids(self.clients, client_ids)]
-        return int(counts[0]) if np.ndim(client_ids) == 0 else counts
-
-    def arrays(self) -> dict[str, Ids | Doubles]:
-        """A copy of the state: ``count`` int64[clients], ``state`` float64[clients, width]."""
-        state = self._flat.state.reshape(self.clients, self._flat.width)
-        return {"count": self._flat.counts.copy(), "state": state.copy()}
-
-    @classmethod
-    def from_arrays(
-        cls,
-        arrays: Mapping[str, Ids | Doubles],
-        mode: Mode = "window",
-        window: int = 5,
-        decay: float = 0.9,
-        backend: str | None = None,
-    ) -> MovingAverage:
-        """The average whose state `arrays` gave, made with the same ``mode``, ``window`` and ``decay``.
-
-        >>> average = MovingAverage(2, mode="cumulative")
-        >>> _ = average.observe([0, 0, 1], [1.0, 2.0, 5.0])
-        >>> MovingAverage.from_arrays(average.arrays(), mode="cumulative").mean([0, 1]).tolist()
-        [1.5, 5.0]
-        """
-        missing = {"count", "state"} - arrays.keys()
-        if missing:
-            raise ValueError(f"arrays must hold count and state (got {sorted(arrays)})")
-        count, state = np.asarray(arrays["count"]), np.asarray(arrays["state"])
-        if count.dtype != np.int64 or count.ndim != 1 or (count.size and count.min() < 0):
-            raise ValueError(
-                f"count must be a flat int64 array from 0 (got {count.dtype}, shape {count.shape})"
-            )
-        average = cls(count.size, mode, window, decay, backend)
-        shape = (count.size, average._flat.width)
-        if state.dtype != np.float64 or state.shape != shape:
-            raise ValueError(
-                f"state must be float64 of shape {shape} (got {state.dtype}, shape {state.shape})"
-            )
-        if not np.isfinite(state).all():
-            raise ValueError("state must be finite")
-        average._flat.counts[:] = count
-        average._flat.state[:] = state.reshape(-1)
-        return average

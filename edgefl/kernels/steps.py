@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +21,26 @@ CHUNK = 1 << 15
 AnyFloats: TypeAlias = npt.NDArray[Any]
 
 
-class Optimizer(Protocol):
-    """The numbers of a step; `edgefl.strategies.ServerOptimizer` holds them and says the equations."""
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer:
+    """Turns the weighted sum g = (base_scale − 1)·w + Σ weights·Δ into a step, as data.
+
+    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2) keep
+    m ← β1·m + (1 − β1)·g and v, and step w ← w + lr·m/(√v + ε) with v starting at ε²:
+    ``adagrad`` v ← v + g², ``adam`` v ← β2·v + (1 − β2)·g², ``yogi`` v ← v − (1 − β2)·g²·sign(v − g²).
+    """
+
+    kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
+    lr: float = 1.0
+    momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
 
     @property
-    def kind(self) -> Any: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def epsilon(self) -> float: ...
+    def vectors(self) -> int:
+        """Number of vectors of the model's size that this keeps from version to version."""
+        return 2 if self.kind != "sgd" else 1 if self.momentum else 0
 
 
 class StepArguments(NamedTuple):
@@ -42,7 +48,7 @@ class StepArguments(NamedTuple):
 
     sum: SumArguments
     """The step's ``out`` and ``base`` are the sum's, too."""
-    optimizer: Optimizer
+    optimizer: ServerOptimizer
     old: list[Floats]
     new: list[Floats]
 
@@ -63,14 +69,12 @@ class StepArguments(NamedTuple):
         return StepArguments(given._replace(base=base), self.optimizer, old, new)
 
     def _vectors(self, name: str, value: object, size: int, *, writable: bool = False) -> list[Floats]:
-        items, needed = arguments.items(name, value), vectors(self.optimizer)
-        if len(items) != needed:
+        items, kind = arguments.items(name, value), self.optimizer.kind
+        if len(items) != self.optimizer.vectors:
             raise ValueError(
-                f"{name} must hold {needed} vectors for {self.optimizer.kind} (got {len(items)})"
+                f"{name} must hold {self.optimizer.vectors} vectors for {kind} (got {len(items)})"
             )
-        return [
-            arguments.floats(f"{name}[{i}]", item, size, writable=writable) for i, item in enumerate(items)
-        ]
+        return [arguments.floats(f"{name}[{i}]", x, size, writable=writable) for i, x in enumerate(items)]
 
 
 def weighted_step(
@@ -78,7 +82,7 @@ def weighted_step(
     base: Floats,
     updates: Sequence[Update],
     weights: Sequence[float] | Floats | Doubles,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     old_state: Sequence[Floats] = (),
     new_state: Sequence[Floats] = (),
     backend: str | None = None,
@@ -101,7 +105,6 @@ def weighted_step(
 
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
 
-    >>> from edgefl.strategies import ServerOptimizer
     >>> out, new = np.empty(2, np.float32), np.empty(2, np.float32)
     >>> base, old = np.ones(2, np.float32), np.full(2, 4, np.float32)
     >>> update = np.array([1, 2], np.float32)
@@ -115,7 +118,7 @@ def weighted_step(
         raise ValueError(f"optimizer.kind must be one of {', '.join(KINDS)} (got {optimizer.kind!r})")
     numbers = arguments.items("weights", weights)
     shrink = base_scale - 1.0
-    plain = vectors(optimizer) == 0
+    plain = optimizer.vectors == 0
     if plain:
         if len(old_state) or len(new_state):
             raise ValueError(f"old_state and new_state must be empty for plain sgd (got {len(old_state)})")
@@ -142,12 +145,7 @@ def weighted_step(
     return norms[1:]
 
 
-def vectors(optimizer: Optimizer) -> int:
-    """Returns the number of vectors of the model's size that an optimiser keeps."""
-    return 2 if optimizer.kind != "sgd" else 1 if optimizer.momentum else 0
-
-
-def constants(optimizer: Optimizer) -> tuple[float, float, float, float, float, float]:
+def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, float, float]:
     """keep1, add1, keep2, add2, ε and the learning rate, before they are rounded to float32."""
     if optimizer.kind == "sgd":
         return (optimizer.momentum, 1.0, 0.0, 0.0, 0.0, optimizer.lr)
@@ -158,7 +156,7 @@ def constants(optimizer: Optimizer) -> tuple[float, float, float, float, float, 
 # ---- the step alone --------------------------------------------------------------------------------
 
 
-def start(optimizer: Optimizer, state: Sequence[AnyFloats]) -> None:
+def start(optimizer: ServerOptimizer, state: Sequence[AnyFloats]) -> None:
     """Fill the optimiser's vectors with what they hold before the first step: 0, and ε² for Reddi's v."""
     _check_count(optimizer, state, "state")
     for vector in state:
@@ -168,16 +166,14 @@ def start(optimizer: Optimizer, state: Sequence[AnyFloats]) -> None:
 
 
 def apply(
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     out: AnyFloats,
     model: AnyFloats,
     step_vector: AnyFloats,
     state_vectors: Sequence[AnyFloats] = (),
     new_state: Sequence[AnyFloats] | None = None,
 ) -> None:
-    """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g.
-
-    `edgefl.strategies.ServerOptimizer` has the equations.
+    """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g, as `ServerOptimizer` says.
 
     All are flat arrays of D elements of one dtype (float32 in the server); the arithmetic is done in that
     dtype, element by element, so the bits depend on nothing else. ``state_vectors`` are the optimiser's
@@ -187,7 +183,6 @@ def apply(
 
     Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction as there.
 
-    >>> from edgefl.strategies import ServerOptimizer
     >>> out = np.zeros(2, np.float32)
     >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))
     >>> out
@@ -196,60 +191,53 @@ def apply(
     target = state_vectors if new_state is None else new_state
     _check_count(optimizer, state_vectors, "state_vectors")
     _check_count(optimizer, target, "new_state")
-    for name, vector in (("model", model), ("step_vector", step_vector), *_named(state_vectors, target)):
+    state = [
+        (f"state vector {i}", vector) for group in (state_vectors, target) for i, vector in enumerate(group)
+    ]
+    for name, vector in (("model", model), ("step_vector", step_vector), *state):
         if vector.shape != out.shape or out.ndim != 1:
             raise ValueError(f"{name} must be flat and as long as out {out.shape}, got {vector.shape}")
         if vector.dtype != out.dtype:
             raise TypeError(f"{name} must have out's dtype {out.dtype}, got {vector.dtype}")
     for first in range(0, out.size, CHUNK):
         part = slice(first, first + CHUNK)
-        gradient = step_vector[part]
-        if optimizer.kind == "sgd":
-            direction = _momentum(optimizer, gradient, state_vectors, target, part)
-        else:
-            direction = _adaptive(optimizer, gradient, state_vectors, target, part)
+        old, new = ([vector[part] for vector in vectors] for vectors in (state_vectors, target))
+        direction = _direction(optimizer, step_vector[part], old, new)
         if optimizer.lr == 1.0:
             np.add(model[part], direction, out=out[part])
         else:
             np.add(model[part], direction * out.dtype.type(optimizer.lr), out=out[part])
 
 
-def _momentum(
-    optimizer: Optimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats], part: slice
+def _direction(
+    optimizer: ServerOptimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats]
 ) -> AnyFloats:
-    if not optimizer.momentum:
-        return gradient
-    velocity = new[0][part]
-    np.multiply(old[0][part], gradient.dtype.type(optimizer.momentum), out=velocity)
-    velocity += gradient
-    return velocity
-
-
-def _adaptive(
-    optimizer: Optimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats], part: slice
-) -> AnyFloats:
+    """Write the vectors after a step to ``new``; returns the model's move before the learning rate."""
     number = gradient.dtype.type
-    mean, square = new[0][part], new[1][part]
-    np.multiply(old[0][part], number(optimizer.beta1), out=mean)
+    if not optimizer.vectors:
+        return gradient
+    if optimizer.kind == "sgd":
+        np.multiply(old[0], number(optimizer.momentum), out=new[0])
+        velocity = new[0]
+        velocity += gradient
+        return velocity
+    mean, square = new
+    np.multiply(old[0], number(optimizer.beta1), out=mean)
     mean += gradient * number(1.0 - optimizer.beta1)
     squared = gradient * gradient
     if optimizer.kind == "adagrad":
-        np.add(old[1][part], squared, out=square)
+        np.add(old[1], squared, out=square)
     elif optimizer.kind == "adam":
-        np.multiply(old[1][part], number(optimizer.beta2), out=square)
+        np.multiply(old[1], number(optimizer.beta2), out=square)
         square += squared * number(1.0 - optimizer.beta2)
     else:
-        sign = np.sign(old[1][part] - squared)
-        np.subtract(old[1][part], squared * sign * number(1.0 - optimizer.beta2), out=square)
+        sign = np.sign(old[1] - squared)
+        np.subtract(old[1], squared * sign * number(1.0 - optimizer.beta2), out=square)
     return np.asarray(mean / (np.sqrt(square) + number(optimizer.epsilon)))
 
 
-def _named(*groups: Sequence[AnyFloats]) -> list[tuple[str, AnyFloats]]:
-    return [(f"state vector {index}", vector) for group in groups for index, vector in enumerate(group)]
-
-
-def _check_count(optimizer: Optimizer, given: Sequence[AnyFloats], name: str) -> None:
-    if len(given) != vectors(optimizer):
+def _check_count(optimizer: ServerOptimizer, given: Sequence[AnyFloats], name: str) -> None:
+    if len(given) != optimizer.vectors:
         raise ValueError(
-            f"{name} must hold {vectors(optimizer)} vectors for {optimizer.kind}, got {len(given)}"
+            f"{name} must hold {optimizer.vectors} vectors for {optimizer.kind}, got {len(given)}"
         )

@@ -17,10 +17,11 @@ import numpy as np
 from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
+from edgefl.kernels.steps import ServerOptimizer
 from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw, with_scales
 from edgefl.results.record import Aggregation
-from edgefl.strategies.base import Privacy, ServerOptimizer
+from edgefl.strategies.base import Privacy
 from edgefl.strategies.noise import TreeNoise
 
 ENTRIES_NOT_LENT = 5

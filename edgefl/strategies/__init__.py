@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.errors import ConfigError, unknown
+from edgefl.kernels.steps import ServerOptimizer
 from edgefl.loading import load_attribute
-from edgefl.strategies.base import Client, ServerOptimizer, Step, Strategy, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Update, View
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rounds import Rounds
 

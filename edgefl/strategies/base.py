@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from edgefl.experiment import Positive
+from edgefl.kernels.steps import ServerOptimizer
 from edgefl.validation import faults
 
 
@@ -125,31 +126,6 @@ class View(Protocol):
     @property
     def rng(self) -> np.random.Generator:
         """The run's seeded stream for strategies."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptimizer:
-    """Turns the weighted sum g = (base_scale − 1)·w + Σ weights·Δ into a step, as data.
-
-    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2) keep
-    m ← β1·m + (1 − β1)·g and v, and step w ← w + lr·m/(√v + ε) with v starting at ε²:
-    ``adagrad`` v ← v + g², ``adam`` v ← β2·v + (1 − β2)·g², ``yogi`` v ← v − (1 − β2)·g²·sign(v − g²).
-    `edgefl.kernels.steps` carries it out.
-    """
-
-    kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
-    lr: float = 1.0
-    momentum: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-3
-
-    @property
-    def vectors(self) -> int:
-        """Number of vectors of the model's size that this keeps from version to version."""
-        if self.kind == "sgd":
-            return 1 if self.momentum else 0
-        return 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgefl.experiment import Decay, Positive
-from edgefl.strategies.base import ServerOptimizer
+from edgefl.kernels.steps import ServerOptimizer
 from edgefl.strategies.fedavg import FedAvg
 
 

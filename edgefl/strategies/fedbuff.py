@@ -8,7 +8,8 @@ from typing import Any
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Decay, NonNegative, Positive
-from edgefl.strategies.base import Privacy, ServerOptimizer, Update, View
+from edgefl.kernels.steps import ServerOptimizer
+from edgefl.strategies.base import Privacy, Update, View
 from edgefl.strategies.buffered import Buffered
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from edgefl.experiment import Count, Decay, Positive
+from edgefl.kernels import MovingAverage
 from edgefl.strategies.base import Client, Update, View
 from edgefl.strategies.buffered import Buffered
 
-if TYPE_CHECKING:
-    from edgefl.kernels import MovingAverage
 
-
+@dataclass
 class Expectation:
     """E[τ_i] of every client, and the running mean of the raw weight over arrivals."""
 
-    def __init__(self, average: MovingAverage) -> None:
-        self.average = average
-        self.arrivals = 0
-        self.raw_mean = 0.0
+    average: MovingAverage
+    arrivals: int = 0
+    raw_mean: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,6 @@ class FedStaleWeight(Buffered):
     """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
 
     def begin(self, devices: Sequence[Client]) -> Expectation:
-        from edgefl.kernels import MovingAverage
-
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)
         return Expectation(average)
 

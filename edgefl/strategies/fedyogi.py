@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgefl.strategies.base import ServerOptimizer
+from edgefl.kernels.steps import ServerOptimizer
 from edgefl.strategies.fedadam import FedAdam
 
 

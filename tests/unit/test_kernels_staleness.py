@@ -40,7 +40,6 @@ def test_a_batch_is_applied_in_order(backend: str) -> None:
     assert means.dtype == np.float64
     assert means.tolist() == [1.0, 5.0, 2.0, 5.0]
     assert average.mean([0, 1, 2]).tolist() == [5.0, 0.0, 5.0]
-    assert average.count([0, 1, 2]).tolist() == [1, 0, 3]
     assert average.observe([], []).tolist() == []
 
 
@@ -66,34 +65,10 @@ def test_refused_and_nothing_taken_in(
     with pytest.raises(error) as caught:
         average.observe(ids, values)
     assert str(caught.value) == words
-    assert not average.count([0, 1, 2]).any()
-
-
-@pytest.mark.parametrize("mode", ["window", "cumulative", "exponential"])
-def test_a_snapshot_goes_on_where_it_was(backend: str, mode: Any) -> None:
-    rng = np.random.default_rng(0)
-    first = MovingAverage(4, mode, window=3, decay=0.3, backend=backend)
-    first.observe(rng.integers(0, 3, 20), rng.random(20))
-    again = MovingAverage.from_arrays(first.arrays(), mode, window=3, decay=0.3)
-    ids, values = rng.integers(0, 4, 20), rng.random(20)
-    assert first.observe(ids, values).tolist() == again.observe(ids, values).tolist()
-    snapshot = first.arrays()
-    first.observe(0, 5.0)
-    assert snapshot["count"].tolist() != first.arrays()["count"].tolist()
-
-
-def test_wrong_snapshots() -> None:
-    arrays = MovingAverage(4, window=3).arrays()
-    with pytest.raises(
-        ValueError, match=r"^state must be float64 of shape \(4, 5\) \(got float64, shape \(4, 3\)\)$"
-    ):
-        MovingAverage.from_arrays(arrays)
-    with pytest.raises(ValueError, match=r"^arrays must hold count and state \(got \['count'\]\)$"):
-        MovingAverage.from_arrays({"count": arrays["count"]})
-    with pytest.raises(ValueError, match=r"^count must be a flat int64 array from 0"):
-        MovingAverage.from_arrays(arrays | {"count": np.full(4, -1)}, window=3)
-    with pytest.raises(ValueError, match=r"^state must be finite$"):
-        MovingAverage.from_arrays(arrays | {"state": np.full((4, 3), np.nan)}, window=3)
+    assert not average.mean([0, 1, 2]).any()
+    assert average.observe([0, 1, 2], [4.0, 5.0, 6.0]).tolist() == [4.0, 5.0, 6.0], (
+        "a place of a window is gone"
+    )
 
 
 def test_wrong_settings() -> None:
