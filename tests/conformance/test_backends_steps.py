@@ -115,8 +115,6 @@ def test_threads_do_not_change_a_bit_of_a_step(fast: str) -> None:
         kernels.set_threads(None)
 
 
-# ---- quantisation --------------------------------------------------------------------------------
-
 _OUT = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
 
 

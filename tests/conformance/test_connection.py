@@ -212,9 +212,6 @@ def test_a_name_that_is_taken_stays_its_owners(server: ServerSocket) -> None:
         each.close()
 
 
-# ---- the address -------------------------------------------------------------------------------
-
-
 def greeting(address: str) -> bytes:
     """The answer to a raw connection to the address: ZeroMQ's greeting, or nothing and the end."""
     with socket.socket(socket.AF_UNIX) as raw:

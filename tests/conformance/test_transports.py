@@ -103,16 +103,13 @@ def bits(array: npt.NDArray[np.float32]) -> bytes:
     return array.tobytes()
 
 
-# ---- both --------------------------------------------------------------------------------------
-
-
 @given(trips(), st.randoms(use_true_random=False))
 def test_both_give_the_same_bits_for_parts_of_any_size_in_any_order(
     trip: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], list[int]], order: object
 ) -> None:
     model, update, cuts = trip
     parts = list(itertools.pairwise(cuts))
-    order.shuffle(parts)  # type: ignore[attr-defined]
+    order.shuffle(parts)
     checksums = []
     for kind in KINDS:
         with run(kind, model.size) as there:
@@ -174,9 +171,6 @@ def test_shared_memory_sends_no_numbers_through_the_socket() -> None:
         assert there.server.model_frames(0) == []
         with pytest.raises(WireError, match="a part of an update on the socket of a shared-memory run"):
             there.server.accept(messages.Chunk(task=0, slot=0, offset=0), b"\0" * 4)
-
-
-# ---- what the wire refuses ---------------------------------------------------------------------
 
 
 def refused(there: Run, chunk: messages.Chunk, body: Frame, match: str) -> None:

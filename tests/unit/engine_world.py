@@ -110,8 +110,8 @@ class World:
             self.core,
             self.aggregator,
             self.store,
-            self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
+            self,
+            self,
             Stopwatch("test"),
             restored=self.aggregator.leases,
         )
@@ -119,8 +119,6 @@ class World:
     @property
     def stopped(self) -> str | None:
         return self.core.stopped
-
-    # ---- timeline, evaluation ----------------------------------------------------------------------------
 
     def give(self, task: messages.Task) -> None:
         assert task.task not in self.tasks
@@ -145,8 +143,6 @@ class World:
 
     def wake(self, at_s: float) -> None:
         self._at(at_s, lambda: self.engine.take(Ticked(self.now)))
-
-    # ---- the clients ---------------------------------------------------------------------------
 
     def _fetch(self, task: messages.Task, draw: np.random.Generator) -> None:
         model = np.empty(SIZE, np.float32)
@@ -179,8 +175,6 @@ class World:
             down=spent, compute=spent, up=spent, lateness_s=0.0, cpu_s=0.1, peak_mib=20.0,
             delay=spent,
         )  # fmt: skip
-
-    # ---- the run -------------------------------------------------------------------------------
 
     def join(self) -> World:
         for client in range(CLIENTS):

@@ -98,9 +98,6 @@ class Oracle:
         self.w = self.w + o.lr * self.m / (np.sqrt(self.v) + o.epsilon)
 
 
-# ---- the sum -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("base_scale", [1.0, 0.4, 0.0])
 def test_ten_versions_are_those_of_the_equations(make: Make, name: str, base_scale: float) -> None:
@@ -177,9 +174,6 @@ def test_totals_count_what_was_moved(make: Make) -> None:
     assert totals.updates == 5
     assert totals.bytes == ((3 + 2) + (2 + 2)) * SIZE * 4
     assert totals.seconds == first.seconds + second.seconds > 0
-
-
-# ---- bad updates -------------------------------------------------------------------------------
 
 
 def assert_nothing_published(aggregator: Aggregator, model: npt.NDArray[np.float32]) -> None:
@@ -269,9 +263,6 @@ def test_an_update_that_was_never_completed_is_altered(make: Make) -> None:
     assert step(aggregator, [0], [1.0]).altered == (0,)
 
 
-# ---- any size ----------------------------------------------------------------------------------
-
-
 @given(
     size=st.sampled_from([1, 7, 4096, 4097]),
     weights=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),
@@ -295,9 +286,6 @@ def test_any_sum_of_any_size_is_the_oracles(
     oracle.step(updates.astype(np.float64), weights, base_scale)
     np.testing.assert_allclose(buffer.model(1), oracle.w, rtol=1e-5, atol=2e-5)
     buffer.close()
-
-
-# ---- leases ------------------------------------------------------------------------------------
 
 
 def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
@@ -349,9 +337,6 @@ def test_an_update_that_does_not_fit_is_not_restored(make: Make) -> None:
     aggregator.restore(task=70, client=3, version=0, update=np.ones(SIZE, np.float32).view(np.uint8))
     with pytest.raises(SlotError, match=r"task 71's update of .* does not fit"):
         aggregator.restore(task=71, client=3, version=0, update=np.ones(SIZE, np.float32).view(np.uint8))
-
-
-# ---- the ring ----------------------------------------------------------------------------------
 
 
 def test_an_entry_is_not_overwritten_before_every_reader_has_read_it(make: Make) -> None:

@@ -48,9 +48,6 @@ def regions(buffer: ParameterBuffer) -> list[tuple[int, int]]:
     return [extent(array) for array in (*headers, *vectors)]
 
 
-# ---- layout ------------------------------------------------------------------------------------
-
-
 @given(shapes)
 def test_no_two_parts_overlap_and_all_lie_inside(shape: Shape) -> None:
     buffer = ParameterBuffer.create(shape)
@@ -99,9 +96,6 @@ def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(SlotError, match="buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0"):
         ParameterBuffer.create(Shape(**{"size": 1, "ring": 2, "slots": 1, **wrong}))
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-# ---- attaching ---------------------------------------------------------------------------------
 
 
 def test_a_second_view_is_the_same_memory(buffer: ParameterBuffer) -> None:
@@ -217,9 +211,6 @@ def test_what_a_killed_process_wrote_stays(buffer: ParameterBuffer) -> None:
     assert buffer.model(1).tolist() == [3] * 5
 
 
-# ---- models ------------------------------------------------------------------------------------
-
-
 def test_a_published_model_is_read_back(buffer: ParameterBuffer) -> None:
     buffer.model(2)[:] = np.arange(5)
     buffer.publish(version=0, entry=2)
@@ -290,9 +281,6 @@ def test_a_reader_in_another_process_never_gets_a_torn_model(buffer: ParameterBu
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert whole >= 1
     shared.close()
-
-
-# ---- slots -------------------------------------------------------------------------------------
 
 
 def test_a_slot_goes_from_free_to_leased_to_written_to_free(buffer: ParameterBuffer) -> None:

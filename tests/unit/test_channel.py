@@ -60,9 +60,6 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-# ---- messages ----------------------------------------------------------------------------------
-
-
 def test_typed_messages_in_order() -> None:
     a, b = pair()
     left, right = Channel[Any](a, Any), Channel[control.ToServer](b, control.ToServer)
@@ -158,9 +155,6 @@ def test_messages_read_while_sending_are_not_forgotten() -> None:
     right.close()
 
 
-# ---- descriptors -------------------------------------------------------------------------------
-
-
 def test_a_descriptor_travels_with_its_message(ends: tuple[Channel[Any], Channel[Any]]) -> None:
     left, right = ends
     fd = os.memfd_create("passed")
@@ -197,9 +191,6 @@ def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(
         os.close(got)
         os.close(fd)
     assert ended(sender)
-
-
-# ---- the end -----------------------------------------------------------------------------------
 
 
 def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel[Any], Channel[Any]]) -> None:
@@ -288,9 +279,6 @@ def test_an_inherited_end_is_a_channel() -> None:
     assert left.receive() == {"pid": 1}
     for end in (left, right, right, left):  # in any order, and twice
         end.close()
-
-
-# ---- memory --------------------------------------------------------------------------------------
 
 
 _FAULTS = """

@@ -55,9 +55,6 @@ def assert_same(one: SavedState, other: SavedState) -> None:
     assert {array.dtype for array in floats} == {np.dtype(np.float32)}
 
 
-# ---- there and back ----------------------------------------------------------------------------
-
-
 def test_every_number_comes_back(tmp_path: Path) -> None:
     path = write(tmp_path / "checkpoints", made(), LAYOUT)
     assert path.name == "journal-0000000012.safetensors"
@@ -101,9 +98,6 @@ def test_views_of_shared_memory_are_written_too(tmp_path: Path) -> None:
     whole[10:19] = MODEL
     write(tmp_path, made(model=whole[10:19], vectors=[], held={}), LAYOUT)
     assert latest(tmp_path).model.tolist() == MODEL.tolist()
-
-
-# ---- which one ---------------------------------------------------------------------------------
 
 
 def test_the_newest_is_read_and_only_the_last_ones_are_kept(tmp_path: Path) -> None:
@@ -203,9 +197,6 @@ def test_no_checkpoint_is_the_users_error(tmp_path: Path, there: bool) -> None:
     assert str(caught.value) == f"{folder} holds no checkpoint to resume from"
 
 
-# ---- the final model ---------------------------------------------------------------------------
-
-
 def test_the_final_file_is_the_model_by_tensor_name(tmp_path: Path) -> None:
     write(tmp_path, made(), LAYOUT, final=True)
     named = load_file(tmp_path / "final.safetensors")
@@ -216,8 +207,6 @@ def test_the_final_file_is_the_model_by_tensor_name(tmp_path: Path) -> None:
     assert float(named["scale"]) == MODEL[8]
     assert_same(latest(tmp_path), made())
 
-
-# ---- writing that fails ------------------------------------------------------------------------
 
 FULL = """
 import resource, sys

@@ -89,9 +89,6 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
     return err.removeprefix("edgefl: ").removesuffix("\n")
 
 
-# ---- run ---------------------------------------------------------------------------------------
-
-
 def test_run_calls_the_supervisor_with_the_checked_experiment(
     here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,9 +336,6 @@ def test_bench_fidelity_ends_as_its_bars_say(
     assert asked == [(Path("f.json"), False)]
 
 
-# ---- help --------------------------------------------------------------------------------------
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("edgefl")
@@ -370,9 +364,6 @@ def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) 
     assert f"Usage: edgefl {command}".strip() in out
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
-
-
-# ---- profiles, calibrate, doctor -----------------------------------------------------------------
 
 
 def test_profiles_lists_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:

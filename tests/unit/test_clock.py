@@ -46,9 +46,6 @@ def test_emulated_seconds_are_wall_seconds_over_the_scale_and_never_go_back(
     assert clock.wall_s() == pytest.approx(before * scale + elapsed)
 
 
-# ---- alarms ------------------------------------------------------------------------------------
-
-
 class Bell:
     """Alarms on a hand-set clock, and a list of what rang."""
 

@@ -29,7 +29,7 @@ def toml(tmp_path: Path) -> Path:
 def fault(path: Path, *overrides: str, **arguments: object) -> str:
     """The error's one line, without what names the source."""
     with pytest.raises(ConfigError) as caught:
-        config.load(path, overrides, **arguments)  # type: ignore[arg-type]
+        config.load(path, overrides, **arguments)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -271,9 +271,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
     toml.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
     assert config.load(toml).stop.versions == 10
-
-
-# ---- fleets, networks and paths ----------------------------------------------------------------
 
 
 def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:

@@ -15,10 +15,10 @@ from edgefl.experiment import Data, Evaluation, Experiment, Fleet, Model, Stop, 
 
 def test_python_may_give_tables_and_numpy_scalars() -> None:
     given = Experiment(
-        fleet={"devices": {"pi-4": np.int64(3)}},  # type: ignore[arg-type]
-        seed=np.int32(7),  # type: ignore[arg-type]
-        training=Training(lr=np.float32(0.5), steps=2),  # type: ignore[arg-type]
-        stop={"accuracy": 1},  # type: ignore[arg-type]
+        fleet={"devices": {"pi-4": np.int64(3)}},
+        seed=np.int32(7),
+        training=Training(lr=np.float32(0.5), steps=2),
+        stop={"accuracy": 1},
         evaluation=Evaluation(every_versions=1),
         strategy={"name": "fedbuff", "shape": (1, 2)},
     )
@@ -33,12 +33,12 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (Experiment(fleet=None, stop=Stop(trips=1)), "fleet.*missing"),  # type: ignore[arg-type]
+        (Experiment(fleet=None, stop=Stop(trips=1)), "fleet.*missing"),
         (Experiment(fleet=Fleet(devices={"pi-4": 1})), "stop: no end given"),
         (
             Experiment(fleet=Fleet(devices={3: 1}), stop=Stop(trips=1)),
             "fleet.devices: keys must be strings, got 3",
-        ),  # type: ignore[dict-item]
+        ),
         (
             Experiment(
                 fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "a", "f": print}
@@ -52,7 +52,7 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
             "strategy.f: must be a string, number, .* got a NoneType",
         ),
         (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), model=Model(args={3: 1})),  # type: ignore[dict-item]
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), model=Model(args={3: 1})),
             "model.args: keys must be strings, got 3",
         ),
         (
@@ -60,7 +60,7 @@ def test_python_may_give_tables_and_numpy_scalars() -> None:
             r"data.path: must be text that UTF-8 can hold, got '/.*\\udcff'",
         ),
         (
-            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),  # type: ignore[arg-type]
+            Experiment(fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), seed="1"),
             "seed: must be a whole number .* got '1'",
         ),
     ],

@@ -271,14 +271,11 @@ def test_devices_must_be_numbered_in_order_and_evaluation_have_a_period() -> Non
         Core(FedBuff(), fleet(3), 0, experiment.Stop(), 0)
 
 
-# ---- strategies' answers -------------------------------------------------------------------------
-
-
 FOREIGN: dict[str, Any] = {
     "step-number": 7,
-    "step-none": Step((), None),  # type: ignore[arg-type]
-    "step-text": Step((), ("a",)),  # type: ignore[arg-type]
-    "step-tasks": Step((0,), (1.0,)),  # type: ignore[arg-type]
+    "step-none": Step((), None),
+    "step-text": Step((), ("a",)),
+    "step-tasks": Step((0,), (1.0,)),
 }
 """Answers of the wrong type."""
 
@@ -296,13 +293,13 @@ class Scripted(Strategy):
             return (0, 0)
         if self.what == "assign-raises":
             raise ZeroDivisionError("oh")
-        return None if self.what == "assign-none" else view.idle  # type: ignore[return-value]
+        return None if self.what == "assign-none" else view.idle
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
         if self.what == "arrive-none":
-            return None  # type: ignore[return-value]
+            return None
         if self.what == "arrive-tasks":
-            return (update.task,)  # type: ignore[return-value]
+            return (update.task,)
         return (update._replace(task=77),) if self.what == "arrive-unknown" else ()
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
@@ -321,13 +318,13 @@ class Scripted(Strategy):
         if self.what == "step-twice":
             return Step((view.held[0],) * 3, (0.25, 0.25, 0.5))
         if self.what in FOREIGN:
-            return FOREIGN[self.what]  # type: ignore[no-any-return]
+            return FOREIGN[self.what]
         if self.what == "step-base":
             return Step((view.held[0],), (1.0,), base_scale=math.inf)
         return Step((view.held[0],), (weight,), keep=self.what == "keep")
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        return {"wake": 7.0, "wake-past": -1.0, "wake-nan": math.nan, "wake-text": "soon"}.get(self.what)  # type: ignore[return-value]
+        return {"wake": 7.0, "wake-past": -1.0, "wake-nan": math.nan, "wake-text": "soon"}.get(self.what)
 
 
 @pytest.mark.parametrize(
@@ -427,9 +424,6 @@ def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(what: str, wakes: li
     assert core.pending() == wakes
     assert core.handle(Ticked(7.0)) == []
     assert core.pending() == []
-
-
-# ---- the end of a run ----------------------------------------------------------------------------
 
 
 def test_every_so_many_versions_and_the_last_are_evaluated() -> None:

@@ -52,9 +52,6 @@ def real_data() -> str:
     return folder
 
 
-# ---- digits ------------------------------------------------------------------------------------
-
-
 def test_digits_are_whole_and_split_by_class():
     data = load_data(Data(test_fraction=0.2), seed=3)
     assert len(data.train_x) + len(data.test_x) == 1797
@@ -97,9 +94,6 @@ def test_max_examples_keeps_a_seeded_part_of_the_training_examples():
     assert len(load_data(Data(max_examples=10_000), seed=0).train_y) == len(whole.train_y)
 
 
-# ---- images ------------------------------------------------------------------------------------
-
-
 def test_images_are_normalised_by_channel():
     raw = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 2), dtype=np.uint8)
     mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
@@ -118,9 +112,6 @@ def test_images_are_normalised_by_channel():
 def test_images_of_another_kind_are_refused(raw):
     with pytest.raises(ValueError, match=r"raw must be uint8 of shape \(n, 1, height, width\)"):
         Images(raw, top=255, mean=[0.0], std=[1.0])
-
-
-# ---- MNIST and FashionMNIST --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz", ".idx"])
@@ -183,9 +174,6 @@ def test_damaged_gzip_is_one_line(tmp_path, damage):
         load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
 
 
-# ---- where the files are -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -238,9 +226,6 @@ def test_real_mnist(real_data):
     assert (len(data.train_x), len(data.test_x), data.input_shape) == (1000, 10_000, (1, 28, 28))
     assert np.bincount(data.train_y, minlength=10).min() > 50
     assert abs(float(data.train_x[:].mean())) < 0.05
-
-
-# ---- a user's own ------------------------------------------------------------------------------
 
 
 @pytest.fixture

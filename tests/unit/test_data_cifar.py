@@ -154,9 +154,6 @@ def test_real_cifar():
     assert abs(float(data.train_x[:].mean())) < 0.1
 
 
-# ---- pickles are data --------------------------------------------------------------------------
-
-
 class Evil:
     """Writes a file when it is unpickled."""
 

@@ -128,9 +128,6 @@ def test_users_without_examples_are_no_clients(tmp_path: Path) -> None:
     assert np.bincount(load(tmp_path).owners).tolist() == [4, 5]
 
 
-# ---- natural -----------------------------------------------------------------------------------
-
-
 def test_each_client_holds_the_examples_of_one_user(tmp_path: Path) -> None:
     data = load(write_leaf(tmp_path, "numbers"))
     spec = Data(name="leaf", partition="natural")
@@ -177,9 +174,6 @@ def test_a_natural_split_that_cannot_be_is_refused(clients: int, owners: Any, me
     assert str(caught.value) == message
 
 
-# ---- the models learn them ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "model", "lr", "steps", "better"),
     [
@@ -198,9 +192,6 @@ def test_text_models_learn(
     after = evaluate(flat, data.test_x, data.test_y, data.classes)
     assert after.loss < before
     assert after.accuracy > better
-
-
-# ---- what is refused ---------------------------------------------------------------------------
 
 
 def broken(folder: Path, kind: str, change: Any) -> str:

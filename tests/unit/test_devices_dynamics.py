@@ -59,7 +59,7 @@ def profile(tmp_path: Path) -> str:
 
 def experiment(profile: str, **fleet: object) -> Experiment:
     given = {"thermal": True, "battery": True, "network": "lte", **fleet}
-    return Experiment(fleet=Fleet(devices={profile: 4}, **given), seed=3, stop=Stop(versions=40))  # type: ignore[arg-type]
+    return Experiment(fleet=Fleet(devices={profile: 4}, **given), seed=3, stop=Stop(versions=40))
 
 
 def trips(wanted: Experiment, infos: list[ClientInfo]) -> Trips:
@@ -226,7 +226,7 @@ def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
 def refused(**fleet: object) -> str:
     tables = {"devices": {"board-qrb2210": 2}, **fleet}
     with pytest.raises(ConfigError) as error:
-        config.validate(Experiment(fleet=tables, stop=Stop(versions=1)))  # type: ignore[arg-type]
+        config.validate(Experiment(fleet=tables, stop=Stop(versions=1)))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -243,9 +243,6 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
     )
     assert "fleet.churn.die_per_trip: must be" in refused(churn={"die_per_trip": 1})
     assert "fleet.on_leave: must be 'finish' or 'lose', got 'stay'" in refused(on_leave="stay")
-
-
-# ---- presence ------------------------------------------------------------------------------------
 
 
 def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> AlternatingRenewal:

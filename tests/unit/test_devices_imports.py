@@ -272,9 +272,6 @@ def test_labels_that_break_the_format_are_mended(tmp_path: Path) -> None:
     assert line == "label=\"A 'b' [x]\""
 
 
-# ---- refused ---------------------------------------------------------------------------------
-
-
 SAMPLE = {
     "bouquetfl": "cpus.toml",
     "devtools": "devtools.json",

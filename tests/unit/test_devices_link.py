@@ -214,9 +214,6 @@ def test_move_of_nothing_waits_out_the_delay() -> None:
     assert spent.achieved_s == spent.declared_s == 0.03
 
 
-# ---- traces ------------------------------------------------------------------------------------
-
-
 def delivered(trace: Trace, start_s: float, end_s: float) -> int:
     """Opportunities in [start, end], by going through the trace line by line."""
     count = turn = 0

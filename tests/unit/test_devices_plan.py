@@ -143,8 +143,6 @@ def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
     assert found.total_s == pytest.approx(delay.draw(rng(3), 40))
 
 
-# ---- delays ------------------------------------------------------------------------------------
-
 MEANS = [
     (Delay(dist="uniform", low_s=1.0, high_s=2.0), 1.5),
     (Delay(dist="half-normal", scale_s=math.sqrt(math.pi / 2)), 1.0),
@@ -193,4 +191,4 @@ def test_the_widest_delays_that_are_allowed_are_finite(delay: Delay) -> None:
             return 800.0 * mean
 
     assert list(faults(msgspec.to_builtins(delay), Delay)) == []
-    assert math.isfinite(delay.draw(Extreme(), examples=10**9))  # type: ignore[arg-type]
+    assert math.isfinite(delay.draw(Extreme(), examples=10**9))

@@ -329,9 +329,6 @@ def test_profiles_are_found_installed_and_in_a_checkout(
     assert find() == package / "_profiles"
 
 
-# ---- what is shipped -----------------------------------------------------------------------------
-
-
 FOLDER = profiles.bundled_folder()
 FILES = sorted(FOLDER.rglob("*.toml"))
 
@@ -414,9 +411,6 @@ def test_what_a_device_draws_and_sheds_is_plausible(name: str) -> None:
     assert 2 < thermal.r_c_per_w < 40
     assert 60 <= (thermal.tau_s or 0) <= 900
     assert 30 < thermal.ambient_c + thermal.busy_w * thermal.r_c_per_w < 150
-
-
-# ---- traces ------------------------------------------------------------------------------------
 
 
 def synthetic(mean_mbps: float, cv: float, seconds: int, seed: int) -> Trace:

@@ -137,7 +137,7 @@ def assert_consistent(work: Computation) -> None:
 
 def hot_device(**thermal: object) -> Device:
     figures = {"ambient_c": 25.0, "r_c_per_w": 10.0, "tau_s": 2.0, "busy_w": 4.0, **thermal}
-    given = Thermal(trips=(ThrottlingStep(temp_c=45.0, freq_scale=0.5),), **figures)  # type: ignore[arg-type]
+    given = Thermal(trips=(ThrottlingStep(temp_c=45.0, freq_scale=0.5),), **figures)
     return msgspec.structs.replace(load_device("pixel-3a"), thermal=given)
 
 
@@ -226,9 +226,6 @@ def test_a_trip_cut_short_before_it_gets_too_hot_is_not_lost() -> None:
     assert phone.after_trip(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))
 
 
-# ---- battery and heat ----------------------------------------------------------------------------
-
-
 POWER = Power(idle_w=0.5, busy_w=4.0, radio_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
 MODEL = ConditionModel(HEAT, POWER)
@@ -261,7 +258,7 @@ def test_a_battery_holds_its_milliamperehours() -> None:
     of = device(radio_ma=200.0, wifi_ma=100.0)
     watts = [found.radio_w for bearer in ("mobile", "wifi", "wired") if (found := power_of(of, bearer))]
     assert watts == [0.8, 0.4, 0.0]
-    unstated = power_of(device(voltage_v=None))  # type: ignore[arg-type]
+    unstated = power_of(device(voltage_v=None))
     assert unstated is not None
     assert unstated.capacity_j == pytest.approx(3600 * NOMINAL_V)
 

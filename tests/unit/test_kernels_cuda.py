@@ -116,8 +116,6 @@ def test_what_stays_on_the_cpu_has_the_same_bits() -> None:
     assert outs[0].tobytes() == outs[1].tobytes()
 
 
-# ---- with a device -------------------------------------------------------------------------------
-
 DTYPES: tuple[Any, ...] = (np.float32, np.float16, np.uint16, np.int8)
 
 

@@ -50,8 +50,8 @@ class _Calls:
         for call in (
             lambda: kernels.weighted_sum(out, base[1:], [a, b], [1.0, 2.0], name),
             lambda: kernels.weighted_sum(out, base, [a, b[1:]], [1.0, 2.0], name),
-            lambda: kernels.weighted_sum(out, base, [a, "b"], [1.0, 2.0], name),  # type: ignore[list-item]
-            lambda: kernels.weighted_sum(out, base, [a, b], [1.0, "2"], name),  # type: ignore[list-item]
+            lambda: kernels.weighted_sum(out, base, [a, "b"], [1.0, 2.0], name),
+            lambda: kernels.weighted_sum(out, base, [a, b], [1.0, "2"], name),
             lambda: kernels.weighted_sum(out, base, [*self.many, out], [1.0] * 41, name),
             lambda: kernels.weighted_step(out, base, [a], [1.0], self.adam, state[:2], state[:2], name),
             lambda: kernels.quantize(self.small, a, backend=name),

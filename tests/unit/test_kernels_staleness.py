@@ -73,7 +73,7 @@ def test_refused_and_nothing_taken_in(
 
 def test_wrong_settings() -> None:
     with pytest.raises(ValueError, match=r"^mode 'windows' not found; did you mean 'window'\?"):
-        MovingAverage(1, mode="windows")  # type: ignore[arg-type]
+        MovingAverage(1, mode="windows")
     with pytest.raises(ValueError, match=r"^window must be at least 1 \(got 0\)$"):
         MovingAverage(1, window=0)
     with pytest.raises(ValueError, match=r"^decay must be at least 0 and under 1 \(got 1.0\)$"):

@@ -129,7 +129,7 @@ def test_wrong_numbers_of_threads() -> None:
     with pytest.raises(ValueError, match=r"^threads must be at least 1 \(got 0\)$"):
         kernels.set_threads(0)
     with pytest.raises(TypeError, match=r"^threads must be an integer or None \(got 1.5\)$"):
-        kernels.set_threads(1.5)  # type: ignore[arg-type]
+        kernels.set_threads(1.5)
     kernels.set_threads(None)
     assert 1 <= kernels.threads() <= 16
 
