@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,12 @@ def fast_backends() -> list[tuple[str, str]]:
     return [*found, ("numba", "")]
 
 
-def same_bits(a: np.ndarray, b: np.ndarray) -> None:
+def same_bits(a: Any, b: Any) -> None:
+    """One array, or as many of them."""
+    if isinstance(a, list | tuple):
+        for one, other in zip(a, b, strict=True):
+            same_bits(one, other)
+        return
     nan = np.isnan(a)
     np.testing.assert_array_equal(nan, np.isnan(b))
     unsigned = f"u{a.dtype.itemsize}"
@@ -53,3 +59,19 @@ def random_update(dtype: str, size: int, rng: np.random.Generator, wild: bool) -
         if dtype == "float16":
             bits16 = values.astype(np.float16).view(np.uint16)
     return bits16.view(np.float16) if dtype == "float16" else bits16, None
+
+
+def random_case(
+    dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0, vectors: int = 0
+) -> dict[str, Any]:
+    """A sum's arguments, and a step's where its optimiser keeps vectors: the second of them of no sign."""
+    rng = np.random.default_rng([size, count, wild])
+    names = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
+    pairs = [random_update(next(names), size, rng, wild) for _ in range(count)]
+    base, *old = (random_update("float32", size, rng, wild)[0] for _ in range(1 + vectors))
+    return {
+        "base": unaligned(base, offset),
+        "updates": [unaligned(u, offset) for u, _ in pairs],
+        "weights": rng.standard_normal(count),
+        "scales": [s for _, s in pairs],
+    } | ({"old_state": [*old[:1], *(np.abs(x) for x in old[1:])]} if vectors else {})

@@ -3,12 +3,12 @@ sets and threads. Which NaN a NaN is (sign, payload) is left open."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import DTYPES, fast_backends, random_update, same_bits, unaligned
+from backend_cases import DTYPES, fast_backends, same_bits, unaligned
+from backend_cases import random_case as _case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,37 +18,22 @@ TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 SIZES = (0, 1, 7, 8, 9, 17, BLOCK - 1, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE, 5 * TILE + 13)
 
 
-def _case(dtype: str, size: int, count: int, *, wild: bool = False, offset: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng([size, count, wild])
-    each = itertools.cycle(DTYPES[:4] if dtype == "mixed" else [dtype])
-    pairs = [random_update(next(each), size, rng, wild) for _ in range(count)]
-    base, _ = random_update("float32", size, rng, wild)
-    return {
-        "base": unaligned(base, offset),
-        "updates": [unaligned(u, offset) for u, _ in pairs],
-        "weights": rng.standard_normal(count),
-        "scales": [s for _, s in pairs],
-    }
-
-
 def _run(backend: str, case: dict[str, Any], offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
     out = unaligned(np.full(case["base"].size, np.nan, dtype=np.float32), offset)
     sums = np.zeros(len(case["updates"]), dtype=np.uint64)
-    norms = kernels.weighted_sum(
-        out, case["base"], case["updates"], case["weights"], backend, scales=case["scales"], checksums=sums
-    )
+    norms = kernels.weighted_sum(out, **case, backend=backend, checksums=sums)
     assert sums.tolist() == [kernels.checksum(update, backend) for update in case["updates"]]
     return out, norms
 
 
-def _check(fast: str, case: dict[str, Any], offset: int = 0) -> None:
-    expected, norms = _run("reference", case)
-    got, got_norms = _run(fast, case, offset)
-    same_bits(expected, got)
-    same_bits(norms, got_norms)
-    assert got_norms.dtype == np.float64
+def _check(fast: str, case: dict[str, Any], offset: int = 0) -> np.ndarray:
+    """The norms, which are the reference's too."""
+    got, norms = _run(fast, case, offset)
+    same_bits(_run("reference", case), (got, norms))
+    assert norms.dtype == np.float64
     for update, scale, norm in zip(case["updates"], case["scales"], norms, strict=True):
         same_bits(np.array([norm]), np.array([kernels.sq_norm(update, fast, scale=scale)]))
+    return norms
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,33 +54,21 @@ def test_unaligned_views(fast: str, dtype: str, wild: bool) -> None:
 def test_every_float16_and_bfloat16(fast: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     for update in (bits, bits.view(np.float16)):
-        case = {
-            "base": np.zeros(bits.size, np.float32),
-            "updates": [update],
-            "weights": [1.0],
-            "scales": [None],
-        }
-        _check(fast, case)
+        _check_halves(fast, [update])
 
 
 def test_signed_zeros(fast: str) -> None:
-    negative = np.array([-0.0, 0.0], dtype=np.float32)
-    out = np.empty(2, dtype=np.float32)
-    kernels.weighted_sum(out, None, [negative], [1.0], fast)
-    assert np.signbit(out).tolist() == [False, False]
-    kernels.weighted_sum(out, negative, [negative], [1.0], fast)
-    assert np.signbit(out).tolist() == [True, False]
-    kernels.weighted_sum(out, negative, [], [], fast)
-    assert np.signbit(out).tolist() == [True, False]
+    negative, out = np.array([-0.0, 0.0], np.float32), np.empty(2, np.float32)
+    for base, updates in ((None, [negative]), (negative, [negative]), (negative, [])):
+        kernels.weighted_sum(out, base, updates, [1.0] * len(updates), fast)
+        assert np.signbit(out).tolist() == [base is not None, False]
 
 
 def test_no_base_is_a_base_of_zeros(fast: str) -> None:
     case = _case("mixed", TILE + 5, 7)
-    out, zeros = np.empty(TILE + 5, np.float32), np.zeros(TILE + 5, np.float32)
-    norms = kernels.weighted_sum(out, None, case["updates"], case["weights"], fast, scales=case["scales"])
-    expected, expected_norms = _run(fast, case | {"base": zeros})
-    same_bits(expected, out)
-    same_bits(expected_norms, norms)
+    out = np.empty_like(case["base"])
+    norms = kernels.weighted_sum(out, **case | {"base": None}, backend=fast)
+    same_bits(_run(fast, case | {"base": np.zeros_like(out)}), (out, norms))
 
 
 def test_base_may_be_out(fast: str) -> None:
@@ -119,27 +92,24 @@ def test_products_and_sums_are_not_fused(fast: str) -> None:
 def test_order_of_updates_is_kept(fast: str) -> None:
     big, small = np.full(9, 1e8, np.float32), np.ones(9, np.float32)
     out = np.empty(9, dtype=np.float32)
-    kernels.weighted_sum(out, None, [big, small, big], [1.0, 1.0, -1.0], fast)
-    assert out.tolist() == [0.0] * 9
-    kernels.weighted_sum(out, None, [big, big, small], [1.0, -1.0, 1.0], fast)
-    assert out.tolist() == [1.0] * 9
+    for updates, weights, left in (([big, small, big], [1, 1, -1], 0), ([big, big, small], [1, -1, 1], 1)):
+        kernels.weighted_sum(out, None, updates, weights, fast)
+        assert out.tolist() == [left] * 9
 
 
 def test_threads_do_not_change_a_bit(fast: str) -> None:
-    case = _case("mixed", 40 * TILE + 11, 9)
+    case, made = _case("mixed", 40 * TILE + 11, 9), []
     try:
-        kernels.set_threads(1)
-        expected, norms = _run(fast, case)
-        total = kernels.checksum(expected, fast)
-        for threads in (2, 3, 8):
+        for threads in (1, 2, 3, 8):
             kernels.set_threads(threads)
-            got, got_norms = _run(fast, case)
-            same_bits(expected, got)
-            same_bits(norms, got_norms)
-            assert kernels.checksum(got, fast) == total
+            got, norms = _run(fast, case)
+            made.append((got, norms, kernels.checksum(got, fast)))
             assert kernels.sq_norm(case["updates"][0], fast) == norms[0]
     finally:
         kernels.set_threads(None)
+    for other in made[1:]:
+        same_bits(made[0][:2], other[:2])
+        assert made[0][2] == other[2]
 
 
 def test_norms_are_those_of_plain_float64(fast: str) -> None:
@@ -156,16 +126,9 @@ def test_norms_are_those_of_plain_float64(fast: str) -> None:
 @given(data=st.data())
 def test_random_sums(data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 3 * TILE) | st.integers(0, 40))
-    case = _case(
-        data.draw(st.sampled_from(DTYPES)),
-        size,
-        data.draw(st.integers(0, 20)),
-        wild=data.draw(st.booleans()),
-        offset=data.draw(st.integers(0, 63)),
-    )
-    case["weights"] = data.draw(
-        st.lists(st.floats(width=32), min_size=len(case["updates"]), max_size=len(case["updates"]))
-    )
+    dtype, count = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 20))
+    case = _case(dtype, size, count, wild=data.draw(st.booleans()), offset=data.draw(st.integers(0, 63)))
+    case["weights"] = data.draw(st.lists(st.floats(width=32), min_size=count, max_size=count))
     for backend in {name for name, _ in fast_backends()}:
         _check(backend, case, offset=data.draw(st.integers(0, 63)))
 
@@ -187,9 +150,7 @@ def test_checksums(fast: str, size: int) -> None:
         st.lists(st.tuples(st.integers(0, 4), st.floats(-1e6, 1e6)), max_size=12), min_size=1, max_size=8
     ),
 )
-def test_random_averages(
-    mode: Any, window: int, decay: float, batches: list[list[tuple[int, float]]]
-) -> None:
+def test_random_averages(mode: Any, window: int, decay: float, batches: list[list[Any]]) -> None:
     names = ["reference", *sorted({name for name, _ in fast_backends()})]
     averages = [kernels.MovingAverage(5, mode, window, decay, backend=name) for name in names]
     one_by_one = kernels.MovingAverage(5, mode, window, decay)
@@ -208,16 +169,9 @@ def test_scales_that_are_not_finite(fast: str) -> None:
     A block of zeros with such a scale is not a finite update either."""
     for size in (3, 5, BLOCK + 9, TILE + 3):
         scales = np.full(-(-size // BLOCK), np.inf, dtype=np.float32)
-        case = {
-            "base": np.zeros(size, np.float32),
-            "updates": [np.full(size, 2, np.int8)] * 2,
-            "weights": [1.0, 0.5],
-            "scales": [scales] * 2,
-        }
-        _check(fast, case)
-        assert _run(fast, case)[1].tolist() == [np.inf] * 2
-    zeros = np.zeros(BLOCK + 1, np.int8)
-    scales = np.array([1.0, np.inf], np.float32)
+        case = {"base": np.zeros(size, np.float32), "updates": [np.full(size, 2, np.int8)] * 2}
+        assert _check(fast, case | {"weights": [1.0, 0.5], "scales": [scales] * 2}).tolist() == [np.inf] * 2
+    zeros, scales = np.zeros(BLOCK + 1, np.int8), np.array([1.0, np.inf], np.float32)
     assert np.isnan(kernels.sq_norm(zeros, fast, scale=scales))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import DTYPES, fast_backends, random_update, same_bits, unaligned
+from backend_cases import DTYPES, fast_backends, random_case, random_update, same_bits, unaligned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,30 +25,17 @@ OPTIMIZERS = (
     ServerOptimizer(kind="yogi", lr=0.1, beta1=0.5, beta2=0.8, epsilon=0.1),
     ServerOptimizer(kind="adagrad", beta1=0.0),
 )
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.momentum}")
 
 
-def _step_case(
-    dtype: str, size: int, count: int, optimizer: ServerOptimizer, wild: bool = False
-) -> dict[str, Any]:
-    rng = np.random.default_rng([size, count, wild])
-    names = DTYPES[:4] if dtype == "mixed" else (dtype,)
-    pairs = [random_update(names[k % len(names)], size, rng, wild) for k in range(count)]
-    base, *old = (random_update("float32", size, rng, wild)[0] for _ in range(1 + optimizer.vectors))
-    return {
-        "base": base,
-        "updates": [u for u, _ in pairs],
-        "weights": rng.standard_normal(count),
-        "optimizer": optimizer,
-        "old_state": [old[0], *(np.abs(x) for x in old[1:])] if old else [],
-        "scales": [s for _, s in pairs],
-    }
+def _step_case(dtype: str, size: int, count: int, optimizer: Any, wild: bool = False) -> dict[str, Any]:
+    case = random_case(dtype, size, count, wild=wild, vectors=optimizer.vectors)
+    return {"old_state": []} | case | {"optimizer": optimizer}
 
 
 def _step(backend: str, case: dict[str, Any], base_scale: float = 1.0, offset: int = 0) -> list[np.ndarray]:
-    size = case["base"].size
-    out, *new = (
-        unaligned(np.full(size, np.nan, dtype=np.float32), offset) for _ in range(1 + len(case["old_state"]))
-    )
+    empty = np.full(case["base"].size, np.nan, dtype=np.float32)
+    out, *new = (unaligned(empty, offset) for _ in range(1 + len(case["old_state"])))
     sums = np.zeros(len(case["updates"]), dtype=np.uint64)
     norms = kernels.weighted_step(
         out, **case, new_state=new, backend=backend, base_scale=base_scale, checksums=sums
@@ -56,63 +44,50 @@ def _step(backend: str, case: dict[str, Any], base_scale: float = 1.0, offset: i
     return [out, *new, norms]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.momentum}")
+@each_optimizer
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps(fast: str, dtype: str, optimizer: ServerOptimizer) -> None:
-    for size in SIZES:
-        for count in (0, 1, 5, 8):
-            case = _step_case(dtype, size, count, optimizer)
-            for base_scale in (1.0, 0.75):
-                for a, b in zip(
-                    _step("reference", case, base_scale), _step(fast, case, base_scale), strict=True
-                ):
-                    same_bits(a, b)
+    for size, count in itertools.product(SIZES, (0, 1, 5, 8)):
+        case = _step_case(dtype, size, count, optimizer)
+        for base_scale in (1.0, 0.75):
+            same_bits(_step("reference", case, base_scale), _step(fast, case, base_scale))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.momentum}")
+@each_optimizer
 def test_steps_of_denormals_infinities_and_nans(fast: str, optimizer: ServerOptimizer) -> None:
+    case = _step_case("mixed", 3 * TILE + 77, 5, optimizer, wild=True)
     for offset in (0, 1, 7):
-        case = _step_case("mixed", 3 * TILE + 77, 5, optimizer, wild=True)
-        for a, b in zip(_step("reference", case), _step(fast, case, offset=offset), strict=True):
-            same_bits(a, b)
+        same_bits(_step("reference", case), _step(fast, case, offset=offset))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.momentum}")
+@each_optimizer
 def test_a_step_is_the_sum_and_then_the_optimizer(fast: str, optimizer: ServerOptimizer) -> None:
     """Large enough for several threads and for writing around the caches."""
-    size = 300_007
-    case = _step_case("float32", size, 4, optimizer)
+    case = _step_case("float32", 300_007, 4, optimizer)
     got, *state, norms = _step(fast, case)
-    total, out = np.empty(size, np.float32), np.empty(size, np.float32)
-    weights = case["weights"]
+    total, out = np.empty_like(got), np.empty_like(got)
+    base, updates, weights = case["base"], case["updates"], case["weights"]
     if optimizer.vectors == 0:
-        expected = kernels.weighted_sum(
-            out, case["base"], case["updates"], optimizer.lr * weights, "reference"
-        )
+        expected = kernels.weighted_sum(out, base, updates, optimizer.lr * weights, "reference")
     else:
-        expected = kernels.weighted_sum(total, None, case["updates"], weights, "reference")
-        new = [np.empty(size, np.float32) for _ in state]
-        apply(optimizer, out, case["base"], total, case["old_state"], new)
-        for a, b in zip(new, state, strict=True):
-            same_bits(a, b)
-    same_bits(out, got)
-    same_bits(expected, norms)
+        expected = kernels.weighted_sum(total, None, updates, weights, "reference")
+        new = [np.empty_like(got) for _ in state]
+        apply(optimizer, out, base, total, case["old_state"], new)
+        same_bits(new, state)
+    same_bits([out, expected], [got, norms])
 
 
 def test_threads_do_not_change_a_bit_of_a_step(fast: str) -> None:
     case = _step_case("mixed", 40 * TILE + 11, 5, OPTIMIZERS[3])
-    update = case["base"]
+    made = []
     try:
-        kernels.set_threads(1)
-        expected, quantized = _step(fast, case), _quantize(fast, update, "int8", None, 1.0)
-        for threads in (2, 3):
+        for threads in (1, 2, 3):
             kernels.set_threads(threads)
-            for a, b in zip(expected, _step(fast, case), strict=True):
-                same_bits(a, b)
-            for a, b in zip(quantized, _quantize(fast, update, "int8", None, 1.0), strict=True):
-                same_bits(a, b)
+            made.append([*_step(fast, case), *_quantize(fast, case["base"], "int8", None, 1.0)])
     finally:
         kernels.set_threads(None)
+    same_bits(made[0], made[1])
+    same_bits(made[0], made[2])
 
 
 _OUT = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
@@ -149,8 +124,7 @@ def test_quantize(fast: str, dtype: str, kind: str) -> None:
             update = _of_all_sizes(size, rng).astype(np.float32)
         for old, weight, offset in ((None, 1.0, 0), (residual, 0.37, 0), (residual, -1.0, 3)):
             case = (unaligned(update, offset), dtype, old, weight)
-            for a, b in zip(_quantize("reference", *case), _quantize(fast, *case, offset), strict=True):
-                same_bits(a, b)
+            same_bits(_quantize("reference", *case), _quantize(fast, *case, offset))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -165,12 +139,7 @@ def test_every_half_and_every_tie_between_two(fast: str, dtype: str) -> None:
         ties = ((finite[:-1].astype(np.float64) + finite[1:]) / 2).astype(np.float32)
         near = [np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)]
         update = np.concatenate([exact, ties, *near, np.array([65519.0, 65520.0, 3.4e38], np.float32)])
-    for a, b in zip(
-        _quantize("reference", update, dtype, None, 1.0),
-        _quantize(fast, update, dtype, None, 1.0),
-        strict=True,
-    ):
-        same_bits(a, b)
+    same_bits(*(_quantize(backend, update, dtype, None, 1.0) for backend in ("reference", fast)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -181,7 +150,5 @@ def test_random_blocks(data: st.DataObject) -> None:
     update = np.tile(update, data.draw(st.integers(1, 20)))
     residual = data.draw(st.none() | st.just(update[::-1].copy()))
     dtype, weight = data.draw(st.sampled_from(DTYPES[:4])), data.draw(st.floats(width=32))
-    expected = _quantize("reference", update, dtype, residual, weight)
     for backend in {name for name, _ in fast_backends()}:
-        for a, b in zip(expected, _quantize(backend, update, dtype, residual, weight), strict=True):
-            same_bits(a, b)
+        same_bits(*(_quantize(name, update, dtype, residual, weight) for name in ("reference", backend)))

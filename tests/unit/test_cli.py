@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,13 @@ from typing import Any
 
 import pytest
 
+from edgefl import devices
 from edgefl.cli import main
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, RunError
 
+PROFILES = bundled_folder()
+CONNECTIVITY = str(Path(__file__).parent / "import_samples" / "connectivity.ini")
 EXPERIMENT = "[fleet]\ndevices = { pi-4 = 2 }\n[stop]\nversions = 3\n"
 SUMMARY: dict[str, Any] = {
     "name": "",
@@ -79,26 +84,53 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return calls
 
 
-def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
-    """The one line on standard error; nothing is on standard output."""
-    assert main(arguments) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("edgefl: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("edgefl: ").removesuffix("\n")
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
 
 
-def test_run_calls_the_supervisor_with_the_checked_experiment(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]
-) -> None:
+class Shell:
+    """A user at the prompt."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def shows(self, *arguments: str) -> str:
+        """What a command that ends well prints; without colours."""
+        assert main(arguments) == 0
+        out, err = self._capsys.readouterr()
+        assert err == ""
+        assert "\x1b" not in out
+        return out
+
+    def fits(self, *arguments: str) -> str:
+        """The same, in 80 columns."""
+        out = self.shows(*arguments)
+        assert max(map(len, out.splitlines())) <= 80
+        return out
+
+    def refuses(self, code: int, *arguments: str) -> str:
+        """The one line on standard error; nothing is on standard output."""
+        assert main(arguments) == code
+        out, err = self._capsys.readouterr()
+        assert (out, err[:8], err.count("\n")) == ("", "edgefl: ", 1)
+        return err.removeprefix("edgefl: ").removesuffix("\n")
+
+
+@pytest.fixture
+def edgefl(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls, edgefl: Shell) -> None:
     (here / "o").mkdir()  # an empty folder will do
     changes = ["--set", "seed=2", "--set", "name=n", "--seed", "3", "--clock", "wall"]
-    assert main(["run", "e.toml", *changes, "--out", "o", "-q"]) == 0
+    assert edgefl.shows("run", "e.toml", *changes, "--out", "o", "-q") == ""
     [(experiment, folder, quiet, base)] = runs
     assert (experiment.seed, experiment.name, experiment.clock.kind) == (3, "n", "wall")
     assert (folder, quiet, base) == (Path("o"), True, here)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
@@ -109,19 +141,11 @@ def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
     assert all(str(folder).startswith("runs/mine-2") for folder in folders)
 
 
-def test_run_says_how_it_went(here: Path, runs: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "e.toml", "--out", "o"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    for words in (
-        "fedbuff, wall clock, seed 3",
-        "0.8125, 0.5",
-        "valid: error median 0.10%, p95 0.40%",
-        "12.5",
-    ):
+def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
+    out = edgefl.fits("run", "e.toml", "--out", "o")
+    fidelity = "valid: error median 0.10%, p95 0.40%"
+    for words in ("fedbuff, wall clock, seed 3", "0.8125, 0.5", fidelity, "12.5"):
         assert words in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out
 
 
 def test_an_invalid_emulation_is_said_even_if_quiet(
@@ -130,74 +154,70 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
     monkeypatch.setitem(SUMMARY, "fidelity", {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False})
     assert main(["run", "e.toml", "-q"]) == 0
     assert "INVALID" in capsys.readouterr().err
-    monkeypatch.setitem(SUMMARY, "fidelity", None)
-    assert main(["run", "e.toml"]) == 0
-    assert "not measured" in capsys.readouterr().out
-
-
-def test_times_that_are_computed_are_not_called_measured(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(SUMMARY, "clock", "virtual")
-    assert main(["run", "e.toml", "--out", "good"]) == 0
-    out = capsys.readouterr().out
-    assert "times computed, not enforced" in out
-    assert "error median" not in out
-    monkeypatch.setitem(SUMMARY, "fidelity", {**SUMMARY["fidelity"], "valid": False})
-    assert main(["run", "e.toml", "--out", "bad"]) == 0
+    assert main(["run", "e.toml"]) == 0
     assert "INVALID: error median" in capsys.readouterr().out
 
 
+def test_times_that_are_computed_are_not_called_measured(
+    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "clock", "virtual")
+    out = edgefl.shows("run", "e.toml")
+    assert "times computed, not enforced" in out
+    assert "error median" not in out
+    monkeypatch.setitem(SUMMARY, "fidelity", None)
+    monkeypatch.setitem(SUMMARY, "clock", "wall")
+    assert "not measured" in edgefl.shows("run", "e.toml")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "words"),
     [
-        (["run", "none.toml"], "none.toml: no such file"),
-        (["run", "."], ".: a folder, expected a TOML file"),
+        ("run none.toml", "none.toml: no such file"),
+        ("run .", ".: a folder, expected a TOML file"),
         (
-            ["run", "e.toml", "--out", "old"],
-            "--out old: holds a run; give another folder, or carry on: edgefl resume old",
+            "run e.toml --out old",
+            "--out old: holds a run; give another folder, or carry on: edgefl resume",
         ),
-        (["run", "e.toml", "--out", "full"], "--out full: not empty, expected a new or empty folder"),
-        (["run", "e.toml", "--out", "e.toml"], "--out e.toml: a file, expected a new or empty folder"),
-        (["run", "e.toml", "--out", "x" * 300], f"{'x' * 59}…: a name too long for the file system"),
-        (["run", "e.toml", "--out", ""], "--out '': no name, expected a folder"),
-        (["run", "e.toml", "--set", "lr=1"], "--set lr=1: unknown key 'lr'; did you mean 'training.lr'?"),
-        (["run", "e.toml", "--set", "nonsense"], "--set 'nonsense': expected KEY=VALUE"),
-        (
-            ["run", "e.toml", "--clock", "sun"],
-            "--clock: clock.kind: must be 'virtual' or 'wall', got 'sun'",
-        ),
-        (["run", "e.toml", "--seed", "-1"], "--seed: seed: must be a whole number from 0"),
-        (["run", "e.toml", "--seed", "x"], "Invalid value for '--seed'"),
-        (["run", "e.toml", "--sed", "1"], "No such option"),
-        (["run"], "Missing argument 'FILE'; see: edgefl run --help"),
-        (["run", "e.toml", "f.toml"], "Got unexpected extra argument"),
-        (["rnu"], "No such command 'rnu'"),
-        (["resume", "nowhere"], "nowhere: no such folder"),
-        (["resume", "e.toml"], "e.toml: a file, expected the folder of a run"),
-        (["resume", "."], ".: no run in it (experiment.toml is missing)"),
-        (["report", "nowhere"], "nowhere: no such folder"),
-        (["compare", "nowhere"], "nowhere: no such folder"),
-        (["compare"], "Missing argument 'DIR'; see: edgefl compare --help"),
-        (["compare", ".", "--out", ""], "--out '': no name, expected a folder"),
-        (["reproduce", "fedbuff", "--out", ""], "--out '': no name, expected a folder"),
-        (["reproduce", "fedbuff", "--out", "e.toml"], "--out e.toml: a file, expected a folder"),
-        (["profiles", "pi4"], "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
-        (["profiles", "./x.toml"], "x.toml: no such file"),
-        (["profiles", "check"], "Missing argument 'FILE'; see: edgefl profiles check --help"),
-        (["profiles", "pi-4", "pi-5"], "Got unexpected extra argument"),
-        (["profiles", "--json", "pi-4"], "profiles --json: lists all; for one profile put --json behind"),
-        (["profiles", "imprt", "fedscale", "x"], "No such command 'imprt'. Did you mean 'import'?"),
-        (["profiles", "import", "fedscal", "x"], "format 'fedscal' not found; did you mean 'fedscale'?"),
-        (["profiles", "export", "3g", "power-profile"], "format 'power-profile' is only read"),
-        (["profiles", "export", "lte", "mahimahi", "--way", "in"], "Invalid value for '--way'"),
-        (["bench", "speed"], "No such command 'speed'"),
+        ("run e.toml --out full", "--out full: not empty, expected a new or empty folder"),
+        ("run e.toml --out e.toml", "--out e.toml: a file, expected a new or empty folder"),
+        (f"run e.toml --out {'x' * 300}", f"{'x' * 59}…: a name too long for the file system"),
+        ("run e.toml --out ''", "--out '': no name, expected a folder"),
+        ("run e.toml --set lr=1", "--set lr=1: unknown key 'lr'; did you mean 'training.lr'?"),
+        ("run e.toml --set nonsense", "--set 'nonsense': expected KEY=VALUE"),
+        ("run e.toml --clock sun", "--clock: clock.kind: must be 'virtual' or 'wall', got 'sun'"),
+        ("run e.toml --seed -1", "--seed: seed: must be a whole number from 0"),
+        ("run e.toml --seed x", "Invalid value for '--seed'"),
+        ("run e.toml --sed 1", "No such option"),
+        ("run", "Missing argument 'FILE'; see: edgefl run --help"),
+        ("run e.toml f.toml", "Got unexpected extra argument"),
+        ("rnu", "No such command 'rnu'"),
+        ("resume nowhere", "nowhere: no such folder"),
+        ("resume e.toml", "e.toml: a file, expected the folder of a run"),
+        ("resume .", ".: no run in it (experiment.toml is missing)"),
+        ("report nowhere", "nowhere: no such folder"),
+        ("compare nowhere", "nowhere: no such folder"),
+        ("compare", "Missing argument 'DIR'; see: edgefl compare --help"),
+        ("compare . --out ''", "--out '': no name, expected a folder"),
+        ("reproduce fedbuff --out ''", "--out '': no name, expected a folder"),
+        ("reproduce fedbuff --out e.toml", "--out e.toml: a file, expected a folder"),
+        ("profiles pi4", "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
+        ("profiles ./x.toml", "x.toml: no such file"),
+        ("profiles check", "Missing argument 'FILE'; see: edgefl profiles check --help"),
+        ("profiles pi-4 pi-5", "Got unexpected extra argument"),
+        ("profiles --json pi-4", "profiles --json: lists all; for one profile put --json behind"),
+        ("profiles imprt fedscale x", "No such command 'imprt'. Did you mean 'import'?"),
+        ("profiles import fedscal x", "format 'fedscal' not found; did you mean 'fedscale'?"),
+        ("profiles export 3g power-profile", "format 'power-profile' is only read"),
+        ("profiles export lte mahimahi --way in", "Invalid value for '--way'"),
+        ("bench speed", "No such command 'speed'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    here: Path, runs: Calls, edgefl: Shell, command: str, words: str
 ) -> None:
-    assert refused(capsys, 2, *arguments).startswith(words)
+    assert edgefl.refuses(2, *shlex.split(command)).startswith(words)
     assert runs == []
 
 
@@ -211,13 +231,10 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     ],
 )
 def test_errors_of_a_run(
-    here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], error: BaseException, code: int, words: str
+    here: Path, runs: Calls, edgefl: Shell, error: BaseException, code: int, words: str
 ) -> None:
-    def fail(*_: Any) -> Any:
-        raise error
-
-    runs.then = fail
-    assert refused(capsys, code, "run", "e.toml", "--out", "o").startswith(words)
+    runs.then = raising(error)
+    assert edgefl.refuses(code, "run", "e.toml", "--out", "o").startswith(words)
 
 
 def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +249,7 @@ def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.
 
 @pytest.mark.parametrize("command", [["run", "e.toml", "--out", "new"], ["resume", "old"]])
 def test_ctrl_c_says_how_to_carry_on(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, command: list[str]
 ) -> None:
     def interrupted(*_: Any) -> Any:
         (here / "new").mkdir()
@@ -240,48 +257,39 @@ def test_ctrl_c_says_how_to_carry_on(
         raise KeyboardInterrupt
 
     stand_in(monkeypatch, "edgefl.run.supervisor", run=interrupted, resume=interrupted)
-    assert refused(capsys, 130, *command) == f"interrupted; carry on with: edgefl resume {command[-1]}"
+    assert edgefl.refuses(130, *command) == f"interrupted; carry on with: edgefl resume {command[-1]}"
 
 
-def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("edgefl.cli.doctor.examine", interrupted)
-    assert main(["doctor"]) == 130
-    assert capsys.readouterr().err.strip() == "edgefl: interrupted"
+def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
+    monkeypatch.setattr("edgefl.cli.doctor.examine", raising(KeyboardInterrupt()))
+    assert edgefl.refuses(130, "doctor") == "interrupted"
 
 
 def test_resume_and_compare_call_what_they_should(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     calls, beside = Calls(), Calls()
     calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
-    assert main(["resume", "old", "-q"]) == 0
+    edgefl.shows("resume", "old", "-q")
     assert calls == [(Path("old"), True)]
 
     beside.then = lambda *_: "a beside b"
     stand_in(monkeypatch, "edgefl.results.compare", compare=beside)
-    assert main(["compare", "old", "old", "--out", "c"]) == 0
-    assert main(["compare", "old"]) == 0
+    for arguments in (("old", "old", "--out", "c"), ("old",)):
+        assert edgefl.shows("compare", *arguments) == "a beside b\n"
     assert beside == [([Path("old"), Path("old")], Path("c")), ([Path("old")], None)]
-    assert capsys.readouterr().out == "a beside b\na beside b\n"
 
 
 @pytest.mark.parametrize(("command", "file"), [("report", "report.html"), ("trace", "trace.json")])
 def test_report_and_trace_say_where_they_are(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, file: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, command: str, file: str
 ) -> None:
     stand_in(monkeypatch, f"edgefl.results.{command}", **{f"write_{command}": lambda folder: folder / file})
-    assert main([command, "old"]) == 0
-    assert capsys.readouterr().out == f"old/{file}\n"
+    assert edgefl.shows(command, "old") == f"old/{file}\n"
 
 
-BENCHES = ["aggregate", "ingest", "spawn"]
-
-
-@pytest.mark.parametrize("what", BENCHES)
+@pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])
 def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     calls = Calls()
     stand_in(monkeypatch, f"edgefl.lab.{what}", run=calls)
@@ -293,32 +301,22 @@ def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("", "a folder, expected a file"),
+        ("full", "a folder, expected a file"),
         ("nowhere/f.json", "no folder"),
-        ("file/f.json", "no folder"),
-        ("run/summary.json", "in the folder of a run"),
+        ("e.toml/f.json", "no folder"),
+        ("old/summary.json", "in the folder of a run"),
     ],
 )
 @pytest.mark.parametrize("what", ["ingest", "fidelity"])
 def test_bench_measures_nothing_that_it_could_not_write(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    what: str,
-    file: str,
-    says: str,
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, what: str, file: str, says: str
 ) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "experiment.toml").touch()
     calls = Calls()
     stand_in(monkeypatch, f"edgefl.lab.{what}", run=calls)
-    assert main(["bench", what, "--json", str(tmp_path / file)]) == 2
+    said = edgefl.refuses(2, "bench", what, "--json", file)
+    assert said.startswith(f"--json {file}")
+    assert says in said
     assert calls == []
-    err = capsys.readouterr().err
-    assert err.startswith(f"edgefl: --json {tmp_path / file}".rstrip("/"))
-    assert says in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INVALID", 1)])
@@ -334,11 +332,6 @@ def test_bench_fidelity_ends_as_its_bars_say(
     stand_in(monkeypatch, "edgefl.lab.fidelity", run=measured)
     assert main(["bench", "fidelity", "--json", "f.json"]) == code
     assert asked == [(Path("f.json"), False)]
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("edgefl")
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
@@ -357,74 +350,60 @@ def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], 
         *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
     ],
 )
-def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([*command.split(), "--help"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert f"Usage: edgefl {command}".strip() in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out
+def test_help_fits_80_columns(edgefl: Shell, command: str) -> None:
+    assert f"Usage: edgefl {command}".strip() in edgefl.fits(*command.split(), "--help")
+    assert edgefl.fits("--version").startswith("edgefl")
 
 
-def test_profiles_lists_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl import devices
-
-    assert main(["profiles"]) == 0
-    out = capsys.readouterr().out
+def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
+    out = edgefl.fits("profiles")
     for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
         assert name in out
-    assert max(map(len, out.splitlines())) <= 80
 
 
-def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profiles", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+def test_profiles_as_json(edgefl: Shell) -> None:
+    listed = json.loads(edgefl.shows("profiles", "--json"))
     assert set(listed) == {"devices", "networks", "fleets"}
     for name, kind in (("pi-4", "devices"), ("lte", "networks"), ("mixed-24", "fleets")):
-        assert main(["profiles", name, "--json"]) == 0
-        one = json.loads(capsys.readouterr().out)
+        one = json.loads(edgefl.shows("profiles", name, "--json"))
         assert one == listed[kind][name]
         assert one["id"] == name
 
 
-def test_profiles_say_where_their_traces_are_as_their_files_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from edgefl.devices import profiles
-
-    shipped = profiles.bundled_folder() / "networks"
-    shutil.copytree(shipped, tmp_path / "mine")
-    up = {}
+def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
+    shutil.copytree(PROFILES / "networks", tmp_path / "mine")
     for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
-        assert main(["profiles", name, "--json"]) == 0
-        up[name] = json.loads(capsys.readouterr().out)["up"]["trace"]
-    assert set(up.values()) == {"traces/lte-varying-up.trace"}
-    for arguments in (["profiles", "--json"], ["profiles", "lte-varying"]):
-        assert main(arguments) == 0
-        out = capsys.readouterr().out
+        shown = json.loads(edgefl.shows("profiles", name, "--json"))
+        assert shown["up"]["trace"] == "traces/lte-varying-up.trace"
+    for argument in ("--json", "lte-varying"):
+        out = edgefl.shows("profiles", argument)
         assert "traces/lte-varying-up.trace" in out
-        assert str(shipped.parent.parent) not in out
+        assert str(PROFILES.parent) not in out
 
 
-def test_a_profile_shows_figures_with_their_source(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profiles", "pi-4"]) == 0
-    out = capsys.readouterr().out
+def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
+    out = edgefl.fits("profiles", "pi-4")
     assert "memory.ram_mib" in out
     assert "4096" in out
     assert "ThomasKaiser" in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert edgefl.fits("profiles", str(PROFILES / "devices" / "pi-4.toml")) == out
+    assert edgefl.fits("profiles", "show", "pi-4") == out
 
 
-def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.devices import load_device, to_json
-    from edgefl.toml import write
-
-    good = tmp_path / "pi-4.toml"
-    good.write_text(write(to_json(load_device("pi-4"))))
-    assert main(["profiles", "check", str(good)]) == 0
-    assert capsys.readouterr().out == f"{good}: good\n"
-    bad = tmp_path / "pi-4.toml"
-    bad.write_text(good.read_text().replace("4096", "-1").replace("1800", "nan"))
+def test_profiles_check(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
+    assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
+    bad = tmp_path / "bad.toml"
+    bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
+    assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
+    out, err = capsys.readouterr()
+    for said in (
+        *("unknown key 'nmae'; did you mean 'name'?", "name: missing", "class: must be one of"),
+        "memory.ram_mib: must be a finite number above 0, got 0",
+        *("memory.app_limit_mib: missing", "none.toml: no such file"),
+    ):
+        assert said in out
+    assert err == "edgefl: 2 of 3 files: 7 problems\n"
     assert main(["profiles", "check", str(bad)]) == 2
     out, err = capsys.readouterr()
     assert str(bad) in out
@@ -432,57 +411,28 @@ def test_profiles_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert err.count("\n") == 1
 
 
-def test_profiles_check_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profiles = Path(__file__).parents[2] / "profiles"
-    good = [str(path) for path in sorted((profiles / "networks").glob("*.toml"))[:3]]
-    assert main(["profiles", "check", *good]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{path}: good" for path in good]
-    bad = tmp_path / "bad.toml"
-    bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
-    assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
-    out, err = capsys.readouterr()
-    for said in ("unknown key 'nmae'; did you mean 'name'?", "name: missing", "class: must be one of"):
-        assert said in out
-    assert "memory.ram_mib: must be a finite number above 0, got 0" in out
-    assert "memory.app_limit_mib: missing" in out
-    assert "none.toml: no such file" in out
-    assert err == "edgefl: 2 of 3 files: 7 problems\n"
+def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
+    def imports(*more: str) -> list[str]:
+        return ["profiles", "import", "webpagetest", CONNECTIVITY, *more]
 
+    def exports(name: object, path: Path) -> list[str]:
+        return ["profiles", "export", str(name), "webpagetest", "--out", str(path)]
 
-def test_a_profiles_own_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parents[2] / "profiles" / "networks" / "3g.toml"
-    assert main(["profiles", str(path)]) == 0
-    by_path = capsys.readouterr().out
-    assert main(["profiles", "show", "3g"]) == 0
-    assert capsys.readouterr().out == by_path
-
-
-def test_profiles_import_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sample = Path(__file__).parent / "import_samples" / "connectivity.ini"
-    assert main(["profiles", "import", "webpagetest", str(sample), "--only", "Hill"]) == 0
-    assert 'id = "hill"' in capsys.readouterr().out
-    assert main(["profiles", "import", "webpagetest", str(sample)]) == 2
-    assert "makes 3 files; say where to: --out FOLDER" in capsys.readouterr().err
-    folder = tmp_path / "made" / "here"
-    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(folder)]) == 0
-    assert capsys.readouterr().out == "".join(
-        f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native")
-    )
-    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(folder)]) == 2
-    assert "village.toml exists there" in capsys.readouterr().err
-    out = tmp_path / "hill.ini"
-    assert main(["profiles", "export", str(folder / "hill.toml"), "webpagetest", "--out", str(out)]) == 0
+    assert 'id = "hill"' in edgefl.shows(*imports("--only", "Hill"))
+    assert "makes 3 files; say where to: --out FOLDER" in edgefl.refuses(2, *imports())
+    folder, out = tmp_path / "made" / "here", tmp_path / "hill.ini"
+    wrote = "".join(f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native"))
+    assert edgefl.shows(*imports("--out", str(folder))) == wrote
+    assert "village.toml exists there" in edgefl.refuses(2, *imports("--out", str(folder)))
+    edgefl.shows(*exports(folder / "hill.toml", out))
     assert out.read_text().startswith('[hill]\nlabel="Hill, 2% lost"\nbwIn=900000\n')
-    assert main(["profiles", "export", str(folder / "hill.toml"), "webpagetest", "--out", str(out)]) == 2
-    assert "exists; remove it" in capsys.readouterr().err
-    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(out)]) == 2
-    assert "cannot be written" in capsys.readouterr().err
-    assert main(["profiles", "export", "lte", "webpagetest", "--out", str(out / "under")]) == 2
-    assert "under cannot be written: File exists" in capsys.readouterr().err
+    assert "exists; remove it" in edgefl.refuses(2, *exports(folder / "hill.toml", out))
+    assert "cannot be written" in edgefl.refuses(2, *imports("--out", str(out)))
+    assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
 
 
 def test_an_import_that_cannot_be_written_whole_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> Path:
         if path.name == "native.toml":
@@ -491,51 +441,35 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
 
     written = importlib.import_module("edgefl.results.run_folder").write_bytes
     monkeypatch.setattr("edgefl.results.run_folder.write_bytes", full)
-    sample = Path(__file__).parent / "import_samples" / "connectivity.ini"
-    assert main(["profiles", "import", "webpagetest", str(sample), "--out", str(tmp_path)]) == 2
-    assert "No space left" in capsys.readouterr().err
+    command = ["profiles", "import", "webpagetest", CONNECTIVITY, "--out", str(tmp_path)]
+    assert "No space left" in edgefl.refuses(2, *command)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
     from edgefl.limits import calibration
     from edgefl.limits.calibration import Measured, Rate
 
     rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
-    measured = Measured(
-        gemm_gflops={"64": rate},
-        conv_gflops={"3x3": rate},
-        depthwise_gflops=rate,
-        train_gflops=rate,
-        triad_gbytes_per_s=rate,
-        triad_mib=64.0,
-        cache_mib=480.0,
-        blas="mkl",
-    )
+    rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
+    shapes = {"gemm_gflops": {"64": rate}, "conv_gflops": {"3x3": rate}}
+    measured = Measured(**rates, **shapes, triad_mib=64.0, cache_mib=480.0, blas="mkl")
     found = calibration.Calibration(
         fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured
     )
     forced: list[bool] = []
-
-    def calibrate(force: bool) -> calibration.Calibration:
-        forced.append(force)
-        return found
-
-    monkeypatch.setattr(calibration, "calibrate", calibrate)
-    assert main(["calibrate"]) == 0
-    out = capsys.readouterr().out
+    monkeypatch.setattr(calibration, "calibrate", lambda force: forced.append(force) or found)
+    out = edgefl.fits("calibrate")
     for words in ("a processor", "training step", "conv 3x3", "50", "192 MiB are not well past the cache"):
         assert words in out
-    assert max(map(len, out.splitlines())) <= 80
-    assert main(["calibrate", "--fresh", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["measured"]["gemm_gflops"]["64"]["median"] == 50.0
+    shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
+    assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
     assert forced == [False, True]
 
 
-def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert {
+def test_doctor_finds_the_machine(edgefl: Shell) -> None:
+    found = {finding["what"]: finding for finding in json.loads(edgefl.shows("doctor", "--json"))}
+    looked = {
         "python",
         "cores",
         "memory",
@@ -545,13 +479,11 @@ def test_doctor_finds_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
         "memfd",
         "throttle cgroup",
         "open files",
-    } <= set(found)
+    }
+    assert looked <= set(found)
     assert found["kernel reference"]["problem"] == ""
     assert not any("looking failed" in finding["problem"] for finding in found.values())
-    assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
-    assert "memfd" in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert "memfd" in edgefl.fits("doctor")
 
 
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
