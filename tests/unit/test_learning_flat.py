@@ -33,6 +33,10 @@ def examples(rows: int = 12, width: int = 4) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((rows, width)).astype(np.float32), np.arange(rows) % 3
 
 
+def train(flat: FlatModel, seed: int = 0, **rule: float) -> None:
+    Trainer(flat).run(*examples(), LocalRule(**{"steps": 1, **rule}), np.random.default_rng(seed))
+
+
 def test_parameters_become_views_and_keep_their_values():
     module = normed()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -85,8 +89,7 @@ def test_frozen_parameters_are_in_the_vector_and_do_not_move():
     module[0].weight.requires_grad_(False)
     flat = FlatModel(module)
     frozen = module[0].weight.clone()
-    rule = LocalRule(steps=3, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.1, prox_mu=0.1)
-    Trainer(flat).run(*examples(), rule, np.random.default_rng(0))
+    train(flat, steps=3, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.1, prox_mu=0.1)
     assert torch.equal(module[0].weight, frozen)
     assert flat.size == 20 + 5 + 15 + 3
 
@@ -132,11 +135,10 @@ def test_integer_buffers_stay_outside_and_do_not_leak_between_trips():
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3))
     flat = FlatModel(module)
     start = flat.array.copy()
-    rule = LocalRule(steps=4, batch_size=6)
     trips = []
     for _ in range(2):
         flat.load(start)
-        Trainer(flat).run(*examples(), rule, np.random.default_rng(1))
+        train(flat, 1, steps=4, batch_size=6)
         trips.append(flat.array.copy())
     np.testing.assert_array_equal(*trips)
     assert module[1].num_batches_tracked.item() == 4
@@ -145,7 +147,7 @@ def test_integer_buffers_stay_outside_and_do_not_leak_between_trips():
 def test_running_statistics_move_with_training():
     flat = FlatModel(normed())
     before = flat.array[flat.trainable :].copy()
-    Trainer(flat).run(*examples(), LocalRule(steps=1, batch_size=12), np.random.default_rng(0))
+    train(flat, batch_size=12)
     assert (flat.array[flat.trainable :] != before).any()
 
 
@@ -165,12 +167,12 @@ class Replacing(nn.Module):
 def test_a_module_that_replaces_its_buffer_is_told_so():
     flat = FlatModel(Replacing())
     with pytest.raises(ConfigError, match="tensor 'mean' was replaced in training"):
-        Trainer(flat).run(*examples(), LocalRule(steps=1), np.random.default_rng(0))
+        train(flat)
 
 
 def test_gradients_taken_away_are_put_back():
     flat = FlatModel(nn.Linear(4, 3))
     flat.module.zero_grad(set_to_none=True)
     before = flat.array.copy()
-    Trainer(flat).run(*examples(), LocalRule(steps=1), np.random.default_rng(0))
+    train(flat)
     assert (flat.array != before).any()

@@ -48,21 +48,16 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
 @pytest.mark.parametrize("lr_normalization", [False, True])
 def test_training_is_torch_sgd(momentum, weight_decay, prox_mu, lr_normalization):
     x, y = examples()
+    kept = {"momentum": momentum, "weight_decay": weight_decay}
     rule = LocalRule(
-        epochs=2,
-        batch_size=8,
-        lr=0.1,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        prox_mu=prox_mu,
-        lr_normalization=lr_normalization,
+        epochs=2, batch_size=8, lr=0.1, **kept, prox_mu=prox_mu, lr_normalization=lr_normalization
     )
     flat = FlatModel(network())
     result = Trainer(flat).run(x, y, rule, np.random.default_rng(9))
 
     module = network()
     start = [parameter.detach().clone() for parameter in module.parameters()]
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, **kept)
     losses = []
     for rows in batches_of(rule, np.arange(ROWS), np.random.default_rng(9)):
         optimizer.param_groups[0]["lr"] = 0.1 * len(rows) / 8 if lr_normalization else 0.1
@@ -85,26 +80,15 @@ def test_one_trainer_carries_nothing_from_trip_to_trip():
     flat = FlatModel(network(dropout=0.4))
     start, trainer = flat.array.copy(), Trainer(flat)
     trips = []
-    for seed in (1, 2, 1):
+    for seed, others in ((1, 5), (2, 5), (1, 6)):
+        torch.manual_seed(others)  # torch's own stream is neither used nor moved
+        before = torch.get_rng_state()
         flat.load(start)
         result = trainer.run(x, y, rule, np.random.default_rng(seed))
         trips.append((flat.array.tobytes(), result))
+        assert torch.equal(torch.get_rng_state(), before)
     assert trips[0] == trips[2]
     assert trips[0] != trips[1]
-
-
-def test_torchs_own_stream_is_neither_used_nor_moved():
-    x, y = examples()
-    flat = FlatModel(network(dropout=0.5))
-    start, results = flat.array.copy(), []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        before = torch.get_rng_state()
-        flat.load(start)
-        Trainer(flat).run(x, y, LocalRule(steps=2), np.random.default_rng(0))
-        results.append(flat.array.tobytes())
-        assert torch.equal(torch.get_rng_state(), before)
-    assert results[0] == results[1]
 
 
 def test_rows_are_the_examples_that_a_client_holds():
