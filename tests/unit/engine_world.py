@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from edgefl import experiment, kernels
@@ -26,6 +27,7 @@ from edgefl.run.timeline import Delivery
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.testing import fleet
+from tests.wire_samples import DONE
 
 SIZE = 64
 CLIENTS = 10
@@ -88,7 +90,6 @@ class World:
         self.tasks: dict[int, messages.Task] = {}
         self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []
-        self.most_deferred = 0
         self.unsent: set[int] = set()
         """Tasks that a real timeline would hold until its next flush."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -168,12 +169,9 @@ class World:
         self.engine.take(Delivery(self.done(task, checksum), self.now))
 
     def done(self, task: messages.Task, checksum: int) -> messages.Done:
-        spent = messages.Spent(1.0, 1.25)
-        return messages.Done(
-            client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
-            examples=60 + task.client, steps=5, loss=0.5, checksum=checksum, flops=1e6, trip=spent,
-            down=spent, compute=spent, up=spent, lateness_s=0.0, cpu_s=0.1, peak_mib=20.0,
-            delay=spent,
+        return msgspec.structs.replace(
+            DONE, client=task.client, epoch=0, task=task.task, slot=task.slot, trained_version=task.version,
+            examples=60 + task.client, checksum=checksum,
         )  # fmt: skip
 
     def join(self) -> World:
@@ -188,7 +186,6 @@ class World:
         self.now, _, happen = heapq.heappop(self._heap)
         happen()
         self.engine.retry_sum()
-        self.most_deferred += self.aggregator.deferred is not None
         return True
 
     def finish(self) -> World:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from edgefl import kernels
@@ -26,6 +27,7 @@ from edgefl.run.timeline import Happening
 from edgefl.run.transport import server_end
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
+from tests.wire_samples import DONE
 
 SIZE = 8
 
@@ -121,6 +123,12 @@ class Parts:
         made.ready = ready
         return made
 
+    def the(self, role: control.Role, number: int) -> Peer:
+        """The peer of this name, which must be there."""
+        found = self.peers.get(role, number)
+        assert found is not None
+        return found
+
     def lease(self, client: int, holder: int) -> tuple[int, Lease]:
         """A task of this client that this peer computes."""
         task = next(self._tasks)
@@ -154,19 +162,5 @@ def take(engine: Engine, happenings: Iterator[Happening]) -> list[Happening]:
 
 
 def done(task: int, lease: Lease, checksum: int, **changed: object) -> messages.Done:
-    spent = messages.Spent(1.0, 1.0)
-    fields: dict[str, object] = {
-        "client": lease.client,
-        "epoch": 0,
-        "task": task,
-        "slot": lease.slot,
-        "trained_version": lease.version,
-        "examples": 60,
-        "steps": 2,
-        "loss": 0.5,
-        "checksum": checksum,
-        "flops": 1e6,
-        **dict.fromkeys(("trip", "down", "compute", "up", "delay"), spent),
-        **dict.fromkeys(("lateness_s", "cpu_s", "peak_mib"), 0.0),
-    }
-    return messages.Done(**{**fields, **changed})  # type: ignore[arg-type]
+    said = {"client": lease.client, "slot": lease.slot, "trained_version": lease.version, **changed}
+    return msgspec.structs.replace(DONE, epoch=0, task=task, checksum=checksum, **said)

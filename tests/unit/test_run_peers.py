@@ -50,19 +50,12 @@ def test_strangers_are_nobody(table: Table) -> None:
     assert table.peers.get(EVALUATOR, 3) is None
 
 
-def test_a_message_is_its_senders(table: Table) -> None:
-    peer = table.peers.expect(CLIENT, 3)
-    table.now += 4
-    assert table.peers.heard(peer.identity) is peer
-    assert peer.heard == 104.0
-    assert table.peers.get(CLIENT, 3) is peer
-
-
 def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
     table.ready(CLIENT, 0)
     talker = table.ready(CLIENT, 1)
     table.now += 5.0
-    table.peers.heard(talker.identity)
+    assert table.peers.heard(talker.identity) is talker
+    assert talker.heard == table.now
     assert table.silent() == []
     table.now += 0.1
     assert table.silent() == [(CLIENT, 0)]
@@ -70,18 +63,13 @@ def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
     assert table.silent() == [(CLIENT, 0), (CLIENT, 1)]
 
 
-def test_who_is_still_starting_has_longer(table: Table) -> None:
-    table.peers.expect(CLIENT, 0)
+def test_who_is_still_starting_has_longer_and_who_was_expelled_is_not_found_again(table: Table) -> None:
+    peer = table.peers.expect(CLIENT, 0)
     table.now += STARTUP_S
     assert table.silent() == []
     table.now += 0.1
     assert table.silent() == [(CLIENT, 0)]
     assert table.silent(seconds=STARTUP_S + 1) == []
-
-
-def test_who_was_expelled_is_not_found_again(table: Table) -> None:
-    peer = table.ready(CLIENT, 0)
-    table.now += 6
     peer.expelled = True
     assert table.silent() == []
 
@@ -107,21 +95,19 @@ def test_a_successor_has_its_own_identity_and_its_predecessor_is_forgotten(table
     assert table.peers.heard(second.identity) is second
 
 
-def test_the_late_news_of_a_predecessors_end_removes_nobody(table: Table) -> None:
-    table.peers.expect(CLIENT, 0)
-    table.peers.remove(CLIENT, 0, 0)
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_successor_takes_the_place_and_late_news_of_its_predecessor_removes_nobody(
+    table: Table, removed: bool
+) -> None:
+    first = table.peers.expect(CLIENT, 0)
+    if removed:
+        table.peers.remove(CLIENT, 0, 0)
     second = table.peers.expect(CLIENT, 0, epoch=1)
     assert table.peers.remove(CLIENT, 0, 0) is None
     assert table.peers.remove(CLIENT, 7, 0) is None
     assert table.peers.get(CLIENT, 0) is second
-    assert table.peers.heard(second.identity) is second
-
-
-def test_a_successor_takes_the_place_even_if_its_predecessor_was_never_removed(table: Table) -> None:
-    first = table.peers.expect(CLIENT, 0)
-    second = table.peers.expect(CLIENT, 0, epoch=1)
     assert table.peers.heard(first.identity) is None
-    assert table.peers.get(CLIENT, 0) is second
+    assert table.peers.heard(second.identity) is second
 
 
 def test_counts_and_roles(table: Table) -> None:

@@ -22,7 +22,6 @@ from edgefl.run.control import WORKER
 from edgefl.run.dispatch import AHEAD_S, FEWEST, MOST, MOST_LOSSES, Dispatch
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
-from edgefl.run.peers import Peer
 from edgefl.run.timeline import Delivery, Happening
 from edgefl.run.virtual import VirtualTimeline
 
@@ -64,18 +63,13 @@ class Virtual(Parts):
             peer.ready = True
         self.timeline.start()
 
-    def worker(self, number: int = 0) -> Peer:
-        peer = self.peers.get(WORKER, number)
-        assert peer is not None
-        return peer
-
     def due(self) -> list[Happening]:
         return take(self.engine, self.timeline.due())
 
     def given(self, number: int = 0) -> list[messages.Task]:
         """Tasks that this worker is given at this flush."""
         self.timeline.flush()
-        told = self.socket.told(self.worker(number))
+        told = self.socket.told(self.the(WORKER, number))
         return [task for message in told if isinstance(message, messages.Tasks) for task in message.tasks]
 
     def compute(self, task: messages.Task, worker: int = 0) -> None:
@@ -84,10 +78,17 @@ class Virtual(Parts):
         result = messages.TaskResult(
             task.task, task.version, 2, 0.5, self.written(task.task, lease), 0.1, 20.0
         )
-        self.say(self.worker(worker), messages.Trained([result]))
+        self.say(self.the(WORKER, worker), messages.Trained([result]))
         for _, said in self.received():
             assert isinstance(said, messages.TaskResult)
             take(self.engine, self.timeline.heard(said))
+
+    def given_back(self, task: messages.Task, reason: str) -> GivenBack:
+        """The worker says that it will not compute this task."""
+        self.say(self.the(WORKER, 0), messages.Gone(task.client, 0, task.task, reason))
+        ((_, said),) = self.received()
+        assert isinstance(said, GivenBack)
+        return said
 
 
 @pytest.fixture
@@ -167,20 +168,15 @@ def test_a_task_that_is_cancelled_in_a_workers_hand_ends_when_the_worker_lets_go
     world.timeline.cancel(task.client, task.task)
     assert world.due() == []  # the worker may still write into its slot
     world.timeline.flush()
-    assert messages.Withdraw([task.task]) in world.socket.told(world.worker())
-    world.say(world.worker(), messages.Gone(task.client, 0, task.task, "cancelled"))
-    ((_, said),) = world.received()
-    assert isinstance(said, GivenBack)
-    assert list(world.timeline.heard(said)) == []
+    assert messages.Withdraw([task.task]) in world.socket.told(world.the(WORKER, 0))
+    assert list(world.timeline.heard(world.given_back(task, "cancelled"))) == []
     assert world.due()[0] == Failed(task.client, task.task, 0.0, "cancelled")
 
 
 def test_a_task_that_failed_says_so_when_it_is_due(world: Virtual) -> None:
     world.due()
     task = world.given()[0]
-    world.say(world.worker(), messages.Gone(task.client, 0, task.task, "ValueError: no"))
-    ((_, said),) = world.received()
-    assert isinstance(said, GivenBack)
+    said = world.given_back(task, "ValueError: no")
     assert said.kind == "failed"
     list(world.timeline.heard(said))
     assert world.due()[0] == Failed(1, task.task, 1.0, "ValueError: no")
@@ -278,8 +274,17 @@ class Workers:
         self.given.setdefault(worker, []).extend(task.task for task in tasks)
         return True
 
-    def add(self, task: int, due_s: float) -> None:
-        self.dispatch.add(messages.Task(task, task, 0, 0, 0, task, None, None), due_s)
+    def add(self, *due_s: float, first: int = 0) -> None:
+        """Tasks, numbered from ``first`` on, that are due then."""
+        for task, at_s in enumerate(due_s, first):
+            self.dispatch.add(messages.Task(task, task, 0, 0, 0, task, None, None), at_s)
+
+    def knows(self, tasks: int, cpu_s: float) -> None:
+        """So many tasks have been computed, one after the other, in so long each."""
+        for task in range(tasks):
+            self.add(task, first=task)
+            self.dispatch.fill([0])
+            self.finish(task, cpu_s)
 
     def finish(self, task: int, cpu_s: float = 1.0) -> None:
         self.dispatch.finished(messages.TaskResult(task, 0, 1, 0.5, 1, cpu_s, 9.0))
@@ -291,8 +296,7 @@ def workers() -> Workers:
 
 
 def test_what_is_due_first_is_computed_first(workers: Workers) -> None:
-    for task, due_s in enumerate([5.0, 1.0, 3.0, 1.0]):
-        workers.add(task, due_s)
+    workers.add(5.0, 1.0, 3.0, 1.0)
     for expected in (1, 3, 2, 0):
         workers.dispatch.fill([0])
         assert workers.given[0][-1] == expected or workers.given[0][-2] == expected
@@ -301,8 +305,7 @@ def test_what_is_due_first_is_computed_first(workers: Workers) -> None:
 
 
 def test_while_a_sum_waits_for_room_the_oldest_come_first(workers: Workers) -> None:
-    for task, due_s in enumerate([9.0, 8.0, 1.0, 2.0]):
-        workers.add(task, due_s)
+    workers.add(9.0, 8.0, 1.0, 2.0)
     workers.dispatch.oldest_first = True
     workers.dispatch.fill([0])
     workers.dispatch.oldest_first = False
@@ -311,8 +314,7 @@ def test_while_a_sum_waits_for_room_the_oldest_come_first(workers: Workers) -> N
 
 
 def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
-    for task in range(20):
-        workers.add(task, float(task))
+    workers.add(*range(20))
     workers.dispatch.fill([0, 1, 2])
     assert workers.given == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
     workers.dispatch.fill([0, 1, 2])
@@ -323,12 +325,8 @@ def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
 
 
 def test_tasks_that_take_no_time_are_given_many_at_once(workers: Workers) -> None:
-    for task in range(150):
-        workers.add(task, float(task))
-        workers.dispatch.fill([0])
-        workers.finish(task, AHEAD_S / 1000)
-    for task in range(150, 300):
-        workers.add(task, float(task))
+    workers.knows(150, AHEAD_S / 1000)
+    workers.add(*range(150, 300), first=150)
     workers.dispatch.fill([0])
     assert len(workers.given[0]) == 150 + MOST
     workers.finish(150)
@@ -337,20 +335,15 @@ def test_tasks_that_take_no_time_are_given_many_at_once(workers: Workers) -> Non
 
 
 def test_few_tasks_are_shared_by_all(workers: Workers) -> None:
-    for task in range(100):  # they take no time, so each worker would take many
-        workers.add(task, float(task))
-        workers.dispatch.fill([0])
-        workers.finish(task, 0.0)
+    workers.knows(100, 0.0)  # so each worker would take many
     workers.given.clear()
-    for task in range(100, 110):
-        workers.add(task, float(task))
+    workers.add(*range(100, 110), first=100)
     workers.dispatch.fill([0, 1])
     assert {worker: len(tasks) for worker, tasks in workers.given.items()} == {0: 5, 1: 5}
 
 
 def test_a_dead_worker_s_tasks_go_to_another(workers: Workers) -> None:
-    for task in range(6):
-        workers.add(task, float(task))
+    workers.add(*range(6))
     workers.dispatch.fill([0, 1])
     assert [task.task for task in workers.dispatch.worker_gone(0)] == [0, 1]
     workers.finish(2)
@@ -362,7 +355,7 @@ def test_a_dead_worker_s_tasks_go_to_another(workers: Workers) -> None:
 
 def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
     workers.gone = {0}
-    workers.add(0, 1.0)
+    workers.add(1.0)
     workers.dispatch.fill([0])
     assert workers.dispatch.held_by(0) is None
     workers.dispatch.fill([1])
@@ -370,8 +363,7 @@ def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
 
 
 def test_a_task_that_waits_can_be_taken_back_one_in_hand_cannot(workers: Workers) -> None:
-    for task in range(4):
-        workers.add(task, float(task))
+    workers.add(*range(4))
     workers.dispatch.fill([0])
     assert [workers.dispatch.take_back(task) for task in (0, 1, 2, 3, 2)] == [False, False, True, True, False]
     workers.finish(0)
@@ -381,7 +373,7 @@ def test_a_task_that_waits_can_be_taken_back_one_in_hand_cannot(workers: Workers
 
 
 def test_a_task_that_kills_its_workers_ends_the_run(workers: Workers) -> None:
-    workers.add(3, 1.0)
+    workers.add(1.0, first=3)
     for loss in range(MOST_LOSSES):
         workers.dispatch.fill([0])
         if loss < MOST_LOSSES - 1:
@@ -393,7 +385,7 @@ def test_a_task_that_kills_its_workers_ends_the_run(workers: Workers) -> None:
 def test_neither_queue_grows_for_ever(workers: Workers) -> None:
     for task in range(20_000):
         workers.dispatch.oldest_first = task % 3 == 0
-        workers.add(task, 1e6 - task)
+        workers.add(1e6 - task, first=task)
         workers.dispatch.fill([0])
         for number in list(workers.dispatch._at_work):
             workers.finish(number, 0.0)

@@ -79,9 +79,8 @@ class Wall(Parts):
     def tasks(self, client: int) -> list[int]:
         """Tasks that this client has been told of."""
         self.timeline.flush()
-        peer = self.peers.get(CLIENT, client)
-        assert peer is not None
-        return [told.task for told in self.socket.told(peer) if isinstance(told, messages.Task)]
+        told = self.socket.told(self.the(CLIENT, client))
+        return [one.task for one in told if isinstance(one, messages.Task)]
 
 
 @pytest.fixture
@@ -111,8 +110,7 @@ def test_clients_join_in_order_and_each_gets_its_task_at_the_flush(world: Wall) 
 def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:
     started(world)
     world.timeline.cancel(1, 1)
-    peer = world.peers.get(CLIENT, 1)
-    assert peer is not None
+    peer = world.the(CLIENT, 1)
     assert [type(told) for told in world.socket.told(peer)] == [messages.Task, messages.Cancel]
 
 
@@ -190,8 +188,7 @@ def test_a_return_that_was_put_off_does_not_happen(world: Wall) -> None:
 
 
 def test_a_client_whose_process_is_not_there_joins_once_it_is(world: Wall) -> None:
-    peer = world.peers.get(CLIENT, 1)
-    assert peer is not None
+    peer = world.the(CLIENT, 1)
     peer.ready = False
     world.timeline.start()
     assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 2]
@@ -224,8 +221,7 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
     world.book.set(1, 4.0, "offline")
     world.hand.at += 4.0
     assert world.due() == []
-    peer = world.peers.get(CLIENT, 1)
-    assert peer is not None
+    peer = world.the(CLIENT, 1)
     assert world.socket.told(peer) == [messages.Cancel(1)]
     assert world.core.connected(1)
     if answer == "gives up":
