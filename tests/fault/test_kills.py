@@ -38,10 +38,7 @@ def check_every_update_counted_once(folder: Path) -> None:
     more = versions_of(folder)
     again = running(folder)
     again.interrupt()
-    code, _, err = again.finish()
-    assert code == 130, err
-    assert f"edgefl resume {folder}" in err
-    assert "Traceback" not in err
+    again.ends(130, f"edgefl resume {folder}")
     figures = summary(folder)
     assert figures["status"] == "interrupted"
     assert figures["versions"] > more
@@ -56,10 +53,7 @@ def test_a_killed_process_ends_the_run_with_one_line_and_leaves_nothing(tmp_path
     command = running(folder, long_run())
     for victim in ("edgefl-server", "edgefl-zygote"):
         command.child(victim).kill()
-        code, _, err = command.finish()
-        assert code == 1
-        assert f"edgefl resume {folder}" in err
-        assert "Traceback" not in err
+        command.ends(1, f"edgefl resume {folder}")
         command = running(folder)
     family = command.family()
     assert len(family) >= 9  # zygote, server, evaluator, six clients
@@ -89,17 +83,13 @@ def test_a_full_disk_ends_the_run_with_one_line_that_says_how_to_carry_on(tmp_pa
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
         if writer == "supervisor":
             command.interrupt()
-        code, _, err = command.finish()
-        assert code == 1
+        err = command.ends(1)
         assert err.endswith(f"; carry on with: edgefl resume {folder}\n")
         assert "cannot be written: " in err.splitlines()[-1]
-        assert "Traceback" not in err
         command = running(folder)
     command.interrupt()
     command.interrupt()  # ends it at once
-    code, _, err = command.finish()
-    assert code == 130
-    assert "Traceback" not in err
+    command.ends(130)
     check_every_update_counted_once(folder)
 
 
@@ -112,6 +102,5 @@ def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     os.killpg(command.process.pid, signal.SIGHUP)
-    code, _, err = command.finish()
-    assert code == 130, err
+    command.ends(130)
     assert summary(folder)["status"] == "interrupted"

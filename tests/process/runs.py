@@ -122,6 +122,14 @@ class Command:
         out, err = self.process.communicate(timeout=MINUTE_S)
         return self.process.returncode, out, err
 
+    def ends(self, expected: int = 0, *says: str) -> str:
+        """Wait for the end with this exit code, these words and no traceback on stderr; returns that."""
+        code, _, err = self.finish()
+        assert code == expected, err
+        assert "Traceback" not in err
+        assert all(words in err for words in says), err
+        return err
+
     def interrupt(self) -> None:
         """Ctrl-C: the terminal tells the whole foreground group."""
         os.killpg(self.process.pid, signal.SIGINT)

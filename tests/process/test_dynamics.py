@@ -82,22 +82,6 @@ def check_every_task_has_one_fate(folder: Path, figures: dict[str, Any]) -> None
     assert set(lost) <= {"offline", "battery", "died", "signal 9"}
 
 
-@pytest.mark.parametrize("on_leave", ["lose", pytest.param("finish", marks=pytest.mark.slow)])
-def test_same_bits_for_any_number_of_workers(on_leave: str, tmp_path: Path) -> None:
-    found = {}
-    of = fleet(tmp_path, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave)
-    for workers in (1, 3):
-        folder = tmp_path / str(workers)
-        run = wanted("virtual", of, clock=Clock(kind="virtual", workers=workers), stop=Stop(versions=30))
-        figures = edgefl.run(run, folder).summary()
-        check_every_task_has_one_fate(folder, figures)
-        rows = [(type(event).__name__, event.client, event.at_s) for event in events_of(folder, Joined, Left)]
-        found[workers] = (figures["model_sha256"], figures["emulated_s"], figures["trips"], rows)
-    assert found[1] == found[3]
-    reasons = {event.reason for event in events_of(tmp_path / "1", Left)}
-    assert reasons == {"offline", "battery", "died"}
-
-
 def test_clients_that_are_declared_to_die_are_really_killed(tmp_path: Path) -> None:
     deadly = msgspec.structs.replace(CHURN, die_per_trip=0.3)  # however far each of them gets
     of = fleet(tmp_path, thermal=True, battery=True, churn=deadly, rejoin_s=0.2)

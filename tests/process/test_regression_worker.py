@@ -71,10 +71,7 @@ def test_memory_is_what_a_call_takes_at_its_peak(process: MeasuringProcess) -> N
     small, large = (once(process, steps.step, kwargs={"mib": mib}).peak_mib for mib in (10, 30))
     assert 9 < small < 15
     assert 19 < large - small < 21
-
-
-def test_what_torch_imports_when_it_is_first_used_is_no_repetitions_memory(process: MeasuringProcess) -> None:
-    assert once(process, steps.makes_an_optimizer).peak_mib < 5
+    assert once(process, steps.makes_an_optimizer).peak_mib < 5  # what torch imports then is no call's
 
 
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
@@ -108,11 +105,10 @@ def test_a_paced_call_is_never_done_before_the_device(process: MeasuringProcess)
     assert found.achieved_s >= found.declared_s >= flop / load_device("pixel-3a").train_flop_per_s
 
 
-def test_being_blocked_takes_the_device_as_long(process: MeasuringProcess) -> None:
+def test_being_blocked_takes_the_device_as_long_and_what_a_child_computes_counts(
+    process: MeasuringProcess,
+) -> None:
     assert once(process, steps.sleeps).blocked_s >= 0.045
-
-
-def test_what_a_child_process_computes_counts(process: MeasuringProcess) -> None:
     assert min(once(process, steps.works_in_a_child).cpu_s) > 0.01
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import edgefl
 from edgefl import ConfigError, Fleet, Server, Stop, kernels
+from edgefl.experiment import Cells
 from edgefl.results.record import Record
 from edgefl.results.run_folder import Result
 
@@ -81,9 +82,7 @@ def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(tmp
     # It is over: it is neither run into again nor resumed.
     with pytest.raises(ConfigError, match="run: holds a run, expected a new or empty folder"):
         edgefl.run(wanted, folder)
-    code, _, err = Command("resume", str(folder)).finish()
-    assert code == 2
-    assert "this run is over" in err
+    Command("resume", str(folder)).ends(2, "this run is over")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +91,23 @@ def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(tmp
         ({"strategy": {"name": "fedbuff", "buffer_size": 7}}, "strategy.buffer_size must be at most"),
         ({"strategy": {"name": "fedbuf"}}, "did you mean 'fedbuff'"),
         ({"fleet": Fleet(devices={"pixel4": 3})}, "did you mean 'pixel-4'"),
+        *(
+            ({"fleet": Fleet(devices={"pixel-4": 2}, **fields)}, says)
+            for fields, says in (
+                ({"cells": Cells()}, "fleet.cells: give uplink_mbps, downlink_mbps, or both"),
+                ({"cells": Cells(count=0, uplink_mbps=1)}, "fleet.cells.count: must be a whole number"),
+                ({"cells": Cells(uplink_mbps=-1)}, "fleet.cells.uplink_mbps: must be"),
+                ({"cells": Cells(uplink_mbps=1), "thermal": True}, "not together with fleet.thermal"),
+                ({"cells": Cells(uplink_mbps=1), "battery": True}, "not together with fleet.battery"),
+            )
+        ),
+        (
+            {
+                "fleet": Fleet(devices={"pixel-4": 4}, cells=Cells(uplink_mbps=1)),
+                "strategy": {"name": "favano"},
+            },
+            "fleet.cells: not together with strategy 'favano'",
+        ),
         ({"server": Server(backend="cud")}, "did you mean 'cuda'"),
         pytest.param(
             {"server": Server(backend="cuda")},

@@ -61,7 +61,7 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(tmp_path: Path)
     with pytest.raises(ConfigError, match="holds a run"):
         edgefl.run(experiment(), folder)
     command.interrupt()
-    assert command.finish()[0] == 130
+    command.ends(130)
     with run_folder.held(folder):  # it let go
         pass
 

@@ -44,8 +44,7 @@ def throttled(throttle: Any, **changes: Any) -> Any:
 
 def test_a_throttled_run_is_whole_and_no_faster_than_its_phones(throttle: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, _, err = Command.run(throttled(throttle, stop=Stop(versions=20)), folder).finish()
-    assert code == 0, err
+    Command.run(throttled(throttle, stop=Stop(versions=20)), folder).ends()
     figures, trips = summary(folder), Record(folder).trips
     assert figures["versions"] == 20
     assert figures["integrity"] == {"checked": 60, "checksum_mismatches": 0, "version_mismatches": 0}
@@ -57,25 +56,17 @@ def test_a_throttled_run_is_whole_and_no_faster_than_its_phones(throttle: Any, t
     assert trips["compute_s"][done].sum() > 0.85 * trips["compute_declared_s"][done].sum()
 
 
-def test_a_governor_that_dies_ends_the_run_with_one_line(throttle: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["the governor dies", "Ctrl-C"])
+def test_phones_that_are_held_end_too(throttle: Any, how: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = Command.run(throttled(throttle, stop=Stop(versions=10_000)), folder)
     wait_for_versions(folder, 3, command)
-    command.child("edgefl-governor").send_signal(signal.SIGKILL)
-    code, _, err = command.finish()
-    assert code == 1
-    assert f"the governor of fleet.throttle = '{throttle}' ended early (signal 9)" in err
-    assert "Traceback" not in err
-
-
-def test_ctrl_c_ends_phones_that_are_stopped_too(throttle: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = Command.run(throttled(throttle, stop=Stop(versions=10_000)), folder)
-    wait_for_versions(folder, 3, command)
-    command.interrupt()
-    code, _, err = command.finish()
-    assert code == 130, err
-    assert "edgefl resume" in err
+    if how == "Ctrl-C":
+        command.interrupt()
+        command.ends(130, "edgefl resume")
+    else:
+        command.child("edgefl-governor").send_signal(signal.SIGKILL)
+        command.ends(1, f"the governor of fleet.throttle = '{throttle}' ended early (signal 9)")
 
 
 def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_path: Path) -> None:
@@ -92,8 +83,7 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
     command.kill_group()
     psutil.wait_procs(family, timeout=20)
     command.finish()
-    code, _, err = Command.run(experiment(fleet=fleet), tmp_path / "next").finish()
-    assert code == 0, err
+    Command.run(experiment(fleet=fleet), tmp_path / "next").ends()
     assert not any(folder.exists() for folder in made)
 
 

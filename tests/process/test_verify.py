@@ -44,7 +44,7 @@ def test_a_wall_clock_run_with_an_altered_update_that_was_killed_and_resumed(tmp
     again = Command("resume", str(folder))
     wait_for_versions(folder, more, again)
     again.interrupt()
-    assert again.finish()[0] == 130
+    again.ends(130)
     figures = summary(folder)
     assert figures["incidents"]["checksum"] == 1
     assert figures["integrity"]["version_mismatches"] == 0

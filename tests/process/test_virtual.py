@@ -135,8 +135,7 @@ def test_a_killed_worker_changes_nothing_and_leaves_no_residual(tmp_path: Path) 
     wanted = virtual(model=made_in(tmp_path), server=Server(update_format="int8"), stop=Stop(versions=40))
     calm = supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path).summary()
     plan(tmp_path, {10: "die", 40: "die", 60: "die"})
-    code, _, err = Command.run(wanted, tmp_path / "killed").finish()
-    assert code == 0, err
+    Command.run(wanted, tmp_path / "killed").ends()
     assert left(tmp_path) == []
     killed = summary(tmp_path / "killed")
     assert killed["model_sha256"] == calm["model_sha256"]

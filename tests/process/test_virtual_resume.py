@@ -11,14 +11,16 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training
+from edgefl.core.events import Joined, Left
 from edgefl.experiment import Cells, Churn
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.run import supervisor
+from edgefl.run.verify import verify
 
 from .disturbed import left, made_in, plan
 from .runs import Command, virtual
-from .test_dynamics import CHURN
+from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_dynamics import fleet as phones
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,7 +49,9 @@ def outcome(folder: Path) -> dict[str, Any]:
         versions = [record.versions[name].tolist() for name in ("version", "at_s", "updates", "weight_sum")]
         measured = [(row.version, row.at_s, row.trips, row.accuracy, row.loss) for row in record.evaluations]
         meta = record.meta
+        events = [event for _, event in record.events() if isinstance(event, Joined | Left)]
     return {
+        "moves": str([(type(event).__name__, event.client, event.at_s) for event in events]),
         "sha256": meta.model_sha256,
         "emulated_s": meta.emulated_s,
         "trips": str(rows),
@@ -77,14 +81,13 @@ def disturbed(
 
 def changing(folder: Path, on_leave: str) -> dict[str, Any]:
     """Clients that heat, drain, come, go and die."""
-    fleet = phones(
-        folder, thermal=True, battery=True, charge=0.5, churn=CHURN, rejoin_s=0.2, on_leave=on_leave
-    )
+    fields = {"thermal": True, "battery": True, "charge": 0.5, "churn": CHURN, "rejoin_s": 0.2}
+    fleet = phones(folder, **fields, on_leave=on_leave)
     return {"fleet": fleet, "training": Training(steps=12), "stop": Stop(versions=60)}
 
 
 def sharing(folder: Path, on_leave: str) -> dict[str, Any]:
-    """Clients whose transfers share the link of a cell."""
+    """Clients whose transfers share the link of a cell, and a strategy that cancels some, which frees it."""
     fleet = Fleet(
         devices={"pixel-4": 8},
         network="hsdpa-lossy",
@@ -92,7 +95,8 @@ def sharing(folder: Path, on_leave: str) -> dict[str, Any]:
         churn=Churn(mean_online_s=5.0, mean_offline_s=1.0, die_per_trip=0.05),
         on_leave=on_leave,
     )
-    return {"fleet": fleet, "stop": Stop(versions=60)}
+    strategy = {"name": "fedasync", "max_staleness": 1}
+    return {"fleet": fleet, "strategy": strategy, "stop": Stop(versions=60)}
 
 
 CODED = {"server": Server(transport="wire", update_format="int8")}
@@ -137,26 +141,30 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = resumable(**changes(tmp_path))
-    edgefl.run(wanted, tmp_path / "calm")
-    found = disturbed(wanted, tmp_path / "killed", points, monkeypatch)
+    """By any number of workers."""
+    changed = changes(tmp_path)
+    figures = edgefl.run(resumable(1, **changed), tmp_path / "calm").summary()
+    found = disturbed(resumable(3, **changed), tmp_path / "killed", points, monkeypatch)
     assert found == outcome(tmp_path / "calm")
+    if "training" in changed:
+        check_every_task_has_one_fate(tmp_path / "calm", figures)
+        assert set(figures["availability"]["reasons"]) == {"offline", "battery", "died"}
+    elif "fleet" in changed:
+        assert min(figures["trips"]["lost"], figures["trips"]["discarded"]) > 0
+        assert verify(tmp_path / "killed").model_sha256 == figures["model_sha256"]
 
 
 def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
     wanted, folder = resumable(model=made_in(tmp_path)), tmp_path / "killed"
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     plan(tmp_path, {60: "interrupt"})
-    code, _, err = Command.run(wanted, folder).finish()
-    assert code == 130, err
+    Command.run(wanted, folder).ends(130)
     plan(tmp_path, {60: "kill the server"})
-    code, _, err = Command("resume", str(folder)).finish()
-    assert code == 1, err
+    err = Command("resume", str(folder)).ends(1)
     assert left(tmp_path) == []
     onward = f"carry on with: edgefl resume {folder}"
     assert err.splitlines()[-1] == f"edgefl: the server process ended early (signal 9); {onward}"
-    code, _, err = Command("resume", str(folder)).finish()
-    assert code == 0, err
+    Command("resume", str(folder)).ends()
     assert outcome(folder) == outcome(tmp_path / "calm")
 
 
@@ -187,6 +195,5 @@ def test_killed_before_it_began_it_begins_again(tmp_path: Path) -> None:
     assert command.finish()[0] == -signal.SIGKILL
     assert not (tmp_path / "fatal").exists()
     assert not run_folder.begun(tmp_path / "killed")
-    code, _, err = Command("resume", str(tmp_path / "killed")).finish()
-    assert code == 0, err
+    Command("resume", str(tmp_path / "killed")).ends()
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
