@@ -7,7 +7,6 @@
 typedef struct {
     const unsigned char *const *p;
     int64_t pieces, bytes;
-    unsigned char *dst;
     uint64_t all;
     uint64_t (*read)(const unsigned char *p, int64_t bytes);
 } move_job;
@@ -55,7 +54,7 @@ static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t narg
     const unsigned char *p[64];
     PyObject *buffers;
     Py_ssize_t count;
-    move_job job = {p, 0, 0, NULL, 0, read_generic};
+    move_job job = {p, 0, 0, 0, read_generic};
     int ok = 1;
     (void)self;
     if (nargs != 2) return PyErr_Format(PyExc_TypeError, "read takes 2 arguments (got %zd)", nargs);
@@ -82,36 +81,6 @@ static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t narg
     Py_DECREF(buffers);
     if (!ok) return PyErr_Format(PyExc_ValueError, "read needs at most 64 flat buffers of one length");
     return PyLong_FromUnsignedLongLong(job.all);
-}
-
-static void copy_piece(void *context, int64_t piece)
-{
-    move_job *job = context;
-    const int64_t at = piece * PIECE_BYTES, left = job->bytes - at;
-    memcpy(job->dst + at, job->p[0] + at, (size_t)(left < PIECE_BYTES ? left : PIECE_BYTES));
-}
-
-/* copy(to, from, threads) */
-static PyObject *copy(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    Py_buffer views[2] = {{0}};
-    int ok;
-    (void)self;
-    if (nargs != 3) return PyErr_Format(PyExc_TypeError, "copy takes 3 arguments (got %zd)", nargs);
-    const long threads = PyLong_AsLong(args[2]);
-    if (threads == -1 && PyErr_Occurred()) return NULL;
-    ok = flat(args[0], &views[0], 1) && flat(args[1], &views[1], 0);
-    ok = ok && views[0].len == views[1].len && !overlap(&views[0], &views[1]);
-    if (ok) {
-        const unsigned char *from = views[1].buf;
-        const int64_t bytes = views[0].len;
-        move_job job = {&from, (bytes + PIECE_BYTES - 1) / PIECE_BYTES, bytes, views[0].buf, 0, NULL};
-        Py_BEGIN_ALLOW_THREADS
-        ef_pool_run(copy_piece, &job, job.pieces, share(2 * bytes, threads));
-        Py_END_ALLOW_THREADS
-    }
-    release(views, 2);
-    return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "copy needs two flat buffers of one length");
 }
 
 /* STREAM's triad: two vectors read, one written, a product and a sum for each element. */
@@ -155,7 +124,6 @@ static PyObject *triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
 static PyMethodDef methods[] = {
     {"read", FAST(read_all), "read(buffers, threads)"},
-    {"copy", FAST(copy), "copy(to, from, threads)"},
     {"triad", FAST(triad), "triad(a, b, c, scalar, threads): a = b + scalar * c"},
     {NULL, NULL, 0, NULL},
 };
