@@ -20,11 +20,10 @@ from rich.text import Text
 from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.results import compare, comparison, page, tables
-from edgefl.results.measures import applied_weight, rounded, slow_group
+from edgefl.results import compare, page, tables
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE, Result, write_text
-from edgefl.results.summary import summarize
+from edgefl.results.summary import applied_weight, rounded, slow_group, summarize
 from edgefl.run import supervisor
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
@@ -92,7 +91,7 @@ def first(
 
 def share(values: Sequence[float]) -> str:
     """Accuracies over seeds, in per cent: mean ± half the 95% interval."""
-    return comparison.share(comparison.estimate(values))
+    return compare.share(compare.estimate(values))
 
 
 def times(values: Sequence[float], base: Sequence[float]) -> str:
@@ -141,7 +140,7 @@ class Curves:
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
         """Client trips or emulated seconds until the first evaluation that reached ``target``."""
-        found = [comparison.reached(record, target) for record in self.records[label]]
+        found = [compare.reached(record, target) for record in self.records[label]]
         return [trips if over == "trips" else at_s for trips, at_s in found]
 
     def ended(self, label: str, over: Over) -> list[float]:
@@ -319,16 +318,16 @@ def verdict_table(findings: Sequence[Finding]) -> Table:
     return tables.table(("claim", "paper", "here", "verdict"), cells, fold=True)
 
 
-def run_groups(curves: Curves) -> list[comparison.RunGroup]:
+def run_groups(curves: Curves) -> list[compare.RunGroup]:
     """The arms as rows of a comparison."""
     first = next(iter(curves.records.values()))[0]
     slow = slow_group(first).labels
     arms = {
-        label: tuple(comparison.Run(record.folder, record, summarize(record), slow) for record in records)
+        label: tuple(compare.Run(record.folder, record, summarize(record), slow) for record in records)
         for label, records in curves.records.items()
     }
-    target = comparison.common_target([run for runs in arms.values() for run in runs])
-    return [comparison.run_group(label, runs, target) for label, runs in arms.items()]
+    target = compare.common_target([run for runs in arms.values() for run in runs])
+    return [compare.run_group(label, runs, target) for label, runs in arms.items()]
 
 
 def write_report(
@@ -337,12 +336,12 @@ def write_report(
     citation: str,
     findings: Sequence[Finding],
     *,
-    rows: Sequence[comparison.RunGroup] = (),
+    rows: Sequence[compare.RunGroup] = (),
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
 ) -> None:
     """Write ``summary.json`` and ``report.html`` into ``out``."""
-    target = comparison.common_target([run for row in rows for run in row.runs]) if rows else None
+    target = compare.common_target([run for row in rows for run in row.runs]) if rows else None
     document = {
         "title": title,
         "citation": citation,
@@ -368,7 +367,7 @@ def _page(
     title: str,
     citation: str,
     findings: Sequence[Finding],
-    rows: Sequence[comparison.RunGroup],
+    rows: Sequence[compare.RunGroup],
     notes: Sequence[str],
 ) -> str:
     counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]

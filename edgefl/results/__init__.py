@@ -3,11 +3,10 @@
 run_folder   new or empty at the start, one process's own while it runs; `Result`, what a run leaves behind
 record       the tables as typed rows, and `Record`, which all reports read, also while the run goes on
 store        `Store`, which writes the record
-measures     figures that several of these show
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
 report       report.html: a run on one page
 trace        trace.json: a run as a timeline
-comparison   runs side by side, as figures; compare: the table, the folder and the page made of them
+compare      runs side by side: figures, and the table, the folder and the page made of them
 page         the frame and the look of every page and picture
 tables       tables and figures as text, for the terminal and for pages
 """

@@ -6,31 +6,67 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from html import escape
+from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
+from scipy.special import stdtrit
 
+from edgefl.errors import ConfigError
 from edgefl.results import page, trace
-from edgefl.results.comparison import (
-    FIGURES,
-    Run,
-    RunGroup,
-    common_target,
-    count,
-    estimate,
-    group,
-    load,
-    share,
-)
-from edgefl.results.measures import label_accuracy, profiles_by_speed, rounded, slow_group
 from edgefl.results.page import Curve, Picture, house_style, series
+from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free, write_text
+from edgefl.results.summary import label_accuracy, profiles_by_speed, rounded, slow_group, summarize
 from edgefl.results.tables import html_table, number, percent, table
 
+FIGURES = ("accuracy", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
+           "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
+"""The figures that are compared, and averaged over seeds."""
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red"}
+
+
+class Run(NamedTuple):
+    """One run of a comparison."""
+
+    folder: Path
+    record: Record
+    summary: dict[str, Any]
+    slow_labels: tuple[int, ...]
+    """The classes of the first run's slow clients (`slow_group`): the same for all runs."""
+
+
+class Estimate(NamedTuple):
+    """A figure over seeds: its mean, and half the width of the mean's 95% interval (None for one seed)."""
+
+    mean: float
+    half: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
+
+
+class RunGroup(NamedTuple):
+    """Runs that differ in nothing but their seed."""
+
+    label: str
+    runs: tuple[Run, ...]
+    figures: dict[str, Estimate]
+    valid: bool
+
+    def estimates(self) -> dict[str, Any]:
+        """The figures for JSON: mean and half the width of its 95% interval."""
+        return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
+
+    @property
+    def verdict(self) -> str:
+        """VALID or INVALID; under the virtual clock nothing is measured that could be valid."""
+        if not self.valid:
+            return "INVALID"
+        return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
 
 
 def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Table:
@@ -47,31 +83,27 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Tab
     runs = load(folders)
     rows = group(runs)
     if out is not None:
-        write(Path(out), runs, rows)
-    return comparison_table(rows)
-
-
-def comparison_table(rows: Sequence[RunGroup]) -> Table:
-    """The comparison for a terminal of 80 columns."""
-    slow = slow_group(rows[0].runs[0].record)
-    held = (
-        f"the classes only {', '.join(slow.profiles)} hold"
-        if slow.labels
-        else "classes only on slow phones: none"
-    )
+        out = Path(out)
+        text = json.dumps(document(out, runs, rows), indent=2, ensure_ascii=False, allow_nan=False)
+        write_text(out / SUMMARY_FILE, text + "\n")
+        write_text(out / "report.html", comparison_page(out, runs, rows))
+        page.close_fonts()
+        trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
+    slow = slow_group(runs[0].record)
+    only = f"the classes only {', '.join(slow.profiles)} hold"
     cells = []
     for row in rows:
         f = row.figures
         stale = f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}"
         verdict = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
         cells.append(
-            (row.label, share(f["accuracy"]), share(f["slow_accuracy"]), count(f["client_trips"]),
-             count(f["versions"]), stale, number(f["slow_weight"].mean), verdict)
+            (row.label, share(f["accuracy"]), share(f["slow_accuracy"]), _count(f["client_trips"]),
+             _count(f["versions"]), stale, number(f["slow_weight"].mean), verdict)
         )  # fmt: skip
     return table(
         ("run", ">accuracy", ">slow*", ">trips", ">versions", ">stale", ">weight†", ""),
         cells,
-        caption=f"* accuracy on {held}\n"
+        caption=f"* accuracy on {only if slow.labels else 'classes only on slow phones: none'}\n"
         "† applied weight of a slow client: 1 is fair\n"
         "stale: staleness, mean/max",
         fold=True,
@@ -79,13 +111,114 @@ def comparison_table(rows: Sequence[RunGroup]) -> Table:
     )
 
 
-def write(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> None:
-    """Write ``out/summary.json``, ``out/report.html`` and ``out/trace.json``."""
-    text = json.dumps(document(out, runs, rows), indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(out / SUMMARY_FILE, text + "\n")
-    write_text(out / "report.html", comparison_page(out, runs, rows))
-    page.close_fonts()
-    trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
+def load(folders: Sequence[str | Path]) -> list[Run]:
+    """The runs, checked to be comparable."""
+    if not folders:
+        raise ConfigError("nothing to compare: name at least one run's folder")
+    paths = [Path(folder) for folder in folders]
+    real = [path.resolve() for path in paths]
+    for place, path in enumerate(paths):
+        if real[place] in real[:place]:
+            raise ConfigError(f"run {path} is named twice")
+    records = [Record(path) for path in paths]
+    first = _data(records[0])
+    for path, record in zip(paths, records, strict=True):
+        for what, mine in _data(record).items():
+            if mine and first[what] and mine != first[what]:
+                raise ConfigError(
+                    f"runs on different data do not compare: {path} has {what} {mine}, "
+                    f"{paths[0]} has {first[what]}"
+                )
+    labels = slow_group(records[0]).labels
+    return [Run(path, record, summarize(record), labels) for path, record in zip(paths, records, strict=True)]
+
+
+def _data(record: Record) -> dict[str, str | int]:
+    classes = len(record.evaluations[0].total) if record.evaluations else 0
+    return {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
+
+
+def common_target(runs: Sequence[Run]) -> float | None:
+    """The highest accuracy that every run reached; None if some run has no evaluation."""
+    best = [run.summary["best_accuracy"] for run in runs]
+    return None if None in best else min(best)
+
+
+def reached(record: Record, target: float | None) -> tuple[float, float]:
+    """Client trips and emulated seconds at the first evaluation that reached ``target``; NaN if none did."""
+    for row in record.evaluations:
+        # best_accuracy is rounded to six digits
+        if target is not None and row.accuracy >= target - 1e-6:
+            return float(row.trips), row.at_s
+    return nan, nan
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and half the 95% interval of the mean (Student's t).
+
+    >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
+    ('2 ±2.5', '0.5')
+    """
+    x = np.array(values, dtype=np.float64)
+    mean = float(x.mean())
+    if len(x) < 2 or not np.isfinite(mean):
+        return Estimate(mean, None)
+    t95 = float(stdtrit(len(x) - 1, 0.975))
+    return Estimate(mean, t95 * float(x.std(ddof=1)) / float(np.sqrt(len(x))))
+
+
+def group(runs: Sequence[Run]) -> list[RunGroup]:
+    """Runs of one experiment under several seeds together; a seed that comes twice keeps its runs apart."""
+    target = common_target(runs)
+    kinds: dict[str, list[Run]] = {}
+    for run in runs:
+        meta = run.record.meta
+        fleet = sorted((row.profile, row.network) for row in run.record.clients)
+        kind = [meta.strategy, meta.strategy_fields, meta.clock, meta.partition, meta.model, meta.parameters]
+        kinds.setdefault(json.dumps([*kind, fleet], sort_keys=True, default=str), []).append(run)
+    parts: list[list[Run]] = []
+    for members in kinds.values():
+        seeds = {run.record.meta.seed for run in members}
+        parts.extend([members] if len(seeds) == len(members) else [[run] for run in members])
+    names = [part[0].record.meta.strategy or part[0].folder.name for part in parts]
+    rows = []
+    for part, name in zip(parts, names, strict=True):
+        label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
+        rows.append(run_group(label if len(part) == 1 else f"{label} ×{len(part)}", part, target))
+    return rows
+
+
+def run_group(label: str, runs: Sequence[Run], target: float | None) -> RunGroup:
+    """The runs together, with each figure's mean over them."""
+    each = [_figures(run, target) for run in runs]
+    figures = {name: estimate([found[name] for found in each]) for name in FIGURES}
+    return RunGroup(label, tuple(runs), figures, all(run.summary["fidelity"]["valid"] for run in runs))
+
+
+def _figures(run: Run, target: float | None) -> dict[str, float]:
+    """The run's figures by name of `FIGURES`; NaN where it has none."""
+    summary, evaluations = run.summary, run.record.evaluations
+    trips, at_s = reached(run.record, target)
+    found = {name: summary[name] for name in ("accuracy", "client_trips", "versions", "emulated_s")} | {
+        "slow_accuracy": label_accuracy(evaluations[-1], run.slow_labels) if evaluations else nan,
+        "staleness_mean": summary["staleness"]["mean"],
+        "staleness_max": summary["staleness"]["max"],
+        "slow_weight": summary["slow_phones"]["applied_weight"],
+        "trips_to_target": trips,
+        "emulated_s_to_target": at_s,
+    }
+    return {name: nan if value is None else value for name, value in found.items()}
+
+
+def share(value: Estimate) -> str:
+    """An estimate of a share, in per cent."""
+    if not np.isfinite(value.mean):
+        return "–"
+    return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
+
+
+def _count(value: Estimate) -> str:
+    return "–" if not np.isfinite(value.mean) else f"{value.mean:,.0f}"
 
 
 def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[str, Any]:
@@ -96,7 +229,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
         **runs[0].summary,
         "runs": [{"folder": os.path.relpath(run.folder, out), **run.summary} for run in runs],
         "comparison": {
-            "target_accuracy": None if target is None else rounded(target),
+            "target_accuracy": rounded(target),
             "slow_phones_labels": list(runs[0].slow_labels),
             "rows": [
                 {
@@ -117,12 +250,16 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
 def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
     """The page: self-contained HTML that links to each run's own report where that lies under ``out``."""
     meta = runs[0].record.meta
-    several = any(len(row.runs) > 1 for row in rows)
     about = "To target: until the first evaluation with the highest accuracy that every run reached."
-    if several:
+    lines = "On test examples."
+    if any(len(row.runs) > 1 for row in rows):
         about += " ± is half the 95% interval of the mean over seeds."
-    lines = "Thin: each seed; thick: their mean." if several else "On test examples."
+        lines = "Thin: each seed; thick: their mean."
     invalid = ", ".join(row.label for row in rows if not row.valid)
+    warning = (
+        f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
+        "report says why."
+    )
     slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow_labels else None
     sections = {
         "Side by side": [page.card("Runs", about, _table(rows)), page.card("Each run", "", _each(out, runs))],
@@ -142,10 +279,7 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         (),
         sections,
         "Times are emulated seconds.",
-        banner=f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
-        "report says why."
-        if invalid
-        else "",
+        banner=warning if invalid else "",
     )
 
 
@@ -155,10 +289,10 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
         found = [[value(run.summary) for run in row.runs] for row in rows]
-        cells = [
-            [name, *(_mean([figures[name] for figures in seeds if name in figures]) for seeds in found)]
-            for name in names
-        ]
+        cells = []
+        for name in names:
+            known = ([figures[name] for figures in seeds if name in figures] for seeds in found)
+            cells.append([name, *(str(estimate(values)) if values else None for values in known)])
         return page.card(title, about, html_table(["Profile", *(f">{row.label}" for row in rows)], cells))
 
     return [
@@ -170,10 +304,6 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
     ]  # fmt: skip
 
 
-def _mean(values: Sequence[float]) -> str | None:
-    return str(estimate(values)) if values else None
-
-
 def _table(rows: Sequence[RunGroup]) -> str:
     head = ["Run", ">Accuracy", ">Slow classes", ">Trips", ">Versions", ">Staleness", ">max", ">Slow weight",
             ">Trips to target", ">Seconds to target", ">Fidelity"]  # fmt: skip
@@ -182,9 +312,9 @@ def _table(rows: Sequence[RunGroup]) -> str:
         f = row.figures
         weight = str(f["slow_weight"]) if np.isfinite(f["slow_weight"].mean) else None
         cells.append(
-            [row.label, share(f["accuracy"]), share(f["slow_accuracy"]), count(f["client_trips"]),
-             count(f["versions"]), number(f["staleness_mean"].mean), number(f["staleness_max"].mean),
-             weight, count(f["trips_to_target"]), number(f["emulated_s_to_target"].mean), row.verdict]
+            [row.label, share(f["accuracy"]), share(f["slow_accuracy"]), _count(f["client_trips"]),
+             _count(f["versions"]), number(f["staleness_mean"].mean), number(f["staleness_max"].mean),
+             weight, _count(f["trips_to_target"]), number(f["emulated_s_to_target"].mean), row.verdict]
         )  # fmt: skip
     return html_table(head, cells)
 
@@ -192,11 +322,10 @@ def _table(rows: Sequence[RunGroup]) -> str:
 def _each(out: Path, runs: Sequence[Run]) -> str:
     items = []
     for run in runs:
-        path = os.path.relpath(run.folder / "report.html", out)
-        meta = run.record.meta
+        path, meta = os.path.relpath(run.folder / "report.html", out), run.record.meta
         name = escape(f"{meta.strategy or run.folder.name}, seed {meta.seed}")
         inside = not path.startswith("..") and (run.folder / "report.html").is_file()
-        link = f'<a href="{escape(Path(path).as_posix())}">{name}</a>' if inside else name
+        link = f'<a href="{escape(path)}">{name}</a>' if inside else name
         figures = f"{percent(run.summary['accuracy'])}, {run.summary['client_trips']:,} trips"
         sha256 = escape(meta.model_sha256[:16])
         items.append(f'<dt>{link}</dt><dd>{figures} <span class="hash">{sha256}</span></dd>')
@@ -211,15 +340,15 @@ def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Pi
     """
     curves = []
     for k, row in enumerate(rows):
-        points = [
-            [
-                (getattr(e, over), y)
-                for e in run.record.evaluations
-                if np.isfinite(y := label_accuracy(e, run.slow_labels) if slow else e.accuracy)
+        seeds = []
+        for run in row.runs:
+            accuracy = [
+                label_accuracy(e, run.slow_labels) if slow else e.accuracy for e in run.record.evaluations
             ]
-            for run in row.runs
-        ]
-        seeds = [np.array(found, dtype=np.float64).T for found in points if found]
+            at = [getattr(e, over) for e in run.record.evaluations]
+            points = np.array([at, accuracy], dtype=np.float64)
+            if (known := np.isfinite(points[1])).any():
+                seeds.append(points[:, known])
         if len(seeds) == 1:
             curves.append(Curve(series(k), row.label, *seeds[0]))
         elif seeds:

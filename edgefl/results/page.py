@@ -53,7 +53,7 @@ def page(
     """A whole HTML page: head, figures in ``headline``, and under each heading cards in two columns.
 
     ``headline``, ``sections`` and ``banner`` are HTML (`stat`, `figure` and `card` make it). A heading
-    without cards is left out. The page's policy lets nothing be loaded and no script run.
+    without cards is left out.
     """
     body = [
         _HEAD.format(title=escape(title), css=CSS),
@@ -62,9 +62,8 @@ def page(
         f'<section class="banner">{banner}</section>' if banner else "",
         f'<section class="cards">{"".join(headline)}</section>',
     ]
-    for name, cards in sections.items():
-        if cards:
-            body.append(f'<h2>{escape(name)}</h2><div class="grid">{"".join(cards)}</div>')
+    grids = ((escape(name), "".join(cards)) for name, cards in sections.items() if cards)
+    body += [f'<h2>{name}</h2><div class="grid">{cards}</div>' for name, cards in grids]
     body.append(f"<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n")
     return "\n".join(body)
 
@@ -97,61 +96,26 @@ def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothin
     return card(title, about, f'{legend}<div class="picture">{picture.svg}</div>', wide=picture.wide)
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and values in two columns; empty values are left out."""
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs if value)
-    return f"<dl>{rows}</dl>"
-
-
-# ---- pictures -----------------------------------------------------------------------------------------
-
 COLOURS = 8
 # matplotlib draws with these stand-ins; `Canvas.svg` turns each into the CSS variable of its name
-_ROLES = {
-    role: f"#0a0b{number:02x}"
-    for number, role in enumerate(
-        (
-            "ink",
-            "muted",
-            "line",
-            "band",
-            "good",
-            "bad",
-            "down",
-            "compute",
-            "up",
-            *(f"c{k}" for k in range(1, COLOURS + 1)),
-        ),
-        1,
-    )
-}
+_NAMES = "ink muted line band good bad down compute up c1 c2 c3 c4 c5 c6 c7 c8"
+_ROLES = {role: f"#0a0b{number:02x}" for number, role in enumerate(_NAMES.split(), 1)}
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "axes.formatter.use_mathtext": False,
-    "font.size": 9.5,
     "font.family": "DejaVu Sans",
-    "axes.edgecolor": _ROLES["line"],
-    "axes.labelcolor": _ROLES["muted"],
-    "axes.labelsize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": _ROLES["line"],
     "grid.linewidth": 0.6,
-    "xtick.color": _ROLES["muted"],
-    "ytick.color": _ROLES["muted"],
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
     "xtick.major.pad": 5,
-    "text.color": _ROLES["ink"],
     "lines.solid_capstyle": "round",
+    "text.color": _ROLES["ink"],
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
+    **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
+    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 9.5),
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), _ROLES["muted"]),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), _ROLES["line"]),
 }
 
 
@@ -173,13 +137,12 @@ def house_style() -> Iterator[None]:
 def close_fonts() -> None:
     """Close the font files that matplotlib keeps open for good: a page leaves no descriptor behind."""
     for name in ("_get_font", "get_font"):
-        clear = getattr(getattr(font_manager, name, None), "cache_clear", None)
-        if clear is not None:
+        if (clear := getattr(getattr(font_manager, name, None), "cache_clear", None)) is not None:
             clear()
 
 
 def colour(role: str) -> str:
-    """The stand-in colour of a role: ink, muted, line, band, good, bad, down, compute, up, c1 … c8."""
+    """The stand-in colour of a role, such as ink, muted, line, bad, down or c1."""
     return _ROLES[role]
 
 
@@ -195,10 +158,8 @@ def series(k: int) -> str:
 class Canvas:
     """A figure with one axes, sized in points; margins are points too."""
 
-    def __init__(
-        self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0, right: float = 12.0
-    ) -> None:
-        bottom, top = 34.0, 12.0
+    def __init__(self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0) -> None:
+        bottom, top, right = 34.0, 12.0, 12.0
         self.figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         self.figure.patch.set_visible(False)
         box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
@@ -206,16 +167,6 @@ class Canvas:
         self.axes.patch.set_visible(False)
         self.axes.xaxis.set_major_formatter(lambda value, _: number(value))
         self._tips: list[str] = []
-
-    @classmethod
-    def lanes(cls, names: Sequence[str]) -> Canvas:
-        """A wide canvas with a lane for each name, at y = 0, −1, … from the top."""
-        canvas = cls(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
-        canvas.axes.set_yticks([-k for k in range(len(names))], names)
-        canvas.axes.set_ylim(-len(names) + 0.4, 0.6)
-        canvas.axes.tick_params(axis="y", labelcolor=colour("ink"))
-        canvas.axes.grid(False, axis="y")
-        return canvas
 
     def shares(self, top: float = 1.03) -> None:
         """Make the y axis one of shares, in per cent."""
@@ -234,10 +185,9 @@ class Canvas:
         with mpl.rc_context({"svg.hashsalt": label}):
             self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         text = file.getvalue()
-        text = text[text.index("<svg") :]
-        text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
         # a style sheet inside would reach out over the whole page, which has the same two rules itself
-        text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.S)
+        unwanted = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
+        text = re.sub(unwanted, "", text, flags=re.S)
         for k, tip in enumerate(self._tips):
             text = text.replace(f'<g id="tip-{k}">', f"<g><title>{escape(tip)}</title>", 1)
         used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
@@ -272,8 +222,7 @@ def accuracy_picture(
         for seed in curve.seeds:
             canvas.axes.plot(*seed, color=colour(curve.role), linewidth=0.8, alpha=0.45)
         (line,) = canvas.axes.plot(curve.x, curve.y, color=colour(curve.role), linewidth=2.0)
-        tip = f"{curve.name}: {curve.y[-1]:.1%} at the end, {np.nanmax(curve.y):.1%} at best"
-        canvas.tip(line, tip)
+        canvas.tip(line, f"{curve.name}: {curve.y[-1]:.1%} at the end, {np.nanmax(curve.y):.1%} at best")
         canvas.axes.plot(curve.x[-1:], curve.y[-1:], "o", color=colour(curve.role), markersize=5)
     last = [float(curve.y[-1]) for curve in curves]
     close = len(last) == 2 and abs(last[0] - last[1]) < 0.07  # the labels would overlap
@@ -288,7 +237,7 @@ def accuracy_picture(
     canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
     canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
     canvas.shares()
-    label = f"{what} over " + ("emulated time" if over == "at_s" else "client trips")
+    label = f"{what} over {'emulated time' if over == 'at_s' else 'client trips'}"
     return Picture(canvas.svg(label), [(curve.role, curve.name) for curve in curves])
 
 
@@ -304,10 +253,6 @@ def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: flo
 
 
 def shorten(text: str, length: int) -> str:
-    """The text, or its start and end: names of one family differ at the end.
-
-    >>> shorten("a-very-long-profile-name-7", 12)
-    'a-very…ame-7'
-    """
+    """The text, or its start and end: names of one family differ at the end."""
     tail = (length - 1) // 2
     return text if len(text) <= length else f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"

@@ -7,7 +7,6 @@ Times in ``_s`` are emulated seconds since the start of the run unless they say 
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sqlite3
@@ -101,9 +100,8 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """CPU seconds that the training really took on this machine."""
     peak_mib: float | None = None
     checksum_sent: int | None = None
-    """The update's 64-bit checksum as the client computed it."""
     checksum_seen: int | None = None
-    """The same, as the server computed it from the slot."""
+    """The update's 64-bit checksum as the client computed it, and as the server did from the slot."""
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -129,16 +127,12 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     accuracy: float
     loss: float
     correct: tuple[int, ...] = ()
-    """Right answers in each class."""
     total: tuple[int, ...] = ()
-    """Test examples in each class."""
+    """Right answers and test examples in each class."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that went wrong and was dealt with.
-
-    Kinds are death, hang, malformed, oom, non-finite, checksum, rejoin and such.
-    """
+    """Something that went wrong and was dealt with: death, hang, oom, checksum, rejoin and such."""
 
     id: int | None
     at_s: float
@@ -180,10 +174,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the run as a whole: one row of table ``meta`` a field, JSON.
-
-    The server and the supervisor write these with ``Store.set_meta(field=value)``, when each is known.
-    """
+    """Facts of the run as a whole: one row of table ``meta`` a field, JSON, by ``Store.set_meta``."""
 
     name: str = ""
     edgefl: str = ""
@@ -255,9 +246,8 @@ def column_types(row: type[msgspec.Struct]) -> dict[str, tuple[type, bool]]:
     """
     out: dict[str, tuple[type, bool]] = {}
     for name, hint in typing.get_type_hints(row).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kind = next(m for m in members if m is not type(None))
-        out[name] = (typing.get_origin(kind) or kind, type(None) in members)
+        kind, *none = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        out[name] = (typing.get_origin(kind) or kind, bool(none))
     return out
 
 
@@ -289,11 +279,7 @@ def schema() -> str:
 
 
 def to_signed(value: int) -> int:
-    """An unsigned 64-bit number as SQLite's signed one.
-
-    >>> to_signed(2**64 - 1)
-    -1
-    """
+    """An unsigned 64-bit number as SQLite's signed one."""
     return value - ((value >> 63) << 64)
 
 
@@ -313,19 +299,18 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
     if stamp != APPLICATION_ID:
         raise ConfigError(f"{path} is a database of something else than edgefl (application id {stamp:#x})")
     if version != SCHEMA_VERSION:
-        age = "newer" if version > SCHEMA_VERSION else "older"
+        age = "a newer" if version > SCHEMA_VERSION else "an older"
         raise ConfigError(
-            f"run record {path} was written by {'a' if age == 'newer' else 'an'} {age} edgefl "
+            f"run record {path} was written by {age} edgefl "
             f"(schema {version}; this one reads {SCHEMA_VERSION})"
         )
-    missing = set(TABLES) | {"meta", "journal", "sums"}
-    if missing := missing - tables:
+    if missing := {*TABLES, "meta", "journal", "sums"} - tables:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
 
 
-def read_events(db: sqlite3.Connection, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
-    """The events after ``after_seq`` with their numbers, in order."""
-    for seq, event in db.execute("SELECT seq, event FROM journal WHERE seq > ? ORDER BY seq", (after_seq,)):
+def read_events(db: sqlite3.Connection) -> Iterator[tuple[int, Event]]:
+    """The events with their numbers, in order."""
+    for seq, event in db.execute("SELECT seq, event FROM journal ORDER BY seq"):
         yield seq, event_decoder.decode(event)
 
 
@@ -376,30 +361,26 @@ class Record:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        path = self.folder / FILE_NAME
-        if not path.is_file():
+        self.path = self.folder / FILE_NAME
+        if not self.path.is_file():
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
-        self.path = path
-        self._db = self._open()
+        self._db = self._open("")
         # one read transaction: every column is of the same moment
         self._db.execute("BEGIN")
         with self._errors():
-            check_file(self._db, path)
+            check_file(self._db, self.path)
 
-    def _open(self) -> sqlite3.Connection:
-        address = f"{self.path.resolve().as_uri()}?mode=ro"
-        connect = functools.partial(
-            sqlite3.connect, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False
-        )
-        db = connect(address)
+    def _open(self, how: str) -> sqlite3.Connection:
+        address = f"{self.path.resolve().as_uri()}?mode=ro{how}"
+        db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
         try:
             db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
             # a folder that cannot be written has no room for the log's index; without a log none is needed
             log = self.path.with_name(f"{FILE_NAME}-wal")
-            if not log.exists() or log.stat().st_size == 0:
+            if not how and not (log.exists() and log.stat().st_size):
                 db.close()
-                db = connect(f"{address}&immutable=1")
+                return self._open("&immutable=1")
         except sqlite3.DatabaseError:
             pass  # check_file says what is wrong
         return db
@@ -425,22 +406,14 @@ class Record:
         types = column_types(kind)
         rows = self.select(f"SELECT {', '.join(types)} FROM {where}", parameters)
         with self._errors():
-            return [
-                kind(
-                    **{
-                        name: _value(name, value, *types[name])
-                        for name, value in zip(types, row, strict=True)
-                    }
-                )
-                for row in rows
-            ]
+            plain = (zip(types, row, strict=True) for row in rows)
+            return [kind(**{name: _value(name, x, *types[name]) for name, x in row}) for row in plain]
 
     @cached_property
     def meta(self) -> Meta:
         """Facts of the run as a whole."""
         with self._errors():
-            known = {field.name for field in msgspec.structs.fields(Meta)}
-            fields = {k: msgspec.json.decode(v) for k, v in self.select("SELECT * FROM meta") if k in known}
+            fields = {key: msgspec.json.decode(value) for key, value in self.select("SELECT * FROM meta")}
             return msgspec.convert(fields, Meta, strict=False)
 
     @cached_property
@@ -480,15 +453,14 @@ class Record:
 
     def trip(self, task: int) -> TripRow:
         """One trip, whole. Raises `KeyError` for an unknown task."""
-        rows = self._rows(TripRow, "trips WHERE task = ?", (task,))
-        if not rows:
-            raise KeyError(f"no trip has task {task}")
-        return rows[0]
+        if rows := self._rows(TripRow, "trips WHERE task = ?", (task,)):
+            return rows[0]
+        raise KeyError(f"no trip has task {task}")
 
-    def events(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
+    def events(self) -> Iterator[tuple[int, Event]]:
         """The journal, with each event's number, in order."""
         with self._errors():
-            yield from read_events(self._db, after_seq)
+            yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
         """The coming and going of clients, in order: found without decoding the other events."""

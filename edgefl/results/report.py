@@ -10,7 +10,10 @@ import numpy as np
 
 from edgefl.limits.fidelity import RESOLUTION_WALL_S
 from edgefl.results import page
-from edgefl.results.measures import (
+from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
+from edgefl.results.record import Record
+from edgefl.results.run_folder import write_text
+from edgefl.results.summary import (
     applied_weight,
     by_profile,
     class_accuracy,
@@ -19,24 +22,15 @@ from edgefl.results.measures import (
     profile_of_trips,
     profiles_by_speed,
     slow_group,
+    summarize,
 )
-from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
-from edgefl.results.record import Record
-from edgefl.results.run_folder import write_text
-from edgefl.results.summary import summarize
 from edgefl.results.tables import html_table, many, number, percent, seconds
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
 LANES = 32
-PARTS = {
-    "compute": "Training",
-    "down": "Download",
-    "up": "Upload",
-    "delay": "Link delay",
-    "trip": "Whole trip",
-    "round": "Seen by the server",
-}
+PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Link delay",
+         "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
 
 def write_report(folder: str | Path) -> Path:
@@ -53,6 +47,25 @@ def report(record: Record) -> str:
     no_accuracy = "No accuracy was a number." if record.evaluations else "No evaluation was made."
     not_judged = f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
+    fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in fidelity["reasons"])
+    banner = (
+        "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
+        f"<ul>{reasons}</ul>"
+    )
+    server = [
+        [stage, percent(found["share"]), found["us_a_trip"], summary["server"][stage]["calls"]]
+        for stage, found in stages
+    ]
+    about = [
+        meta.strategy,
+        meta.data,
+        meta.model,
+        meta.partition and f"{meta.partition} partition",
+        many(summary["clients"], "client"),
+        meta.clock and f"{meta.clock} clock",
+        f"seed {meta.seed}",
+    ]
     sections = {
         "Learning": [
             page.figure("Accuracy over emulated time", "On the server's test examples.",
@@ -69,11 +82,12 @@ def report(record: Record) -> str:
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
             page.card("Fidelity", f"Error of achieved against declared time. {not_judged}",
-                      _fidelity(summary["fidelity"])),
+                      _fidelity(fidelity)),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [
-            page.card("Server time", summary["server_time"]["says"], _server_time(summary), wide=False),
+            page.card("Server time", summary["server_time"]["says"],
+                      html_table(["Stage", ">Share", ">µs a trip", ">Calls"], server), wide=False),
             page.card("Memory", "Proportional set size: a shared page counts once.", _memory(record, summary),
                       wide=False),
         ],
@@ -85,35 +99,11 @@ def report(record: Record) -> str:
     return page.page(
         "edgefl run",
         summary["name"] or record.folder.name,
-        _subtitle(record, summary),
+        " · ".join(part for part in about if part),
         _headline(record, summary),
         sections,
-        f"Written by edgefl {record.meta.edgefl}. Times are emulated seconds unless they say wall.",
-        banner=_banner(summary),
-    )
-
-
-def _subtitle(record: Record, summary: dict[str, Any]) -> str:
-    meta = record.meta
-    parts = [
-        meta.strategy,
-        meta.data,
-        meta.model,
-        meta.partition and f"{meta.partition} partition",
-        many(summary["clients"], "client"),
-        meta.clock and f"{meta.clock} clock",
-        f"seed {meta.seed}",
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def _banner(summary: dict[str, Any]) -> str:
-    if summary["fidelity"]["valid"]:
-        return ""
-    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in summary["fidelity"]["reasons"])
-    return (
-        "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
-        f"<ul>{reasons}</ul>"
+        f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless they say wall.",
+        banner="" if fidelity["valid"] else banner,
     )
 
 
@@ -175,24 +165,18 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any]) -> str:
-    rows = [
-        [
-            name,
-            _signed(found["mean_error"]),
-            _signed(found["median_error"]),
-            percent(found["median_abs_error"], 2),
-            percent(found["p95_abs_error"], 2),
-            f"{found['measured']:,}",
-        ]
-        for part, name in PARTS.items()
-        if (found := fidelity["by_quantity"].get(part)) is not None and found["measured"]
-    ]
+    rows = []
+    for part, name in PARTS.items():
+        if (found := fidelity["by_quantity"].get(part)) is not None and found["measured"]:
+            signed = (_signed(found[which]) for which in ("mean_error", "median_error"))
+            absolute = (percent(found[which], 2) for which in ("median_abs_error", "p95_abs_error"))
+            rows.append([name, *signed, *absolute, f"{found['measured']:,}"])
     head = ["Part", ">In all", ">Median, signed", ">Median", ">95th percentile", ">Trips"]
     devices = [
         [device, *(_signed(found.get(part, {}).get("mean_error")) for part in PARTS)]
         for device, found in fidelity["by_device"].items()
     ]
-    parts = [f">{name}" for name in PARTS.values()]
+    parts = (f">{name}" for name in PARTS.values())
     return html_table(head, rows) + html_table(["In all, by device", *parts], devices)
 
 
@@ -208,9 +192,10 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
         f"{integrity['version_mismatches']} updates were trained from another version than the one sent."
     )
     if there["left"]:
+        left, back = ("once" if n == 1 else f"{n:,} times" for n in (there["left"], there["returned"]))
         text += (
             f" Clients were online for {percent(there['online_share'], 0)} of the time: they left "
-            f"{_times(there['left'])} and came back {_times(there['returned'])}."
+            f"{left} and came back {back}."
         )
     verdict = '<b class="bad">Mismatch.</b>' if bad else '<b class="good">Intact.</b>'
     out = f'<p class="about">{verdict} {escape(text)}</p>'
@@ -223,31 +208,12 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     return f'{out}<p class="about">{escape(more + counts)}.</p>{table}'
 
 
-def _server_time(summary: dict[str, Any]) -> str:
-    rows = [
-        [stage, percent(found["share"]), found["us_a_trip"], summary["server"][stage]["calls"]]
-        for stage, found in summary["server_time"]["stages"].items()
-    ]
-    return html_table(["Stage", ">Share", ">µs a trip", ">Calls"], rows)
-
-
 def _memory(record: Record, summary: dict[str, Any]) -> str:
     found, kind = summary["memory"], "worker" if record.meta.clock == "virtual" else "client"
-    each = many(len(record.meta.memory.clients_mib), kind)
-    names = {
-        "processes_mib": each,
-        "per_process_mib": f"each {kind}",
-        "evaluator_mib": "evaluator",
-        "zygote_mib": "zygote",
-        "server_mib": "server",
-        "supervisor_mib": "supervisor",
-        "shared_mib": "shared buffer",
-    }
-    return html_table(["Who", ">MiB"], [[name, found[key]] for key, name in names.items() if found[key]])
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
+    names = {"processes": many(len(record.meta.memory.clients_mib), kind), "per_process": f"each {kind}"}
+    names |= {name: name for name in ("evaluator", "zygote", "server", "supervisor")}
+    sizes = [[text, found[f"{name}_mib"]] for name, text in (names | {"shared": "shared buffer"}).items()]
+    return html_table(["Who", ">MiB"], [row for row in sizes if row[1]])
 
 
 def _provenance(record: Record, summary: dict[str, Any]) -> str:
@@ -256,38 +222,28 @@ def _provenance(record: Record, summary: dict[str, Any]) -> str:
     if load and meta.used is not None:
         load += f" expected, {percent(meta.used, 0)} used by the run"
         load += f", {percent(meta.others, 0)} by others" if meta.others is not None else ""
-    return page.facts(
-        [
-            ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),
-            ("Model SHA-256", meta.model_sha256),
-            ("Parameters", f"{meta.parameters:,}" if meta.parameters else ""),
-            ("Aggregation", f"{done['updates']:,} updates by {done['backend']}, "
-                            f"{many(done['threads'], 'thread')}, {number(done['gbytes_per_s'])} GB/s"
-                            if done["backend"] else ""),
-            ("Moved", f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up"),
-            ("Time scale", f"{meta.time_scale:.3g} wall seconds an emulated second"
-                           if meta.clock == "wall" else ""),
-            ("Host load", load),
-            ("Transport", meta.transport),
-            *((name.replace("_", " ").capitalize(), str(value)) for name, value in meta.host.items()),
-            ("Software", ", ".join(f"{name} {version}" for name, version in meta.software.items())),
-        ]
-    )  # fmt: skip
-
-
-# ---- pictures: each function returns None where there is nothing to show ------------------------------
+    facts = [
+        ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),
+        ("Model SHA-256", meta.model_sha256),
+        ("Parameters", f"{meta.parameters:,}" if meta.parameters else ""),
+        ("Aggregation", f"{done['updates']:,} updates by {done['backend']}, "
+                        f"{many(done['threads'], 'thread')}, {number(done['gbytes_per_s'])} GB/s"
+                        if done["backend"] else ""),
+        ("Moved", f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up"),
+        ("Time scale", f"{meta.time_scale:.3g} wall seconds an emulated second"
+                       if meta.clock == "wall" else ""),
+        ("Host load", load),
+        ("Transport", meta.transport),
+        *((name.replace("_", " ").capitalize(), str(value)) for name, value in meta.host.items()),
+        ("Software", ", ".join(f"{name} {version}" for name, version in meta.software.items())),
+    ]  # fmt: skip
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
+    return f"<dl>{rows}</dl>"
 
 
 def profile_roles(record: Record) -> dict[str, str]:
     """Each profile's colour, fastest first, the same in every picture."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
-
-
-def _profile_keys(record: Record) -> list[tuple[str, str]]:
-    roles = list(profile_roles(record).items())
-    rest = len(roles) - COLOURS
-    more = [("muted", f"{rest} slower profiles")] if rest > 0 else []
-    return [*((role, profile) for profile, role in roles[:COLOURS]), *more]
 
 
 @house_style()
@@ -321,9 +277,8 @@ def draw_classes(record: Record) -> Picture | None:
         (bar,) = axes.bar([label], [value], width=0.72, color=colour("c2" if label in only else "c1"))
         canvas.tip(bar, f"class {label}: {last.correct[label]} of {last.total[label]} right ({value:.1%})")
         if len(values) <= 12:
-            axes.text(
-                label, value + 0.02, f"{value * 100:.0f}", ha="center", color=colour("muted"), fontsize=9
-            )
+            percents = f"{value * 100:.0f}"
+            axes.text(label, value + 0.02, percents, ha="center", color=colour("muted"), fontsize=9)
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.grid(False, axis="x")
     axes.set_xticks(range(0, len(values), max(1, -(-len(values) // 12))))
@@ -357,7 +312,10 @@ def draw_weights(record: Record) -> Picture | None:
     axes.set_xticks([])
     axes.grid(False, axis="x")
     axes.set_xlabel(f"{many(len(ranked), 'client')}, fastest profile first", labelpad=8)
-    return Picture(canvas.svg("Applied weight by client"), _profile_keys(record))
+    keys = [(role, name) for name, role in roles.items()][:COLOURS]
+    if (rest := len(roles) - COLOURS) > 0:
+        keys.append(("muted", f"{rest} slower profiles"))
+    return Picture(canvas.svg("Applied weight by client"), keys)
 
 
 @house_style()
@@ -373,7 +331,16 @@ def draw_timeline(record: Record) -> Picture | None:
     )
     chosen = np.unique(np.linspace(0, len(fleet) - 1, min(LANES, len(fleet))).astype(int))
     lane_of = {fleet[k]: -lane for lane, k in enumerate(chosen)}
-    start_s, end_s = _window(record)
+    # the middle of the run, as long as about six trips of the slowest client
+    sent_s, arrived_s = trips["sent_s"], trips["arrived_s"]
+    span_s = float(np.nanmax(np.concatenate([sent_s, arrived_s])))
+    length_s = (arrived_s - sent_s)[np.isfinite(arrived_s - sent_s)]
+    start_s = 0.0
+    if length_s.size:
+        last_s = span_s
+        span_s = min(max(float(length_s.max()) * 6, float(np.median(length_s)) * 20), last_s)
+        start_s = max(0.0, (last_s - span_s) / 2)
+    end_s = start_s + max(span_s, 1e-6)
     spans: dict[str, list[tuple[float, float, float]]] = {"down": [], "compute": [], "up": [], "bad": []}
     columns = [trips[name] for name in ("client", "sent_s", "received_s", "compute_s", "arrived_s", "fate")]
     for client, sent, received, compute, arrived, fate in zip(*(c.tolist() for c in columns), strict=True):
@@ -386,7 +353,11 @@ def draw_timeline(record: Record) -> Picture | None:
             if b > start_s and a < end_s:
                 spans[part].append((max(a, start_s), min(b, end_s), lane_of[client]))
     names = [f"{page.shorten(profile.get(client, ''), 13)} #{client}" for client in lane_of]
-    canvas = Canvas.lanes(names)
+    canvas = Canvas(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
+    canvas.axes.set_yticks([-k for k in range(len(names))], names)
+    canvas.axes.set_ylim(-len(names) + 0.4, 0.6)
+    canvas.axes.tick_params(axis="y", labelcolor=colour("ink"))
+    canvas.axes.grid(False, axis="y")
     for role, group in spans.items():
         page.bars_of(canvas.axes, group, 0.66, role)
     canvas.axes.set_xlim(start_s, end_s)
@@ -395,14 +366,3 @@ def draw_timeline(record: Record) -> Picture | None:
     if spans["bad"]:
         keys.append(("bad", "lost or dropped"))
     return Picture(canvas.svg("Timeline of client trips"), keys, wide=True)
-
-
-def _window(record: Record) -> tuple[float, float]:
-    # the middle of the run, as long as about six trips of the slowest client
-    sent, arrived = record.trips["sent_s"], record.trips["arrived_s"]
-    last = float(np.nanmax(np.concatenate([sent, arrived])))
-    length = arrived - sent
-    known = length[np.isfinite(length)]
-    span = min(max(float(known.max()) * 6, float(np.median(known)) * 20), last) if known.size else last
-    start = max(0.0, (last - span) / 2)
-    return start, start + max(span, 1e-6)

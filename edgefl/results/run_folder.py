@@ -1,7 +1,4 @@
-"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it.
-
-`Result` is the folder of a run that has ended, for programs.
-"""
+"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +32,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
         new.write_bytes(content)
         new.replace(path)
     except OSError as error:
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             new.unlink()
         raise RunError(f"{path} cannot be written: {error.strerror}") from None
     return path
@@ -59,13 +55,11 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
     If what follows fails before there is a checkpoint, nothing is left: the same command works again.
     Raises `ConfigError` if the folder is not empty or cannot be made.
     """
-    made = False
     try:
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        taken = (folder / EXPERIMENT_FILE).exists()
-        if taken or any(folder.iterdir()):
-            what = "holds a run" if taken else "not empty"
+        if any(folder.iterdir()):
+            what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
             raise ConfigError(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:  # a file, or another process was faster
@@ -78,7 +72,12 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
         yield
     except BaseException:
         if not resumable(folder):
-            _forget(folder, made)
+            with contextlib.suppress(OSError):
+                clear(folder)
+            with contextlib.suppress(OSError):
+                (folder / EXPERIMENT_FILE).unlink()
+                if made:
+                    folder.rmdir()
         raise
     finally:
         os.close(file)
@@ -91,21 +90,17 @@ def require_free(folder: Path, mine: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: a file, expected a folder")
-    what = ""
+    what = f"another {SUMMARY_FILE}"
     if any((folder / name).exists() for name in (EXPERIMENT_FILE, FILE_NAME)):
         what = "a run"
-    elif (folder / SUMMARY_FILE).exists() and not _has_key(folder / SUMMARY_FILE, mine):
-        what = f"another {SUMMARY_FILE}"
-    if what:
-        raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
-
-
-def _has_key(file: Path, key: str) -> bool:
-    try:
-        document = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and key in document
+    elif not (folder / SUMMARY_FILE).exists():
+        return
+    else:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            document = json.loads((folder / SUMMARY_FILE).read_bytes())
+            if isinstance(document, dict) and mine in document:
+                return
+    raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
 
 
 @contextlib.contextmanager
@@ -190,16 +185,7 @@ def _lock(file: int, folder: Path) -> None:
         pass  # a file system without locks
 
 
-def _forget(folder: Path, made: bool) -> None:
-    with contextlib.suppress(OSError):
-        clear(folder)
-    with contextlib.suppress(OSError):
-        (folder / EXPERIMENT_FILE).unlink()
-        if made:
-            folder.rmdir()
-
-
-FINAL_MODEL = Path("checkpoints") / "final.safetensors"
+FINAL_MODEL = Path(CHECKPOINTS) / "final.safetensors"
 
 
 class Result:

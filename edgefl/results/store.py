@@ -1,7 +1,5 @@
 """The run record's writer: one SQLite file in the run's folder, written by one process at a time.
 
-The supervisor writes before the server starts and after it has ended, the server in between.
-
 Rows wait in memory until `Store.commit` writes them in one transaction. What was committed survives
 a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survives a power cut.
 """
@@ -15,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -47,7 +44,7 @@ WAIT_MS = 10_000
 
 
 class _End(msgspec.Struct):
-    """The end of a trip, known after its row was written; the fields are the parameters of `FINISH_TRIP`."""
+    """The end of a trip, known after its row was written: the parameters of `FINISH_TRIP`."""
 
     task: int
     fate: str | None = None
@@ -67,9 +64,9 @@ class _End(msgspec.Struct):
 
 
 class Store:
-    """Writer of ``<dir>/record.sqlite``; makes the file if it is not there.
+    """Writer of ``<dir>/record.sqlite``; makes the file if it is not there. Not for several threads.
 
-    Not for several threads, and one writer at a time. Raises `ConfigError` if the file is not a run record of
+    Raises `ConfigError` if the file is not a run record of
     this version of edgefl, `FolderError` if it cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined; from edgefl.results.record import Record
@@ -97,8 +94,13 @@ class Store:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint = 4000")
             if fresh:
-                self._create()
-            self._seq: int = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
+                # the stamp is in the tables' transaction: a half-made file is never taken for a record
+                self._db.executescript(
+                    f"BEGIN IMMEDIATE;\n{schema()}\nPRAGMA application_id = {APPLICATION_ID};\n"
+                    f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
+                )
+            self.seq: int = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
+            """Number of the last journaled event; 0 before the first."""
         except sqlite3.Error as error:
             self._db.close()
             raise ConfigError(f"run record {self.path} cannot be used: {error}") from None
@@ -108,13 +110,6 @@ class Store:
         self._costs: dict[str, list[float]] = {}
         self._forget()
 
-    def _create(self) -> None:
-        # the stamp is in the same transaction as the tables: a half-made file is never taken for a record
-        self._db.executescript(
-            f"BEGIN IMMEDIATE;\n{schema()}\nPRAGMA application_id = {APPLICATION_ID};\n"
-            f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
-        )
-
     def _forget(self) -> None:
         # Events and trips wait as they are: encoding many at once costs half as much as one now and then.
         self._journal: list[Event] = []
@@ -123,22 +118,15 @@ class Store:
         self._ends: dict[int, _End] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
-    # ---- what the server writes -----------------------------------------------------------------
-
-    @property
-    def seq(self) -> int:
-        """Number of the last journaled event; 0 before the first."""
-        return self._seq
-
     def journal(self, event: Event) -> int:
         """Append ``event``; returns its number, from 1."""
-        self._seq += 1
+        self.seq += 1
         self._journal.append(event)
-        return self._seq
+        return self.seq
 
     def trip(self, row: TripRow) -> None:
         """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
-        self._trips.append((row, self._seq))
+        self._trips.append((row, self.seq))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
@@ -146,7 +134,7 @@ class Store:
             raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
-            self._end(task).use(version, weight, self._seq)
+            self._end(task).use(version, weight, self.seq)
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """Add the checksum that the server computed from the slot to a trip that is on record already."""
@@ -163,12 +151,12 @@ class Store:
         end = self._ends.get(task)
         if end is None:
             end = self._ends[task] = _End(task)
-        end.seq = self._seq
+        end.seq = self.seq
         return end
 
     def version(self, row: VersionRow) -> None:
         """A version was published."""
-        self._rows[_insert("versions", "seq")].append((*astuple(row), self._seq))
+        self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
@@ -203,8 +191,6 @@ class Store:
                 raise TypeError(f"meta field {key!r}: {error} (got {value!r})") from None
             self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
 
-    # ---- transactions -----------------------------------------------------------------------------
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
@@ -221,13 +207,10 @@ class Store:
 
         On `FolderError` (disk full, locked) nothing was written and everything still waits.
         """
-        events = enumerate(map(event_encoder.encode, self._journal), self._seq + 1 - len(self._journal))
+        events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
         ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
         batches: list[tuple[str, list[Any]]] = [
-            (
-                "INSERT INTO journal VALUES (?, ?)",
-                list(events),
-            ),
+            ("INSERT INTO journal VALUES (?, ?)", list(events)),
             (INSERT_TRIP, [_trip_columns(*trip, ends.pop(trip[0].task, None)) for trip in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
             (FINISH_TRIP, list(map(astuple, ends.values()))),
@@ -255,20 +238,19 @@ class Store:
 
         Later events, trips, versions, fates and evaluations go; incidents, costs and meta stay.
         """
-        if not 0 <= after_seq <= self._seq:
-            raise ValueError(f"after_seq must be from 0 to {self._seq} (got {after_seq})")
+        if not 0 <= after_seq <= self.seq:
+            raise ValueError(f"after_seq must be from 0 to {self.seq} (got {after_seq})")
         self.commit()  # incidents and meta that wait stay too
         with self._transaction():
             for statement in REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
             self._recount(after_seq)
-        self._seq = after_seq
+        self.seq = after_seq
 
     def _recount(self, after_seq: int) -> None:
         # an update that was used before and again after the cut keeps its earlier uses
-        cut = {
-            task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
-        }
+        rows = self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
+        cut = {task for (task,) in rows}
         self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
         kept: dict[int, _End] = {}
         for version, tasks, weights, seq in self._db.execute(
@@ -276,13 +258,12 @@ class Store:
         ):
             used = _by_task(np.frombuffer(tasks, "<i8").tolist(), np.frombuffer(weights, "<f8").tolist())
             for task in used.keys() & cut:
-                end = kept.setdefault(task, _End(task))
-                end.use(version, used[task], seq)
+                kept.setdefault(task, _End(task)).use(version, used[task], seq)
         self._db.executemany(FINISH_TRIP, map(astuple, kept.values()))
 
-    def replay(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
-        """The committed events after ``after_seq``, with their numbers, in order."""
-        return read_events(self._db, after_seq)
+    def replay(self) -> Iterator[tuple[int, Event]]:
+        """The committed events, with their numbers, in order."""
+        return read_events(self._db)
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. Leaves a single file, without a log beside it, if no reader has it open."""
@@ -297,9 +278,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.core.events import Joined
-from edgefl.limits.fidelity import QUANTITIES, Conditions, Seconds, assess
-from edgefl.results.measures import (
-    applied_weight,
-    class_accuracy,
-    jain,
-    label_accuracy,
-    labels_by_profile,
-    profile_of_trips,
-    profiles_by_speed,
-    rounded,
-    slow_group,
-    spread,
-)
-from edgefl.results.record import FATES, Meta, Record
+from edgefl.limits.fidelity import Conditions, Seconds, assess
+from edgefl.results.record import FATES, EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE, write_text
 
-_COLUMNS = {
-    "compute": ("compute_declared_s", "compute_s"),
-    "down": ("down_declared_s", "down_s"),
-    "up": ("up_declared_s", "up_s"),
-    "delay": ("delay_declared_s", "delay_s"),
-    "trip": ("trip_declared_s", "trip_achieved_s"),
+_ACHIEVED = {
+    "compute": "compute_s",
+    "down": "down_s",
+    "up": "up_s",
+    "delay": "delay_s",
+    "trip": "trip_achieved_s",
 }
 _OF_META = ("name", "status", "stop_reason", "strategy", "clock", "seed")
 _LONG_TRAINING_S = 0.01
@@ -41,46 +31,181 @@ _LONG_TRAINING_S = 0.01
 _EXACT_SCALE = 1e9
 
 
-def fidelity_of(record: Record) -> dict[str, Any]:
-    """The errors of the trips' achieved times against the declared ones, and a verdict on the run.
+class Group(NamedTuple):
+    """A part of the fleet."""
 
-    The fields of `edgefl.limits.fidelity.Fidelity`. Judged are the
-    trips that reported their times; ``unmeasured`` counts the others that ended. Under the virtual clock
-    times are computed, so what else the host did does not matter.
+    profiles: tuple[str, ...]
+    clients: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
+    """A figure for JSON: None if it is missing or not finite, without noise digits otherwise.
+
+    >>> rounded(0.1 + 0.2), rounded(float("nan"))
+    (0.3, None)
+    """
+    return None if value is None or not np.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def spread(values: NDArray[Any]) -> dict[str, Any]:
+    """Mean, median, 95th percentile and maximum; zeros for no values.
+
+    >>> spread(np.array([0, 1, 1, 2]))
+    {'mean': 1.0, 'median': 1.0, 'p95': 1.85, 'max': 2}
+    """
+    if not len(values):
+        return {"mean": 0.0, "median": 0.0, "p95": 0.0, "max": 0}
+    return {
+        "mean": rounded(float(values.mean())),
+        "median": rounded(float(np.median(values))),
+        "p95": rounded(float(np.percentile(values, 95))),
+        "max": values.max().item(),
+    }
+
+
+def profiles_by_speed(record: Record) -> list[str]:
+    """The fleet's profiles, slowest first.
+
+    By declared rate of training; profiles without one, or with the same, by the median declared time of
+    their trips (longest first), then by name.
+    """
+    trip_s = by_profile(record, record.trips["trip_declared_s"])
+    rate = {row.profile: row.train_gflops or 0.0 for row in record.clients}
+    return sorted(rate, key=lambda profile: (rate[profile], -trip_s.get(profile, 0.0), profile))
+
+
+def labels_by_profile(record: Record) -> dict[str, set[int]]:
+    """The classes that a profile's clients hold, slowest profile first."""
+    held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
+    for row in record.clients:
+        held[row.profile].update(row.labels)
+    return held
+
+
+def slow_group(record: Record) -> Group:
+    """The clients of the slowest profiles, and the classes that only they hold.
+
+    With profiles ordered from slow to fast, the smallest number k ≥ 1 of slowest profiles such that some
+    class is held by a client of those and by no client of a faster profile. Where there is none (one
+    profile, or every class also on a fast client) the group is the slowest profile and has no classes.
+    """
+    held = labels_by_profile(record)
+    order = list(held)
+    chosen, only = order[:1], set[int]()
+    for k in range(1, len(order)):
+        slow, fast = (set().union(*(held[p] for p in part)) for part in (order[:k], order[k:]))
+        if slow - fast:
+            chosen, only = order[:k], slow - fast
+            break
+    clients = tuple(row.client for row in record.clients if row.profile in chosen)
+    return Group(tuple(chosen), clients, tuple(sorted(only)))
+
+
+def profile_of_trips(record: Record) -> NDArray[Any]:
+    """Each trip's profile, by task; "" for a client that the record does not know."""
+    names = {row.client: row.profile for row in record.clients}
+    return np.array([names.get(client, "") for client in record.trips["client"].tolist()], dtype=object)
+
+
+def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
+    """Median of each profile's trips, missing values left out."""
+    profile, known = profile_of_trips(record), np.isfinite(values)
+    return {
+        name: float(np.median(values[chosen]))
+        for name in sorted(set(profile.tolist()))
+        if (chosen := known & (profile == name)).any()
+    }
+
+
+def applied_weight(record: Record) -> dict[int, float]:
+    """Each client's share of all applied weight, times the number of clients: 1 is fair.
+
+    FedStaleWeight's fairness (Ma 2024, eq. 3) asks for 1/n each. Empty if nothing was applied.
+    """
+    clients = [row.client for row in record.clients] or sorted(set(record.trips["client"].tolist()))
+    weight, owner = record.trips["weight"], record.trips["client"]
+    used = np.isfinite(weight)
+    total = float(weight[used].sum())
+    if not clients or not total > 0.0:
+        return {}
+    size = max(*clients, int(owner.max(initial=0)), 0) + 1
+    sums = np.bincount(owner[used], weights=weight[used], minlength=size)
+    return {client: float(sums[client]) * len(clients) / total for client in clients}
+
+
+def jain(values: Iterable[float]) -> float:
+    """Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
+
+    >>> jain([1.0, 1.0]), jain([2.0, 0.0])
+    (1.0, 0.5)
+    """
+    x = np.fromiter(values, dtype=np.float64)
+    squares = float((x * x).sum())
+    return float(x.sum()) ** 2 / (x.size * squares) if squares > 0.0 else float("nan")
+
+
+def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
+    """Share of right answers in each class; NaN for a class without test examples."""
+    correct, total = np.array(row.correct, dtype=np.float64), np.array(row.total, dtype=np.float64)
+    share: NDArray[np.float64] = np.full(total.shape, np.nan)
+    np.divide(correct, total, out=share, where=total > 0)
+    return share
+
+
+def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
+    """Share of right answers over the test examples of ``labels`` together; NaN if there are none."""
+    known = [label for label in labels if 0 <= label < len(row.total)]
+    total = sum(row.total[label] for label in known)
+    return sum(row.correct[label] for label in known) / total if total else float("nan")
+
+
+def phases(
+    sent_s: float, received_s: float, compute_s: float, arrived_s: float
+) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
+    """Start and end of a trip's download, training and upload; what is not known has no length.
+
+    >>> phases(0.0, 1.0, 2.0, 4.0)
+    ((0.0, 1.0), (1.0, 3.0), (3.0, 4.0))
+    >>> phases(0.0, float("nan"), float("nan"), 4.0)
+    ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
+    """
+    received, arrived = received_s == received_s, arrived_s == arrived_s  # NaN is not itself
+    end = arrived_s if arrived else max(sent_s, received_s) if received else sent_s
+    down = min(received_s, end) if received else sent_s
+    trained = min(down + compute_s, end) if compute_s == compute_s else end
+    return (sent_s, down), (down, trained), (trained, end)
+
+
+def fidelity_of(record: Record) -> dict[str, Any]:
+    """The errors of the trips' times and a verdict on the run: the fields of `limits.fidelity.Fidelity`.
+
+    Judged are the trips that reported their times; ``unmeasured`` counts the others that ended. Under the
+    virtual clock times are computed, so what else the host did does not matter.
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
     ended = ~np.isnan(trips["arrived_s"])
     reported = ended & ~np.isnan(trips["trip_achieved_s"]) & ~np.isnan(trips["trip_declared_s"])
-    declared = {quantity: trips[columns[0]][reported] for quantity, columns in _COLUMNS.items()}
-    achieved = {quantity: trips[columns[1]][reported] for quantity, columns in _COLUMNS.items()}
+    declared = {part: trips[f"{part}_declared_s"][reported] for part in _ACHIEVED}
+    achieved = {part: trips[name][reported] for part, name in _ACHIEVED.items()}
     declared["round"] = declared["trip"]
     round_s = (trips["arrived_s"] - trips["sent_s"])[reported]
     achieved["round"] = np.full(len(round_s), np.nan) if virtual else round_s
-    assert set(declared) == set(QUANTITIES)
     late = trips["lateness_s"][reported]
+    measured = {name: getattr(meta, name) for name in ("load", "used", "others", "steal", "throttled")}
     found = assess(
         profile_of_trips(record)[reported].tolist(),
         declared,
         achieved,
         time_scale=_EXACT_SCALE if virtual else meta.time_scale,
         lateness_s=late[~np.isnan(late)],
-        conditions=Conditions() if virtual else _conditions(meta, _step_cost(record, reported)),
+        conditions=None if virtual else Conditions(step_cost=_step_cost(record, reported), **measured),
     )
     fields = _plain(msgspec.to_builtins(found))
-    return {
-        **{key: value for key, value in fields.items() if key != "conditions"},
-        **fields["conditions"],
-        "throttle": meta.throttle,
-        "valid": not found.reasons,
-        "reasons": list(found.reasons),
-        "unmeasured": int((ended & ~reported).sum()),
-    }
-
-
-def _conditions(meta: Meta, step_cost: float | None) -> Conditions:
-    measured = {name: getattr(meta, name) for name in ("load", "used", "others", "steal", "throttled")}
-    return Conditions(step_cost=step_cost, **measured)
+    conditions = fields.pop("conditions")
+    unmeasured = int((ended & ~reported).sum())
+    return {**fields, **conditions, "throttle": meta.throttle, "unmeasured": unmeasured}
 
 
 def _step_cost(record: Record, reported: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
@@ -110,8 +235,9 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
     finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]
-    versions = record.versions
-    emulated_s = meta.emulated_s or _latest(record)
+    versions, done = record.versions, meta.aggregation
+    times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
+    emulated_s = meta.emulated_s or float(np.nanmax(times))
     return {
         **{name: getattr(meta, name) for name in _OF_META},
         "clients": meta.clients or len(record.clients),
@@ -133,9 +259,25 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
         "staleness": _staleness(record),
         "fidelity": fidelity_of(record),
-        "aggregation": _aggregation(record),
-        "per_class": _per_class(record),
-        "accuracy_by_profile_labels": _by_profile_labels(record),
+        "aggregation": {
+            "backend": done.backend,
+            "threads": done.threads,
+            "updates": done.updates,
+            "seconds": rounded(done.seconds),
+            "gbytes_per_s": rounded(done.bytes / done.seconds / 1e9) if done.seconds > 0 else 0.0,
+        },
+        "per_class": [
+            {"label": k, "name": str(k), "accuracy": rounded(value), "examples": last.total[k]}
+            for k, value in enumerate(class_accuracy(last))
+        ]
+        if last
+        else [],
+        "accuracy_by_profile_labels": {
+            profile: rounded(label_accuracy(last, labels))
+            for profile, labels in labels_by_profile(record).items()
+        }
+        if last
+        else {},
         "slow_phones": _slow_clients(record),
         "applied_weight": _applied_weight(record),
         "integrity": _integrity(record),
@@ -155,11 +297,6 @@ def write_summary(folder: str | Path) -> Path:
     return write_text(Path(folder) / SUMMARY_FILE, text + "\n")
 
 
-def _latest(record: Record) -> float:
-    times = (record.versions["at_s"], record.trips["arrived_s"])
-    return max((float(np.nanmax(t)) for t in times if t.size and not np.isnan(t).all()), default=0.0)
-
-
 def _staleness(record: Record) -> dict[str, Any]:
     staleness = record.trips["staleness"]
     known = (staleness >= 0) & ~np.isnan(record.trips["arrived_s"])
@@ -171,38 +308,6 @@ def _staleness(record: Record) -> dict[str, Any]:
         "by_profile": {
             name: spread(staleness[used & (profile == name)]) for name in profiles_by_speed(record)
         },
-    }
-
-
-def _aggregation(record: Record) -> dict[str, Any]:
-    done = record.meta.aggregation
-    return {
-        "backend": done.backend,
-        "threads": done.threads,
-        "updates": done.updates,
-        "seconds": rounded(done.seconds),
-        "gbytes_per_s": rounded(done.bytes / done.seconds / 1e9) if done.seconds > 0 else 0.0,
-    }
-
-
-def _per_class(record: Record) -> list[dict[str, Any]]:
-    if not record.evaluations:
-        return []
-    last = record.evaluations[-1]
-    shares = zip(class_accuracy(last), last.total, strict=True)
-    return [
-        {"label": label, "name": str(label), "accuracy": rounded(float(value)), "examples": total}
-        for label, (value, total) in enumerate(shares)
-    ]
-
-
-def _by_profile_labels(record: Record) -> dict[str, float | None]:
-    if not record.evaluations:
-        return {}
-    last = record.evaluations[-1]
-    return {
-        profile: rounded(label_accuracy(last, labels))
-        for profile, labels in labels_by_profile(record).items()
     }
 
 
@@ -236,13 +341,13 @@ def _applied_weight(record: Record) -> dict[str, Any]:
 
 def _integrity(record: Record) -> dict[str, int]:
     trips = record.trips
-    ((checked,),) = record.select(
-        "SELECT COUNT(*) FROM trips WHERE checksum_sent IS NOT NULL AND checksum_seen IS NOT NULL"
+    # where one of both is missing their comparison is NULL, which does not count
+    ((checked, altered),) = record.select(
+        "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
     )
-    ((altered,),) = record.select("SELECT COUNT(*) FROM trips WHERE checksum_sent != checksum_seen")
     trained = trips["trained_version"]
     return {
-        "checked": int(checked),
+        "checked": checked,
         "checksum_mismatches": int(altered),
         "version_mismatches": int(((trained >= 0) & (trained != trips["base_version"])).sum()),
     }
@@ -253,7 +358,8 @@ def _memory(record: Record) -> dict[str, Any]:
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
     limit = {row.profile: row.memory_mib for row in record.clients}
-    processes = {what: size for what, size in msgspec.to_builtins(memory).items() if what != "clients_mib"}
+    processes = msgspec.structs.asdict(memory)
+    del processes["clients_mib"]
     return {
         **processes,
         "per_process_mib": rounded(np.mean(sizes)) if sizes else None,
@@ -273,13 +379,11 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     it should have gone. Clients that had joined once and come again have returned.
     """
     since: dict[int, float] = {}
-    known: set[int] = set()
-    online_s, returned = 0.0, 0
-    reasons: Counter[str] = Counter()
+    joined, reasons = Counter[int](), Counter[str]()
+    online_s = 0.0
     for move in record.moves():
         if isinstance(move, Joined):
-            returned += move.client in known
-            known.add(move.client)
+            joined[move.client] += 1
             since.setdefault(move.client, move.at_s)
         else:
             online_s += move.at_s - since.pop(move.client, move.at_s)
@@ -288,8 +392,8 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     clients_s = len(record.clients) * emulated_s
     return {
         "online_share": rounded(online_s / clients_s) if clients_s > 0 else None,
-        "left": sum(reasons.values()),
-        "returned": returned,
+        "left": reasons.total(),
+        "returned": joined.total() - len(joined),
         "reasons": dict(sorted(reasons.items())),
     }
 
@@ -325,13 +429,25 @@ def breakdown(record: Record) -> dict[str, Any]:
     if not total > 0.0:
         return {"busy": None, "limited_by": None, "says": "", "stages": {}}
     work = {stage: spent for stage, spent in seconds.items() if stage not in IDLE}
-    busy = sum(work.values()) / total
+    worked = sum(work.values())
+    busy = worked / total
     trips = int((record.trips["arrived_s"] >= 0).sum())
     limited = "server" if busy >= BUSY else "phones" if record.meta.clock == "wall" else "training"
+    first = max(work, key=lambda stage: work[stage], default="")
+    share = work[first] / worked if worked > 0 else 0.0
+    most = f"{WORDS.get(first, first)} takes {share:.0%} of its work"
+    done = record.meta.aggregation
+    if first == "sum" and done.seconds > 0:
+        most += f", at {done.bytes / done.seconds / 1e9:.1f} GB/s"
+    says = {
+        "server": f"The server limits this run: it is busy {busy:.0%} of the time, and {most}.",
+        "phones": f"The phones set the pace: the server waits {1 - busy:.0%} of the time; {most}.",
+        "training": f"Training limits this run: the server waits {1 - busy:.0%} of the time; {most}.",
+    }
     return {
         "busy": rounded(busy),
         "limited_by": limited,
-        "says": _says(limited, busy, work, record),
+        "says": says[limited],
         "stages": {
             stage: {
                 "share": rounded(spent / total),
@@ -340,19 +456,3 @@ def breakdown(record: Record) -> dict[str, Any]:
             for stage, spent in sorted(seconds.items(), key=lambda item: -item[1])
         },
     }
-
-
-def _says(limited: str, busy: float, work: dict[str, float], record: Record) -> str:
-    first = max(work, key=lambda stage: work[stage], default="")
-    share = work[first] / sum(work.values()) if work and sum(work.values()) > 0 else 0.0
-    most = f"{WORDS.get(first, first)} takes {share:.0%} of its work"
-    done = record.meta.aggregation
-    if first == "sum" and done.seconds > 0:
-        most += f", at {done.bytes / done.seconds / 1e9:.1f} GB/s"
-    match limited:
-        case "server":
-            return f"The server limits this run: it is busy {busy:.0%} of the time, and {most}."
-        case "phones":
-            return f"The phones set the pace: the server waits {1 - busy:.0%} of the time; {most}."
-        case _:
-            return f"Training limits this run: the server waits {1 - busy:.0%} of the time; {most}."

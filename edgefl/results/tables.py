@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -47,12 +47,9 @@ def table(
     )
     for place, column in enumerate(columns):
         right = column.startswith(">")
-        made.add_column(
-            Text(column.lstrip(">")),
-            justify="right" if right else "left",
-            overflow="fold",
-            no_wrap=right or (place == 0 and not fold),  # whole names can be copied
-        )
+        whole = right or (place == 0 and not fold)  # whole names can be copied
+        justify: Literal["right", "left"] = "right" if right else "left"
+        made.add_column(Text(column.lstrip(">")), justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         if row:
             made.add_row(*(cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row))
@@ -92,11 +89,7 @@ def figure(value: object) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share for people; a dash if it was not measured.
-
-    >>> percent(0.8312), percent(None)
-    ('83.1%', '–')
-    """
+    """A share in per cent; a dash if it was not measured."""
     return "–" if value is None else f"{value * 100:.{digits}f}%"
 
 
@@ -116,20 +109,12 @@ def seconds(value: float) -> str:
 
 
 def many(count: int, thing: str) -> str:
-    """A count with its noun.
-
-    >>> many(1, "client"), many(2, "process")
-    ('1 client', '2 processes')
-    """
+    """A count with its noun: 1 client, 2 processes."""
     return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with few digits; a dash if there is none.
-
-    >>> number(3072.4), number(0.08781), number(None)
-    ('3,072', '0.0878', '–')
-    """
+    """A figure with few digits, such as 3,072 and 0.0878; a dash if there is none."""
     if value is None or not np.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
@@ -137,25 +122,22 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
     """A run's summary, the figures that one looks at first."""
-    staleness, aggregation = summary["staleness"], summary["aggregation"]
+    staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
+    fidelity = "not measured"
+    if found and found["median_abs_error"] is not None and found["p95_abs_error"] is not None:
+        fidelity = "valid" if found["valid"] else "INVALID"
+        fidelity += f": error median {found['median_abs_error']:.2%}, p95 {found['p95_abs_error']:.2%}"
+        if summary["clock"] == "virtual" and found["valid"]:
+            fidelity = "times computed, not enforced"
     rows = [
         ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
         ("accuracy, loss", f"{figure(summary['accuracy'])}, {figure(summary['loss'])}"),
         ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
-        ("fidelity", _fidelity(summary["fidelity"] or {}, computed=summary["clock"] == "virtual")),
+        ("fidelity", fidelity),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),
         ("folder", str(folder)),
     ]
     return table(("run", summary["name"] or folder.name), rows)
-
-
-def _fidelity(fidelity: Mapping[str, Any], *, computed: bool) -> str:
-    median, p95 = fidelity.get("median_abs_error"), fidelity.get("p95_abs_error")
-    if median is None or p95 is None:
-        return "not measured"
-    if computed and fidelity["valid"]:
-        return "times computed, not enforced"
-    return f"{'valid' if fidelity['valid'] else 'INVALID'}: error median {median:.2%}, p95 {p95:.2%}"

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.results.measures import phases, profiles_by_speed
 from edgefl.results.record import Record
 from edgefl.results.run_folder import write_text
+from edgefl.results.summary import phases, profiles_by_speed
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
@@ -36,13 +36,13 @@ def write_events(path: Path, records: Sequence[Record]) -> Path:
     events: list[Event] = []
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
-        events.extend(trace_events(record, k * PIDS_A_RUN, prefix))
+        events.extend(_events(record, k * PIDS_A_RUN, prefix))
     # one event a line: a trace can be read with a text editor too
     body = ",\n".join(msgspec.json.encode(event).decode() for event in events)
     return write_text(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n')
 
 
-def trace_events(record: Record, first_pid: int = 0, prefix: str = "") -> Iterator[Event]:
+def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
     """The events of one run: names first, then by process, thread and time, outer before inner."""
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
@@ -78,20 +78,18 @@ def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any)
     return _event("X", name, pid, tid, start, dur=round(end - start, 3), **more)
 
 
-def _instant(name: str, pid: int, tid: int, ts: float, **args: Any) -> Event:
-    return _event("i", name, pid, tid, ts, s="t", args=args)
+def _instant(name: str, pid: int, tid: int, time_s: float, **args: Any) -> Event:
+    return _event("i", name, pid, tid, _us(time_s), s="t", args=args)
 
 
-def _counter(name: str, pid: int, ts: float, value: float) -> Event:
-    return _event("C", name, pid, 0, ts, args={name: value})
+def _counter(name: str, pid: int, time_s: float, value: float) -> Event:
+    return _event("C", name, pid, 0, _us(time_s), args={name: value})
 
 
 def _server(record: Record, pid: int) -> Iterator[Event]:
-    table, scale = record.versions, record.meta.time_scale
-    columns = [
-        table[name].tolist() for name in ("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s")
-    ]
-    rows = list(zip(*columns, strict=True))
+    scale = record.meta.time_scale
+    names = ("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s")
+    rows = list(zip(*(record.versions[name].tolist() for name in names), strict=True))
     for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
         start = _us(at_s)
         # the sum took wall time: shown at the run's scale, but never into the next version
@@ -102,20 +100,18 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
         yield _slice(f"version {version}", pid, _VERSIONS, start, max(start, end), **detail)
     for row in record.evaluations:
         args = {"accuracy": _finite(row.accuracy), "loss": _finite(row.loss), "trips": row.trips}
-        yield _instant(f"evaluation of {row.version}", pid, _EVALUATIONS, _us(row.at_s), **args)
-    for incident in sorted(record.incidents, key=lambda incident: incident.at_s):
-        yield _instant(
-            incident.kind, pid, _INCIDENTS, _us(incident.at_s), client=incident.client, detail=incident.detail
-        )
+        yield _instant(f"evaluation of {row.version}", pid, _EVALUATIONS, row.at_s, **args)
+    for what in sorted(record.incidents, key=lambda incident: incident.at_s):
+        yield _instant(what.kind, pid, _INCIDENTS, what.at_s, client=what.client, detail=what.detail)
     for version, at_s, *_ in rows:
-        yield _counter("version", pid, _us(at_s), version)
+        yield _counter("version", pid, at_s, version)
     for row in record.evaluations:
         if np.isfinite(row.accuracy):
-            yield _counter("accuracy", pid, _us(row.at_s), row.accuracy)
+            yield _counter("accuracy", pid, row.at_s, row.accuracy)
     held = 0
     for at_s, change in _buffer(record):
         held += change
-        yield _counter("updates held", pid, _us(at_s), held)
+        yield _counter("updates held", pid, at_s, held)
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
@@ -144,18 +140,18 @@ def _trips(record: Record, home: dict[int, int], unknown: int) -> Iterator[Event
         for name in ("client", "task", "sent_s", "received_s", "compute_s", "arrived_s", *_ARGS)
     }
     for position, k in enumerate(order):
-        client, arrived = columns["client"][k], columns["arrived_s"][k]
-        pid, start = home.get(client, unknown), _us(columns["sent_s"][k])
+        client, arrived, sent_s = (columns[name][k] for name in ("client", "arrived_s", "sent_s"))
+        pid, start = home.get(client, unknown), _us(sent_s)
         args = {"task": columns["task"][k]} | {name: _finite(columns[name][k]) for name in _ARGS}
         if arrived != arrived:
-            yield _instant(f"task {args['task']} {args['fate'] or 'running'}", pid, client, start, **args)
+            yield _instant(f"task {args['task']} {args['fate'] or 'running'}", pid, client, sent_s, **args)
             continue
         end = max(start, _us(arrived))
-        following = order[position + 1] if position + 1 < len(order) else None
-        if following is not None and columns["client"][following] == client:
-            end = max(start, min(end, _us(columns["sent_s"][following])))
+        for following in order[position + 1 : position + 2]:
+            if columns["client"][following] == client:
+                end = max(start, min(end, _us(columns["sent_s"][following])))
         yield _slice(f"task {args['task']}", pid, client, start, end, **args)
-        marks = phases(columns["sent_s"][k], columns["received_s"][k], columns["compute_s"][k], arrived)
+        marks = phases(sent_s, columns["received_s"][k], columns["compute_s"][k], arrived)
         at = start
         for name, (_, stop_s) in zip(("download", "compute", "upload"), marks, strict=True):
             stop = min(max(at, _us(stop_s)), end)

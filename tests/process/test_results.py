@@ -15,13 +15,11 @@ from rich.console import Console
 
 import edgefl
 from edgefl import Clock, Data, Stop, kernels
-from edgefl.results.compare import compare
-from edgefl.results.comparison import FIGURES, common_target, group, load, reached
-from edgefl.results.measures import applied_weight
+from edgefl.results.compare import FIGURES, common_target, compare, group, load, reached
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
 from edgefl.results.run_folder import Result
-from edgefl.results.summary import summarize, write_summary
+from edgefl.results.summary import applied_weight, summarize, write_summary
 from edgefl.results.trace import write_events, write_trace
 from tests.reports import Page, read_json, read_trace
 

@@ -16,14 +16,19 @@ from safetensors.numpy import save_file
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
 from edgefl.errors import ConfigError, RunError
-from edgefl.results.compare import compare
-from edgefl.results.comparison import estimate
-from edgefl.results.measures import profiles_by_speed, slow_group
+from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import write_report
 from edgefl.results.run_folder import Result, write_text
 from edgefl.results.store import Store
-from edgefl.results.summary import attendance_of, breakdown, summarize, write_summary
+from edgefl.results.summary import (
+    attendance_of,
+    breakdown,
+    profiles_by_speed,
+    slow_group,
+    summarize,
+    write_summary,
+)
 from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
 from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
