@@ -25,20 +25,15 @@ def ask(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] 
 
 
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
-    """The run's end because a strategy raised."""
-    where = f"{type(strategy).__name__}.{method}"
-    return RunError(f"strategy {where} raised {type(error).__name__}: {error}{_place(strategy, error)}")
-
-
-def _place(strategy: Strategy, error: Exception) -> str:
-    """The innermost line that raised it in the strategy's own file, or in that of a class it builds on."""
+    """The run's end because a strategy raised, at a line of its own file or of a class it builds on."""
+    what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(strategy).__mro__:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         for frame in reversed(frames):
             if frame.filename == file:
-                return f" ({frame.filename}:{frame.lineno})"
-    return ""
+                return RunError(f"{what} ({frame.filename}:{frame.lineno})")
+    return RunError(what)
 
 
 def wrong(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:

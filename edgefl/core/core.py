@@ -148,7 +148,7 @@ class Core(Ledger):
             return False
         task = self.task_of(client)
         if task is not None and event.finishes:
-            self.leave_when_done(client)
+            self._leaving.add(client)
             return False
         if task is not None:
             self.end(task)
@@ -248,7 +248,10 @@ class Core(Ledger):
             except Exception as error:
                 raise answers.raised(self.strategy, "step", error) from error
             if answer is not None:
-                self._order(answer, actions)
+                weights = answers.weights(self.strategy, answer, self.holds)
+                order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), answer.base_scale)
+                self._sum = (order, answer)
+                actions.append(order)
                 return
         if due is not None:
             self._finish(due, actions)
@@ -263,15 +266,13 @@ class Core(Ledger):
             except Exception as error:
                 raise answers.raised(self.strategy, "assign", error) from error
             if len(assigned) > self.openings:
-                raise answers.wrong(
-                    self.strategy, "assign", f"at most {self.openings} clients now", f"{len(assigned)}"
-                )
+                most = f"at most {self.openings} clients now"
+                raise answers.wrong(self.strategy, "assign", most, f"{len(assigned)}")
             for client in assigned:
                 begun = self.start(client)
                 if begun is None:
-                    raise answers.wrong(
-                        self.strategy, "assign", "clients that are idle, each once", f"client {client}"
-                    )
+                    allowed = "clients that are idle, each once"
+                    raise answers.wrong(self.strategy, "assign", allowed, f"client {client}")
                 task, trip = begun
                 until = self._until(client) if self._cuts else None
                 actions.append(Train(client, task, self.version, trip, until))
@@ -281,20 +282,11 @@ class Core(Ledger):
                 self._wake(at_s, actions)
 
     def _until(self, client: int) -> Until | None:
-        until: Until | None = answers.ask(
-            self.strategy, "until", self._state, client, self, read=answers.until
-        )
+        strategy, allowed = self.strategy, "an instant from now on and a finite gain"
+        until: Until | None = answers.ask(strategy, "until", self._state, client, self, read=answers.until)
         if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
-            raise answers.wrong(
-                self.strategy, "until", "an instant from now on and a finite gain", repr(until)
-            )
+            raise answers.wrong(strategy, "until", allowed, repr(until))
         return until
-
-    def _order(self, step: Step, actions: list[Action]) -> None:
-        weights = answers.weights(self.strategy, step, self.holds)
-        order = Sum(self.version + 1, tuple(weights), tuple(weights.values()), step.base_scale)
-        self._sum = (order, step)
-        actions.append(order)
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version

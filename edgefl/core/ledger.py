@@ -112,17 +112,10 @@ class Ledger:
         insort(self.idle, client)
         return True
 
-    def disconnect(self, client: int) -> bool:
-        """The client is gone; false if it was not there. A task of its own must be ended before."""
-        if not self.connected(client):
-            return False
+    def disconnect(self, client: int) -> None:
+        """The client, which was there and idle, is gone."""
         self.present[client] = 0
         del self.idle[bisect_left(self.idle, client)]
-        return True
-
-    def leave_when_done(self, client: int) -> None:
-        """The client is gone as soon as its task is over."""
-        self._leaving.add(client)
 
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self.present[client] == 1
@@ -168,10 +161,9 @@ class Ledger:
         if client in self._leaving:
             self._leaving.remove(client)
             self.disconnect(client)
-        if task in self._cancelled:
-            self._cancelled.remove(task)
-            return True
-        return False
+        cancelled = task in self._cancelled
+        self._cancelled.discard(task)
+        return cancelled
 
     def forget_base(self, client: int) -> None:
         """The client's last task gave nothing, so it may be given the same version again."""
@@ -183,17 +175,10 @@ class Ledger:
 
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update, its staleness measured now."""
-        update = Update(
-            event.task,
-            event.client,
-            event.base_version,
-            self.version - event.base_version,
-            event.examples,
-            event.steps,
-            event.loss,
-            event.at_s,
+        base, staleness = event.base_version, self.version - event.base_version
+        update = self._updates[event.task] = Update(
+            event.task, event.client, base, staleness, event.examples, event.steps, event.loss, event.at_s
         )
-        self._updates[event.task] = update
         self.held.append(update)
         return update
 

@@ -44,5 +44,3 @@ class Unfinished:
                     self.cancelled.discard(action.task)
                 case Evaluate():
                     self.assessing[action.version] = core.now_s, core.trips
-                case _:
-                    pass

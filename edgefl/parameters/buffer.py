@@ -34,36 +34,13 @@ Floats = npt.NDArray[np.float32]
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 2
+LAYOUT = 3
 PAGE = 4096
 
-_HEADER = np.dtype(
-    [
-        ("magic", "<i8"),
-        ("layout", "<i8"),
-        ("size", "<i8"),
-        ("ring", "<i8"),
-        ("slots", "<i8"),
-        ("vectors", "<i8"),
-        ("format", "S16"),
-        ("residuals", "<i8"),
-        ("latest_version", "<i8"),
-        ("latest_entry", "<i8"),
-    ]
-)
-_ENTRY = np.dtype([("version", "<i8"), ("unused", "<i8", (7,))])
-_SLOT = np.dtype(
-    [
-        ("state", "<i8"),
-        ("task", "<i8"),
-        ("client", "<i8"),
-        ("base_version", "<i8"),
-        ("checksum", "<u8"),
-        ("fetched", "<i8"),
-        ("lent", "<i8"),
-        ("unused", "<i8", (1,)),
-    ]
-)
+_FIELDS = "magic layout size ring slots vectors format residuals latest_version latest_entry"
+_HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
+WORDS = 8
+"""64-bit words in the header of a ring entry or slot: one line of the processor's cache."""
 
 
 class SlotState:
@@ -119,8 +96,7 @@ class Shape:
 
     @property
     def data_offset(self) -> int:
-        headers = self.ring * _ENTRY.itemsize + self.slots * _SLOT.itemsize
-        return PAGE + _pages(headers)
+        return PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
 
     @property
     def slots_offset(self) -> int:
@@ -153,14 +129,13 @@ class ParameterBuffer:
     def __init__(self, fd: int, memory: mmap.mmap, shape: Shape) -> None:
         self.fd = fd
         self.shape = shape
-        self._memory: mmap.mmap | None = memory
         whole = np.frombuffer(memory, dtype=np.uint8)
-        self._whole: npt.NDArray[np.uint8] | None = whole
-        ring_end = PAGE + shape.ring * _ENTRY.itemsize
-        slots_end = ring_end + shape.slots * _SLOT.itemsize
+        self._whole: Raw | None = whole
+        ring_end = PAGE + shape.ring * 8 * WORDS
+        slots_end = ring_end + shape.slots * 8 * WORDS
         self._header = whole[: _HEADER.itemsize].view(_HEADER)
-        self._entries = whole[PAGE:ring_end].view(_ENTRY)
-        self._slots = whole[ring_end:slots_end].view(_SLOT)
+        self._entries = whole[PAGE:ring_end].view(np.int64).reshape(-1, WORDS)
+        self._slots = whole[ring_end:slots_end].view(np.int64).reshape(-1, WORDS)
         # One view a vector, made once: slicing costs more than the header writes of a whole trip.
         vectors = range(shape.ring * (1 + shape.vectors))
         self._vectors = [self._floats(shape.data_offset + index * shape.stride) for index in vectors]
@@ -170,17 +145,15 @@ class ParameterBuffer:
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
         sides = whole[shape.sides_offset : shape.sides_offset + 8 * shape.residuals]
+        # Memoryviews give and take plain ints, several times faster than numpy.
         self.side: memoryview[int] = sides.view(np.int64).data
-        self.state = _words(self._slots, "state")
-        self.task = _words(self._slots, "task")
-        self.client = _words(self._slots, "client")
-        self.base_version = _words(self._slots, "base_version")
-        self.checksum = _words(self._slots, "checksum")
-        self.fetched = _words(self._slots, "fetched")
-        self.lent = _words(self._slots, "lent")
-        self.entry_version = _words(self._entries, "version")
-        self._latest_version = _words(self._header, "latest_version")
-        self._latest_entry = _words(self._header, "latest_entry")
+        self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
+            self._slots[:, word].data for word in range(6)
+        )
+        self.checksum: memoryview[int] = self._slots[:, 6].view(np.uint64).data
+        self.entry_version: memoryview[int] = self._entries[:, 0].data
+        self._latest_version = self._header["latest_version"].data
+        self._latest_entry = self._header["latest_entry"].data
 
     def _floats(self, start: int) -> Floats:
         return self.memory[start : start + 4 * self.shape.size].view(np.float32)
@@ -202,21 +175,19 @@ class ParameterBuffer:
             memory = mmap.mmap(fd, shape.total_bytes)
         except (OSError, OverflowError) as error:
             os.close(fd)
-            mib = shape.total_bytes / 2**20
+            rest = f", 2 residuals for each of {shape.residuals} clients: "
+            rest += "server.error_feedback = false needs none"
             raise RunError(
-                f"the parameter buffer needs {mib:.0f} MiB of shared memory "
+                f"the parameter buffer needs {shape.total_bytes / 2**20:.0f} MiB of shared memory "
                 f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters"
-                f"{_of_residuals(shape)}): "
+                f"{rest if shape.residuals else ''}): "
                 f"{getattr(error, 'strerror', 'more than this system can address')}"
             ) from error
         buffer = cls(fd, memory, shape)
-        header = buffer._header
-        header["layout"], header["size"], header["ring"] = LAYOUT, shape.size, shape.ring
-        header["slots"], header["vectors"] = shape.slots, shape.vectors
-        header["format"], header["residuals"] = shape.format.encode(), shape.residuals
-        header["latest_version"] = header["latest_entry"] = -1
-        for entry in range(shape.ring):
-            buffer.retire(entry)
+        header, kind = buffer._header, list(FORMATS).index(shape.format)
+        sizes = (shape.size, shape.ring, shape.slots, shape.vectors, kind, shape.residuals)
+        header[0] = (0, LAYOUT, *sizes, -1, -1)
+        buffer._entries[:, 0] = -1
         header["magic"] = MAGIC
         return buffer
 
@@ -227,17 +198,13 @@ class ParameterBuffer:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
             raise SlotError(f"descriptor {fd} holds no parameter buffer: {error}") from error
-        header = np.frombuffer(memory, dtype=_HEADER, count=1)[0] if len(memory) >= PAGE else None
-        if header is None or int(header["magic"]) != MAGIC or int(header["layout"]) != LAYOUT:
+        header: tuple[int, ...] = (0,)
+        if len(memory) >= PAGE:
+            header = np.frombuffer(memory, _HEADER, count=1)[0].item()
+        if header[:2] != (MAGIC, LAYOUT):
             raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
-        shape = Shape(
-            size=int(header["size"]),
-            ring=int(header["ring"]),
-            slots=int(header["slots"]),
-            vectors=int(header["vectors"]),
-            format=bytes(header["format"]).decode(errors="replace"),
-            residuals=int(header["residuals"]),
-        )
+        size, ring, slots, vectors, kind, residuals = header[2:8]
+        shape = Shape(size, ring, slots, vectors, dict(enumerate(FORMATS)).get(kind, ""), residuals)
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
         return cls(fd, memory, shape)
@@ -250,9 +217,9 @@ class ParameterBuffer:
 
     def close(self) -> None:
         """Give the descriptor back. The mapping goes when the last view of it goes."""
-        if self._memory is not None:
+        if self._whole is not None:
             os.close(self.fd)
-            self._memory = self._whole = None
+            self._whole = None
 
     # ---- models --------------------------------------------------------------------------------
 
@@ -355,17 +322,6 @@ def ring_entries(size: int, vectors: int = 0) -> int:
 
 def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
-
-
-def _of_residuals(shape: Shape) -> str:
-    if not shape.residuals:
-        return ""
-    return f", 2 residuals for each of {shape.residuals} clients: server.error_feedback = false needs none"
-
-
-def _words(headers: npt.NDArray[np.void], field: str) -> memoryview[int]:
-    """One field of all headers. A memoryview gives and takes plain ints, several times faster than numpy."""
-    return headers[field].data
 
 
 def _anonymous_file() -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from edgefl.parameters.update_format import Raw
 FORMAT = "edgefl-3"
 KEEP = 2
 _KINDS = {"<f4": "F32", "|u1": "U8"}
+
+_BY_NUMBER = {"held": "held", "residual": "residuals", "early": "early_residuals", "base": "bases"}
+"""Kinds of tensors of which there is one a task, client or version, and the fields that hold them."""
 
 Layout = list[tuple[str, list[int], int]]
 
@@ -70,7 +73,7 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
     failpoints.pass_by("named")
     if final:
         named = {
-            name: checkpoint.model[offset : offset + _count(shape)].reshape(shape)
+            name: checkpoint.model[offset : offset + math.prod(shape)].reshape(shape)
             for name, shape, offset in layout
         }
         _replace(folder / "final.safetensors", _safetensors(named, metadata))
@@ -109,7 +112,8 @@ def _read(path: Path) -> SavedState:
         raise ValueError("its numbers are not those that were written")
 
     def numbered(kind: str) -> dict[int, NDArray[Any]]:
-        return {_number(name): tensors[name] for name in tensors if name.startswith(f"{kind}.")}
+        names = [name for name in tensors if name.startswith(f"{kind}.")]
+        return {int(name.partition(".")[2]): tensors[name] for name in names}
 
     return SavedState(
         version=int(metadata["version"]),
@@ -118,11 +122,8 @@ def _read(path: Path) -> SavedState:
         wall_s=float(metadata["wall_s"]),
         model=tensors["model"],
         vectors=[vector for _, vector in sorted(numbered("vector").items())],
-        held=numbered("held"),
-        residuals=numbered("residual"),
-        early_residuals=numbered("early"),
-        bases=numbered("base"),
         answers=tensors["answers"].tobytes() if "answers" in tensors else b"",
+        **{name: numbered(kind) for kind, name in _BY_NUMBER.items()},
     )
 
 
@@ -130,10 +131,8 @@ def _tensors(checkpoint: SavedState) -> dict[str, NDArray[Any]]:
     """All numbers by name, as they lie in memory."""
     tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
     tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
-    tensors |= {f"held.{task}": update for task, update in checkpoint.held.items()}
-    tensors |= {f"residual.{client}": left for client, left in checkpoint.residuals.items()}
-    tensors |= {f"early.{client}": left for client, left in checkpoint.early_residuals.items()}
-    tensors |= {f"base.{version}": model for version, model in checkpoint.bases.items()}
+    for kind, name in _BY_NUMBER.items():
+        tensors |= {f"{kind}.{number}": values for number, values in getattr(checkpoint, name).items()}
     if checkpoint.answers:
         tensors["answers"] = np.frombuffer(checkpoint.answers, dtype=np.uint8)
     return tensors
@@ -159,20 +158,14 @@ def _checksum(tensors: dict[str, NDArray[Any]]) -> str:
     return " ".join(f"{kernels.checksum(tensors[name]):016x}" for name in sorted(tensors))
 
 
-def _number(name: str) -> int:
-    return int(name.partition(".")[2])
-
-
-def _count(shape: list[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
 def _replace(path: Path, content: Iterator[bytes | memoryview]) -> None:
     partial = path.with_suffix(".partial")
     try:
         with open(partial, "wb", buffering=0) as file:
             for piece in content:
-                _write(file, memoryview(piece))
+                left = memoryview(piece)
+                while left:
+                    left = left[file.write(left) :]
                 failpoints.pass_by("torn")
             os.fsync(file.fileno())
         failpoints.pass_by("unnamed")
@@ -187,8 +180,3 @@ def _replace(path: Path, content: Iterator[bytes | memoryview]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _write(file: FileIO, piece: memoryview) -> None:
-    while piece:
-        piece = piece[file.write(piece) :]

@@ -71,15 +71,19 @@ class Channel(Generic[R]):
                 data = data[self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT) :]
                 rights = []
             except BlockingIOError:
-                self._listen_until_writable()
+                poller = select.poll()
+                poller.register(self._socket, select.POLLIN | select.POLLOUT)
+                if any(event & ~select.POLLOUT for _, event in poller.poll()):
+                    with contextlib.suppress(BlockingIOError):
+                        self._read(socket.MSG_DONTWAIT)
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise Closed from error
 
     def receive(self) -> R:
         """Wait for the next message and return it. Raises `Closed` at the end of the stream."""
-        while (message := self._take()) is None:
+        while not self.waiting:
             self._read(0)
-        return self._decoder.decode(message)
+        return self._take()
 
     def receive_ready(self) -> Iterator[R]:
         """Yield every message that has arrived. Raises `Closed` after the last of a closed stream."""
@@ -90,15 +94,22 @@ class Channel(Generic[R]):
             pass
         except Closed:
             closed = True
-        while (message := self._take()) is not None:
-            yield self._decoder.decode(message)
+        while self.waiting:
+            yield self._take()
         if closed:
             raise Closed
 
     @property
     def waiting(self) -> bool:
         """True if a message was read from the socket and not handed out: do not wait for the socket."""
-        return len(self._pending) >= _LENGTH.size and len(self._pending) >= self._end()
+        head = self._pending[: _LENGTH.size]
+        return len(head) == _LENGTH.size and len(self._pending) >= _LENGTH.size + _LENGTH.unpack(head)[0]
+
+    def _take(self) -> R:
+        end = _LENGTH.size + _LENGTH.unpack_from(self._pending)[0]
+        message = bytes(self._pending[_LENGTH.size : end])
+        del self._pending[:end]
+        return self._decoder.decode(message)
 
     def descriptor(self) -> int:
         """Returns the descriptor that came with the message received last."""
@@ -107,13 +118,6 @@ class Channel(Generic[R]):
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
-
-    def _listen_until_writable(self) -> None:
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN | select.POLLOUT)
-        if any(event & ~select.POLLOUT for _, event in poller.poll()):
-            with contextlib.suppress(BlockingIOError):
-                self._read(socket.MSG_DONTWAIT)
 
     def _read(self, flags: int) -> None:
         # Not socket.recv_fds: it drops its flags.
@@ -130,17 +134,6 @@ class Channel(Generic[R]):
                     os.set_inheritable(fd, False)
                     self._descriptors.append(fd)
         self._pending += data
-
-    def _end(self) -> int:
-        return _LENGTH.size + int(_LENGTH.unpack_from(self._pending)[0])
-
-    def _take(self) -> bytes | None:
-        if not self.waiting:
-            return None
-        end = self._end()
-        message = bytes(self._pending[_LENGTH.size : end])
-        del self._pending[:end]
-        return message
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

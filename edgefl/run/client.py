@@ -26,7 +26,7 @@ from edgefl.parameters.buffer import Floats, ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection, Frame
-from edgefl.run.transport import client_end
+from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ClientProcess:
         self._buffer = buffer
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
-        self._transport = client_end(experiment.server.transport, buffer, self._server.send)
+        self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
         self._says_whole = experiment.server.transport == "shm"
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._server.wait_until)
         # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 
 from edgefl.errors import RunError
 from edgefl.run import messages
@@ -17,6 +18,9 @@ MOST_LOSSES = 8
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Gives tasks to a worker; False if it is gone."""
+
+_Entry = tuple[float, int, int, messages.Task]
+"""When a task is due, its client, its number, and itself."""
 
 
 class Dispatch:
@@ -32,11 +36,11 @@ class Dispatch:
         self.oldest_first = False
         self.results: dict[int, messages.TaskResult | messages.Gone] = {}
         """What was computed, until its arrival is due, by task."""
-        self._waiting: dict[int, messages.Task] = {}
-        self._due_s: dict[int, float] = {}
-        self._by_due: list[tuple[float, int, int]] = []
-        self._by_age: list[int] = []
-        self._at_work: dict[int, tuple[int, messages.Task]] = {}
+        self._waiting: dict[int, _Entry] = {}
+        """By task; those given out first come first."""
+        self._by_due: list[_Entry] = []
+        """A heap; entries of tasks that wait no more are passed over."""
+        self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._losses: dict[int, int] = {}
         self._task_s = AHEAD_S / FEWEST
 
@@ -44,27 +48,23 @@ class Dispatch:
 
     def add(self, task: messages.Task, due_s: float) -> None:
         """A task waits for a worker."""
-        self._due_s[task.task] = due_s
-        self._wait(task)
+        entry = self._waiting[task.task] = (due_s, task.client, task.task, task)
+        heapq.heappush(self._by_due, entry)
 
-    def _wait(self, task: messages.Task) -> None:
-        self._waiting[task.task] = task
-        heapq.heappush(self._by_due, (self._due_s[task.task], task.client, task.task))
-        heapq.heappush(self._by_age, task.task)
+    def _wait_again(self, entries: Sequence[_Entry]) -> None:
+        self._waiting = dict(sorted([*self._waiting.items(), *((entry[2], entry) for entry in entries)]))
+        self._by_due = sorted(self._waiting.values())
 
     def take_back(self, task: int) -> bool:
         """Nobody shall begin this task any more; False if a worker has it, or has done it."""
-        if self._waiting.pop(task, None) is None:
-            return False
-        self._forget(task)
-        return True
+        self._losses.pop(task, None)
+        return self._waiting.pop(task, None) is not None
 
     @property
     def unfinished(self) -> Iterator[messages.Task]:
         """Tasks that wait or are being computed."""
-        yield from self._waiting.values()
-        for _, task in self._at_work.values():
-            yield task
+        for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
+            yield entry[3]
 
     def waits(self, task: int) -> bool:
         """Returns True if no worker has it yet."""
@@ -75,39 +75,31 @@ class Dispatch:
         found = self._at_work.get(task)
         return None if found is None else found[0]
 
-    def order(self, task: int) -> messages.Task:
-        """The task that a worker has in hand, as it was told."""
-        return self._at_work[task][1]
-
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
         """A worker is done with a task; returns what it was told."""
-        _, task = self._at_work.pop(result.task)
-        self._forget(result.task)
+        _, entry = self._at_work.pop(result.task)
+        self._losses.pop(result.task, None)
         self.results[result.task] = result
         if isinstance(result, messages.TaskResult):
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
-        return task
+        return entry[3]
 
     def worker_gone(self, worker: int) -> list[messages.Task]:
         """Makes the tasks in a dead worker's hand wait again, and returns them.
 
         Raises `RunError` if one of them has been in the hands of too many dead workers.
         """
-        orphans = [task for holder, task in self._at_work.values() if holder == worker]
-        for task in orphans:
-            del self._at_work[task.task]
-            losses = self._losses[task.task] = self._losses.get(task.task, 0) + 1
+        orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
+        for _, client, number, task in orphans:
+            del self._at_work[number]
+            losses = self._losses[number] = self._losses.get(number, 0) + 1
             if losses >= MOST_LOSSES:
                 raise RunError(
-                    f"{losses} workers died with client {task.client}'s trip {task.trip} in hand; "
+                    f"{losses} workers died with client {client}'s trip {task.trip} in hand; "
                     "see the incidents on record"
                 )
-            self._wait(task)
-        return orphans
-
-    def _forget(self, task: int) -> None:
-        del self._due_s[task]
-        self._losses.pop(task, None)
+        self._wait_again(orphans)
+        return [entry[3] for entry in orphans]
 
     # ---- workers -------------------------------------------------------------------------------
 
@@ -124,25 +116,25 @@ class Dispatch:
             if not self._waiting or held > most // 2:
                 return
             share = -(-(len(self._waiting) + len(self._at_work)) // len(hands))
-            tasks = [self._next() for _ in range(min(max(1, min(most, share) - held), len(self._waiting)))]
-            if not self._send(worker, tasks):
-                for task in tasks:
-                    self._wait(task)
+            entries = self._next(min(max(1, min(most, share) - held), len(self._waiting)))
+            if self._send(worker, [entry[3] for entry in entries]):
+                self._at_work.update({entry[2]: (worker, entry) for entry in entries})
             else:
-                self._at_work.update({task.task: (worker, task) for task in tasks})
+                self._wait_again(entries)
 
-    def _next(self) -> messages.Task:
-        """The waiting task that is to be computed first."""
-        while True:
-            number = heapq.heappop(self._by_age) if self.oldest_first else heapq.heappop(self._by_due)[2]
-            if (task := self._waiting.pop(number, None)) is not None:
-                self._tidy()
-                return task
-
-    def _tidy(self) -> None:
-        """Each task is in both queues and leaves by one: the other must not grow for ever."""
-        room = 2 * len(self._waiting) + 1000
-        if len(self._by_age) > room:
-            self._by_age = sorted(self._waiting)
-        if len(self._by_due) > room:
-            self._by_due = sorted((self._due_s[n], t.client, n) for n, t in self._waiting.items())
+    def _next(self, count: int) -> list[_Entry]:
+        """Takes the waiting tasks that are to be computed first."""
+        waiting = self._waiting
+        if self.oldest_first:
+            found = list(islice(waiting.values(), count))
+            for entry in found:
+                del waiting[entry[2]]
+        else:
+            found = []
+            while len(found) < count:
+                entry = heapq.heappop(self._by_due)
+                if waiting.pop(entry[2], None) is not None:
+                    found.append(entry)
+        if len(self._by_due) > 2 * len(waiting) + 1000:
+            self._by_due = sorted(waiting.values())
+        return found

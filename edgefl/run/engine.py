@@ -61,7 +61,6 @@ class _OpenTrip(msgspec.Struct):
                 sent_s=self.sent_s,
             )
         down, compute, up, trip = done.down, done.compute, done.up, done.trip
-        down_bytes, up_bytes = size_bytes
         return TripRow(
             task=order.task,
             client=order.client,
@@ -75,8 +74,8 @@ class _OpenTrip(msgspec.Struct):
             steps=done.steps,
             loss=done.loss,
             trained_version=done.trained_version,
-            down_bytes=down_bytes,
-            up_bytes=up_bytes,
+            down_bytes=size_bytes[0],
+            up_bytes=size_bytes[1],
             down_s=down.achieved_s,
             compute_s=compute.achieved_s,
             up_s=up.achieved_s,
@@ -216,15 +215,9 @@ class Engine:
             cut = messages.Cut(max(0.0, until.at_s - decided_s), until.gain, until.per_step)
         if self._dynamics is not None:
             condition = self._dynamics.condition(action.client)
+        entry, slot = lease.entry, lease.slot
         return messages.Task(
-            action.client,
-            action.task,
-            action.trip,
-            action.version,
-            lease.entry,
-            lease.slot,
-            cut,
-            condition,
+            action.client, action.task, action.trip, action.version, entry, slot, cut, condition
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:

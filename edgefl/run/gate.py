@@ -7,7 +7,7 @@ comes out as a `Refusal`, which costs the sender its process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from edgefl.errors import SlotError, WireError
@@ -17,7 +17,7 @@ from edgefl.run.connection import Frame, Full, ServerSocket, Unreachable
 from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.transport import ServerEnd
+from edgefl.run.transport import ShmServer
 
 
 class GivenBack(NamedTuple):
@@ -45,7 +45,7 @@ class Gate:
     def __init__(
         self,
         socket: ServerSocket,
-        transport: ServerEnd,
+        transport: ShmServer,
         peers: Peers,
         aggregator: Aggregator,
         gauge: Gauge,
@@ -55,9 +55,9 @@ class Gate:
         self._peers, self._aggregator, self._gauge, self._watch = peers, aggregator, gauge, watch
         self._buffer: ParameterBuffer = aggregator.buffer
         self._stuck: list[Peer] = []
-        self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterator[Checked]]] = {
+        self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterable[Checked]]] = {
             messages.Ready: self._ready,
-            messages.Beat: lambda *_: iter(()),
+            messages.Beat: lambda *_: (),
             messages.Chunk: self._chunk,
             messages.Done: self._done,
             messages.Gone: self._gone,
@@ -92,41 +92,36 @@ class Gate:
         while self._stuck:
             yield self._stuck.pop(), Refusal("hang", "does not take its messages")
 
-    def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Iterator[Checked]:
+    def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Sequence[Checked]:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
             raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
-        if not peer.ready:
-            peer.ready = True
-            yield message
+        was, peer.ready = peer.ready, True
+        return () if was else (message,)
 
-    def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Iterator[Checked]:
+    def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
         if self._lease_of(peer, message.task) is None:
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
         self.transport.accept(message, messages.payload([b"", *body]))
-        return iter(())
+        return ()
 
-    def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> Iterator[Checked]:
+    def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, done.task)
-        if (
-            lease is None
-            or peer.role != control.CLIENT
-            or (lease.client, lease.slot) != (done.client, done.slot)
-        ):
-            raise WireError(f"an update of task {done.task}, which is not the sender's")
-        yield self._whole(peer, lease, done)
+        fits = lease is not None and (lease.client, lease.slot) == (done.client, done.slot)
+        return (self._whole(peer, lease if fits and peer.role == control.CLIENT else None, done),)
 
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
         for result in message.results:
-            lease = self._lease_of(peer, result.task)
-            if lease is None or peer.role != control.WORKER:
-                raise WireError(f"an update of task {result.task}, which is not the sender's")
+            lease = self._lease_of(peer, result.task) if peer.role == control.WORKER else None
             yield self._whole(peer, lease, result)
 
     def _whole(
-        self, peer: Peer, lease: Lease, said: messages.Done | messages.TaskResult
+        self, peer: Peer, lease: Lease | None, said: messages.Done | messages.TaskResult
     ) -> messages.Done | messages.TaskResult | GivenBack:
         """The sender says that its update is whole. `WireError` if its slot does not say so too."""
-        buffer, slot, task = self._buffer, lease.slot, said.task
+        buffer, task = self._buffer, said.task
+        if lease is None:
+            raise WireError(f"an update of task {task}, which is not the sender's")
+        slot = lease.slot
         peer.deaths_in_a_row = 0
         if said.trained_version != lease.version:
             detail = f"task {task}: trained {said.trained_version}, was given {lease.version}"
@@ -136,22 +131,23 @@ class Gate:
             buffer.written(slot, task=task, checksum=said.checksum)
         elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
-        elif said.checksum != int(buffer.checksum[slot]):
+        elif said.checksum != buffer.checksum[slot]:
             raise WireError(f"an update of task {task} with two checksums")
         lease.holder = -1
         return said
 
-    def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Iterator[Checked]:
+    def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, gone.task)
-        if lease is not None and lease.client == gone.client:
-            lease.holder = -1
-            reason = gone.reason[:MOST_DETAIL]
-            yield GivenBack(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason)
+        if lease is None or lease.client != gone.client:
+            return ()
+        lease.holder = -1
+        reason = gone.reason[:MOST_DETAIL]
+        return (GivenBack(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 
-    def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Iterator[Checked]:
+    def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
-        yield answer
+        return (answer,)
 
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:
         """The lease of a task that this peer computes; None if it computes no such task."""

@@ -1,23 +1,8 @@
 """Messages between the server and its clients, and the only place that parses bytes from a socket.
 
 A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
-frame. `decode` raises `WireError` and nothing else, whatever the bytes are.
-
-| message     | from      | payload          | says                                              |
-|-------------|-----------|------------------|---------------------------------------------------|
-| `Ready`     | client    |                  | connected: who, in which role, of which epoch     |
-| `Beat`      | client    |                  | alive, nothing else to say                        |
-| `Chunk`     | client    | bytes            | a part of an update (wire transport)              |
-| `Done`      | client    |                  | the update is whole: what it is and how it was    |
-| `Gone`      | client    |                  | the task was given up, and why                    |
-| `Trained`   | worker    |                  | the updates of some tasks are whole               |
-| `Assessed`  | evaluator |                  | a version's loss and per-class counts             |
-| `Task`      | server    | model (wire)     | download this version, train, upload into a slot  |
-| `Cancel`    | server    |                  | give the task up                                  |
-| `Tasks`     | server    | model (wire)     | compute these tasks, of any clients               |
-| `Withdraw`  | server    |                  | give these tasks up                               |
-| `Assess`    | server    | model (wire)     | evaluate this version                             |
-| `Bye`       | server    |                  | the run is over                                   |
+frame. `decode_from_client` raises `WireError` and nothing else, whatever the bytes are.
+ARCHITECTURE.md says who sends which.
 """
 
 from __future__ import annotations
@@ -196,13 +181,15 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     edgefl.errors.WireError: not a message: ...
     """
     message = _decode(_from_client, header)
-    if isinstance(message, Done):
-        _check_loss(message.loss)
-    elif isinstance(message, Trained):
-        for result in message.results:
-            _check_loss(result.loss)
+    if isinstance(message, Done | Trained):
+        losses = [message.loss] if isinstance(message, Done) else [one.loss for one in message.results]
+        for loss in losses:
+            if math.isinf(loss):
+                raise WireError(f"a loss of {loss}, a number or NaN is allowed")
     elif isinstance(message, Assessed):
-        _check_assessed(message)
+        pairs = zip(message.correct, message.total, strict=False)
+        if len(message.correct) != len(message.total) or not all(right <= total for right, total in pairs):
+            raise WireError(f"the assessment of version {message.version} has impossible counts")
     return message
 
 
@@ -218,17 +205,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> 
         return decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, OverflowError, ValueError) as error:
         raise WireError(f"not a message: {error}") from error
-
-
-def _check_loss(loss: float) -> None:
-    if math.isinf(loss):
-        raise WireError(f"a loss of {loss}, a number or NaN is allowed")
-
-
-def _check_assessed(answer: Assessed) -> None:
-    pairs = zip(answer.correct, answer.total, strict=False)
-    if len(answer.correct) != len(answer.total) or not all(correct <= total for correct, total in pairs):
-        raise WireError(f"the assessment of version {answer.version} has impossible counts")
 
 
 def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:

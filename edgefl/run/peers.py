@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import usable_cores
@@ -116,13 +116,6 @@ class Peers:
         return sum(not peer.ready for peer in self._by_name.values())
 
 
-class Departure(NamedTuple):
-    """A peer's process has ended; it is started again, or ``given_up``."""
-
-    peer: Peer
-    given_up: bool
-
-
 class Roster:
     """Ends, replaces or gives up the peers of one run that are silent, send what is no message, or die."""
 
@@ -158,8 +151,8 @@ class Roster:
             self._note(peer, kind, detail)
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 
-    def departed(self, message: control.Departed) -> Departure | None:
-        """A process has ended: start it again or give it up. None if it was not the present one."""
+    def departed(self, message: control.Departed) -> tuple[Peer, bool] | None:
+        """A process has ended: start it again, or give it up (true). None if it was not the present one."""
         peer = self._peers.remove(message.role, message.peer, message.epoch)
         if peer is None:
             return None
@@ -169,14 +162,14 @@ class Roster:
         client, fleet = peer.role == control.CLIENT, self._experiment.fleet
         deaths = peer.deaths_in_a_row + 1
         if client and fleet.on_death == "drop":
-            return Departure(peer, given_up=True)
+            return peer, True
         if deaths >= MOST_DEATHS_IN_A_ROW:
             self._note(peer, "gave-up", f"died {deaths} times in a row")
-            return Departure(peer, given_up=True)
+            return peer, True
         self.returning += 1
         rejoin_s = fleet.rejoin_s * self._clock.time_scale if client else 0.0
         self._alarms.after(rejoin_s, lambda: self._replace(peer, deaths))
-        return Departure(peer, given_up=False)
+        return peer, False
 
     def _replace(self, peer: Peer, deaths: int) -> None:
         self.returning -= 1

@@ -17,8 +17,6 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-_LARGEST_ON_HEAP_BYTES = 32 * 2**20
-"""The most that glibc allows."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -45,9 +43,8 @@ def become_child(parent_pid: int, name: str) -> None:
     The kernel's parent-death signal covers a parent killed with -9. Where it is not to be had, the end of
     the channel to the parent does the same a little later.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -59,12 +56,11 @@ def become_child(parent_pid: int, name: str) -> None:
 def keep_freed_memory() -> None:
     """Let this process keep what it frees, for its next allocation, instead of giving it back to the system.
 
-    A training step frees its activations, and glibc would give them back and fetch them again, zeroed page by
-    page, at each step: an eighth of the time of a small CNN's. Other allocators are left as they are.
+    glibc would give a step's activations back and fetch them again, zeroed page by page, at each step: an
+    eighth of the time of a small CNN's. Other allocators are left as they are.
     """
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP_BYTES)
+    if (mallopt := getattr(_libc, "mallopt", None)) is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc allows
         mallopt(_M_TRIM_THRESHOLD, 2**30)
         mallopt(_M_TOP_PAD, 2**20)
 

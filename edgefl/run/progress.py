@@ -83,6 +83,12 @@ class Gauge:
         )
         rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
+        invalid = ""  # or the first bound that is not held, by what is known while the run goes on
+        if self._wall:
+            shares = {"steal": self._steal.share(), "throttled": self._throttle.share()}
+            error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
+            found = bounds(median, p95, Conditions(load=self._load, **shares))
+            invalid = next(filter(None, [*found, drift("trips", error)]), "")
         return control.Progress(
             emulated_s=clock.now_s(),
             wall_s=clock.wall_s(),
@@ -95,20 +101,11 @@ class Gauge:
             loss=self._loss,
             fidelity_median=None if median is None else float(median),
             fidelity_p95=None if p95 is None else float(p95),
-            invalid=self._invalid(median, p95),
+            invalid=invalid,
             dropped=core.dropped,
             incidents=incidents,
             by_profile=dict(zip(self._names, rows.tolist(), strict=True)),
         )
-
-    def _invalid(self, median: float | None, p95: float | None) -> str:
-        """The first bound that is not held, by what is known while the run goes on."""
-        if not self._wall:
-            return ""
-        conditions = Conditions(load=self._load, steal=self._steal.share(), throttled=self._throttle.share())
-        found = bounds(median, p95, conditions)
-        error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
-        return next(filter(None, [*found, drift("trips", error)]), "")
 
 
 class Stopwatch:

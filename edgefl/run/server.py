@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl.core.events import Halted
-from edgefl.errors import EdgeflError, RunError
+from edgefl.errors import RunError
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel
 from edgefl.run.clock import Alarms
@@ -32,31 +33,27 @@ CHECKPOINT_SHARE = 0.05
 """Most of the time that checkpoints may take."""
 
 
+@dataclass(eq=False)
 class ServerLoop:
     """One run, from the first `Ready` to the last checkpoint."""
 
-    def __init__(
-        self,
-        channel: Channel[control.ToServer],
-        plan: control.Serve,
-        gate: Gate,
-        timeline: Timeline,
-        engine: Engine,
-        evaluation: EvaluationQueue,
-        peers: Peers,
-        roster: Roster,
-        alarms: Alarms,
-        gauge: Gauge,
-        watch: Stopwatch,
-        restored: Restored | None = None,
-    ) -> None:
-        self._channel, self._plan, self._experiment = channel, plan, plan.experiment
-        self._gate, self._timeline, self._engine = gate, timeline, engine
+    _channel: Channel[control.ToServer]
+    _plan: control.Serve
+    _gate: Gate
+    _timeline: Timeline
+    _engine: Engine
+    _evaluation: EvaluationQueue
+    _peers: Peers
+    _roster: Roster
+    _alarms: Alarms
+    _gauge: Gauge
+    _watch: Stopwatch
+    _restored: Restored | None = None
+
+    def __post_init__(self) -> None:
+        engine, plan = self._engine, self._plan
         self._core, self._aggregator, self._store = engine.core, engine.aggregator, engine.store
-        self._clock = timeline.clock
-        self._evaluation, self._peers, self._roster = evaluation, peers, roster
-        self._alarms, self._gauge, self._watch = alarms, gauge, watch
-        self._restored = restored
+        self._experiment, self._clock = plan.experiment, self._timeline.clock
         active = self._core.strategy.max_training(len(plan.clients))
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
@@ -74,19 +71,24 @@ class ServerLoop:
         self._channel.send(control.Listening(self._gate.socket.address))
         self._gate.socket.watch(self._channel.fileno())
         self._set_alarms()
-        while not self._over:
+        # Until it is stopped, and the last evaluation is in (or nobody waits for it).
+        while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
             self._turn()
         self._conclude()
 
     def _turn(self) -> None:
         """One look at everything that may have happened."""
         self._watch.to("wait" if self._started else "start")
-        news = self._gate.wait(self._alarms.wait_ms(self._patience_ms))
+        patience_ms = 0 if self._channel.waiting else self._timeline.wait_ms()
+        news = self._gate.wait(self._alarms.wait_ms(patience_ms))
         for peer, message in self._gate.receive():
             self._heard(peer, message)
         if news or self._channel.waiting:
             for order in self._channel.receive_ready():
-                self._hear_supervisor(order)
+                if isinstance(order, control.Departed):
+                    self._departed(order)
+                elif isinstance(order, control.Interrupt):
+                    self._interrupted, self._stopped = True, self._stopped or order.reason
         if self._interrupted:
             return  # whatever happens from now on happens when the run goes on
         self._engine.retry_sum()
@@ -107,16 +109,6 @@ class ServerLoop:
         before = self._watch.to("send")
         self._timeline.flush()
         self._watch.to(before)
-
-    @property
-    def _patience_ms(self) -> int:
-        """Milliseconds that the loop may wait for a message."""
-        return 0 if self._channel.waiting else self._timeline.wait_ms()
-
-    @property
-    def _over(self) -> bool:
-        """Stopped, and the last evaluation is in (or nobody waits for it)."""
-        return self._stopped is not None and (self._interrupted or not self._evaluation.waiting)
 
     def _start_if_ready(self) -> None:
         if self._started or self._roster.returning + self._peers.unready:
@@ -180,33 +172,18 @@ class ServerLoop:
             self._take(self._timeline.ready(peer))
         self._start_if_ready()
 
-    def _hear_supervisor(self, message: control.ToServer) -> None:
-        match message:
-            case control.Departed():
-                self._departed(message)
-            case control.Interrupt(reason=reason):
-                self._interrupted = True
-                self._stopped = self._stopped or reason
-            case _:
-                raise EdgeflError(f"the server cannot do {type(message).__name__} now")
-
     # ---- peers that fail -----------------------------------------------------------------------
 
     def _find_silent(self) -> None:
         self._roster.find_silent(self._slowest_step_s)
         core = self._core
         alone = self._started and self._stopped is None and not core.training
-        if alone and not self._expected and self._aggregator.deferred is None:
+        coming = self._roster.returning + self._peers.unready + self._timeline.expected
+        if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
                 f"no client is training and none will: {len(core.idle)} of {len(self._plan.clients)} are "
                 f"connected, {len(core.held)} updates wait in the buffer"
             )
-
-    @property
-    def _expected(self) -> bool:
-        """True if something will happen although no client trains."""
-        coming = self._roster.returning + self._peers.unready + self._timeline.expected
-        return coming > 0 or (self._core.awaits and bool(self._core.idle))
 
     def _departed(self, message: control.Departed) -> None:
         if self._stopped is not None:

@@ -43,7 +43,7 @@ from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Timeline
-from edgefl.run.transport import server_end
+from edgefl.run.transport import SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
@@ -102,25 +102,21 @@ def build(
     store.set_meta(status="running")
     store.commit()
 
-    clock: WallClock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
     watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic)
-    gate = Gate(socket, server_end(transport, buffer), peers, aggregator, gauge, watch)
+    gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
+    parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
     timeline: Timeline
     if virtual:
-        clock = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
-        timeline = VirtualTimeline(
-            experiment, examples, plan.workers, clock, core, dynamics, trips,
-            aggregator, evaluation, peers, gate, store,
-        )  # fmt: skip
+        instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
+        timeline = VirtualTimeline(experiment, instant, *parts, plan.workers, trips)
     else:
-        timeline = WallTimeline(
-            experiment, len(clients), clock, core, dynamics, aggregator, evaluation, peers, gate, store
-        )
+        clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+        timeline = WallTimeline(experiment, clock, *parts)
     engine = Engine(
         core, aggregator, store, timeline, evaluation, watch, dynamics, restored=aggregator.leases
     )
-    roster = Roster(peers, experiment, store, clock, alarms, channel)
+    roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(
         channel, plan, gate, timeline, engine, evaluation, peers, roster, alarms, gauge, watch, restored
     )

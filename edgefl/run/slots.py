@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -53,15 +54,6 @@ class SumResult(msgspec.Struct):
 
 
 @dataclass
-class Totals:
-    """The cost of all sums so far."""
-
-    updates: int = 0
-    seconds: float = 0.0
-    bytes: int = 0
-
-
-@dataclass
 class Aggregator:
     """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
 
@@ -73,7 +65,6 @@ class Aggregator:
     """Names the stream of the noise, where there is ``privacy``."""
     lends: bool = False
     """Clients may train from ring entries themselves, which then stay until the update is whole."""
-    totals: Totals = field(default_factory=Totals)
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
@@ -85,6 +76,7 @@ class Aggregator:
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
         self._lent: dict[int, int] = {}  # slot → ring entry, until the update is whole
         self._borrowers: dict[int, int] = {}  # ring entry → slots that it is lent to
+        self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
 
     # ---- leases --------------------------------------------------------------------------------
@@ -94,19 +86,21 @@ class Aggregator:
         latest, entry = self.buffer.latest
         if version != latest:
             raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
-        return self._take_slot(task, client, version, entry)
+        return self.resume(task=task, client=client, version=version, entry=entry)
 
     def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
-        """A slot for a task of before an interruption; ``entry`` holds its version, −1 if it needs none."""
-        return self._take_slot(task, client, version, entry)
-
-    def _take_slot(self, task: int, client: int, version: int, entry: int) -> Lease:
+        """A slot for a task, new or of before an interruption; ``entry`` holds its version, −1 for none."""
         if not self._free:
-            raise SlotError(
-                f"no update slot is free for task {task}; all {self.buffer.shape.slots} are taken"
-            )
+            taken = f"all {self.buffer.shape.slots} are taken"
+            raise SlotError(f"no update slot is free for task {task}; {taken}")
         slot = self._free.pop()
-        lent = self.lends and entry >= 0 and self._lend(slot, entry)
+        # Its client may keep reading the entry, as long as enough others can be overwritten.
+        lent = self.lends and entry >= 0
+        if lent and entry not in self._borrowers:
+            lent = len(self._borrowers) < self.buffer.shape.ring - ENTRIES_NOT_LENT
+        if lent:
+            self._lent[slot] = entry
+            self._borrowers[entry] = self._borrowers.get(entry, 0) + 1
         self.buffer.lease(slot, task=task, client=client, base_version=version, lent=lent)
         if entry >= 0 and not lent:
             self._unread[slot] = entry
@@ -130,7 +124,7 @@ class Aggregator:
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
-        lease = self._take_slot(task, client, version, -1)
+        lease = self.resume(task=task, client=client, version=version, entry=-1)
         slot = lease.slot
         self.buffer.raw(slot)[:] = update
         checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
@@ -152,15 +146,6 @@ class Aggregator:
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
     # ---- ring ----------------------------------------------------------------------------------
-
-    def _lend(self, slot: int, entry: int) -> bool:
-        """Let this slot's client keep reading the entry, as long as enough others can be overwritten."""
-        many = self.buffer.shape.ring - ENTRIES_NOT_LENT
-        if entry not in self._borrowers and len(self._borrowers) >= many:
-            return False
-        self._lent[slot] = entry
-        self._borrowers[entry] = self._borrowers.get(entry, 0) + 1
-        return True
 
     def pin(self, entry: int) -> None:
         """Keep a ring entry as it is until `unpin`."""
@@ -186,19 +171,16 @@ class Aggregator:
 
     def sum(self, action: Sum, entry: int) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
-        buffer, leases = self.buffer, self.leases
-        slots = [leases[task].slot for task in action.tasks]
+        buffer, leases, tasks = self.buffer, self.leases, action.tasks
+        slots = [leases[task].slot for task in tasks]
         started = time.perf_counter()
         norms, seen = self._make(action, slots, entry)
         sent = tuple([buffer.checksum[slot] for slot in slots])
         if sent != seen:
-            each = zip(action.tasks, sent, seen, strict=True)
-            altered = tuple(task for task, was, now in each if was != now)
+            altered = tuple(task for task, was, now in zip(tasks, sent, seen, strict=True) if was != now)
             return SumResult(bad=altered, altered=altered, checksums=seen)
         if not all(map(math.isfinite, norms)):
-            bad = tuple(
-                task for task, norm in zip(action.tasks, norms, strict=True) if not math.isfinite(norm)
-            )
+            bad = tuple(task for task, norm in zip(tasks, norms, strict=True) if not math.isfinite(norm))
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
         if bad := self._overflowing(action, norms, entry):
@@ -220,18 +202,14 @@ class Aggregator:
         scales: list[Floats | None] = [buffer.scales(slot) for slot in slots]
         updates, weights = [buffer.slot(slot) for slot in slots], list(action.weights)
         if self.privacy is not None and self._noise is not None:
-            squares = [
-                kernels.sq_norm(u, self._backend, scale=s) for u, s in zip(updates, scales, strict=True)
-            ]
+            pairs = zip(updates, scales, strict=True)
+            squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
             # One that is not finite is found out by its norm after the sum, as without clipping.
             factors = np.nan_to_num(kernels.clip_factors(squares, self.privacy.clip_norm))
             weights = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
             if self.privacy.deviation:
-                updates, weights = (
-                    [*updates, self._noise.step(action.version, buffer.shape.size)],
-                    [*weights, 1.0],
-                )
-                scales = [*scales, None]
+                updates = [*updates, self._noise.step(action.version, buffer.shape.size)]
+                weights, scales = [*weights, 1.0], [*scales, None]
         sums = np.empty(len(updates), dtype=np.uint64)
         norms = kernels.weighted_step(
             buffer.model(entry),
@@ -246,11 +224,10 @@ class Aggregator:
             scales=scales if scaled else None,
             checksums=sums,
         )
-        count = len(slots)
-        seen = sums[:count].tolist()
+        seen = sums[: len(slots)].tolist()
         if scaled:
-            seen = list(map(with_scales, seen, scales[:count]))
-        return norms[:count].tolist(), tuple(seen)
+            seen = list(map(with_scales, seen, scales[: len(slots)]))
+        return norms[: len(slots)].tolist(), tuple(seen)
 
     def _overflowing(self, action: Sum, norms: Sequence[float], entry: int) -> tuple[int, ...]:
         """The largest update's task, if the model is not finite although every update is."""

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from edgefl.core import Core
 from edgefl.core.events import Event, Train
 from edgefl.core.unfinished import Unfinished
+from edgefl.devices.dynamics import Dynamics
+from edgefl.experiment import Experiment
 from edgefl.parameters.checkpoint import SavedState
+from edgefl.results.store import Store
 from edgefl.run import messages
-from edgefl.run.clock import WallClock
-from edgefl.run.gate import GivenBack
-from edgefl.run.peers import Peer
-from edgefl.run.slots import Lease
+from edgefl.run.clock import TICK, Agenda, Due, WallClock
+from edgefl.run.evaluation import EvaluationQueue
+from edgefl.run.gate import Gate, GivenBack
+from edgefl.run.peers import Peer, Peers
+from edgefl.run.slots import Aggregator, Lease
 
 Answer = messages.TaskResult | messages.Gone
 """What a worker said of a task."""
@@ -58,12 +63,21 @@ class Restored:
     answers: dict[int, Answer]
 
 
-class Timeline(Protocol):
+@dataclass(eq=False)
+class Timeline:
     """One run's time. What an iterator yields is dealt with before the next is asked for."""
 
-    @property
-    def clock(self) -> WallClock:
-        """The emulated time."""
+    experiment: Experiment
+    clock: WallClock
+    """The emulated time."""
+    core: Core
+    dynamics: Dynamics | None
+    aggregator: Aggregator
+    evaluation: EvaluationQueue
+    peers: Peers
+    gate: Gate
+    store: Store
+    agenda: Agenda = field(init=False, default_factory=Agenda)
 
     def expect(self) -> None:
         """Enter the processes that compute into the table of peers."""
@@ -79,31 +93,40 @@ class Timeline(Protocol):
 
     def wake(self, at_s: float) -> None:
         """Let a `Ticked` happen at that instant."""
+        self.agenda.enter(Due(at_s, TICK))
 
     def flush(self) -> None:
         """Send what waits to be sent."""
 
     def ready(self, peer: Peer) -> Iterator[Happening]:
-        """A process that takes another's place is there."""
+        """A process that takes another's place is there: a worker waits for the next `flush`."""
+        return iter(())
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A peer's task has ended."""
+        raise NotImplementedError
 
     def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
         """A process that computes is gone, for good if ``given_up``."""
+        raise NotImplementedError
 
     def due(self) -> Iterator[Happening]:
         """Yields everything that happens now."""
+        raise NotImplementedError
 
     def wait_ms(self) -> int:
         """Milliseconds in which nothing will be due, unless a message comes."""
+        raise NotImplementedError
 
     @property
     def expected(self) -> int:
         """The number of things that will happen by themselves although no client trains."""
+        raise NotImplementedError
 
     def save(self) -> Ahead:
-        """The work in flight that a checkpoint has to hold."""
+        """The work in flight that a checkpoint has to hold: here, only versions that are to be measured."""
+        return Ahead(entries=self.evaluation.entries)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """Go on from a checkpoint."""
+        raise NotImplementedError

@@ -53,11 +53,10 @@ def verify(folder: str | Path, say: Say | None = None) -> Verdict:
     """
     folder = Path(folder)
     with Record(folder) as record:
-        if record.meta.status not in ("done", "interrupted"):
-            raise ConfigError(
-                f"{folder}: this run has not ended (its status is {record.meta.status}): nothing to verify"
-            )
-        with closing(_Replay(config.load(folder / run_folder.EXPERIMENT_FILE), record)) as replay:
+        if (status := record.meta.status) not in ("done", "interrupted"):
+            raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
+        replay = _Replay(config.load(folder / run_folder.EXPERIMENT_FILE), record)
+        with closing(replay.buffer):
             return replay.run(folder, say)
 
 
@@ -69,11 +68,10 @@ class _Replay:
         self._workload = workload = Workload(experiment, clients, base)
         known = workload.prepared().clients
         workload.settle()
-        self._core = Core(
-            strategy, known, experiment.seed, experiment.stop, experiment.evaluation.every_versions
-        )
+        every = experiment.evaluation.every_versions
+        self._core = Core(strategy, known, experiment.seed, experiment.stop, every)
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
-        self._buffer = buffer = ParameterBuffer.create(shape)
+        self.buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.array
         buffer.publish(version=0, entry=0)
         start(strategy.optimizer(), buffer.vectors(0))
@@ -84,9 +82,6 @@ class _Replay:
         """Task → what was asked for, and the model that it starts from."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
-
-    def close(self) -> None:
-        self._buffer.close()
 
     def run(self, folder: Path, say: Say | None) -> Verdict:
         record, trips = self._record, self._record.trips
@@ -119,43 +114,39 @@ class _Replay:
         self._aggregator.fetched(lease.slot)
         model = self._models.get(task.version)
         if model is None:
-            model = self._models[task.version] = self._buffer.model(lease.entry).copy()
+            model = self._models[task.version] = self.buffer.model(lease.entry).copy()
         self._trained[task.task] = task, model
 
     def _compare(self, task: int, steps: int, sent: int) -> None:
+        """Train anew what arrived, into the slot where it lay."""
         order, base = self._trained.pop(task)
-        checksum = self._train(order, base, steps)
-        self._buffer.accepted(order.client)
+        client, until = order.client, order.until
+        np.copyto(self._workload.flat.array, base)
+        self._update.train(client, order.trip, base, None, until, None if until is None else steps)
+        raw = self.buffer.raw(self._aggregator.leases[task].slot)
+        self._update.write(raw, client, base)
+        checksum = self._update.checksum(raw)
+        self.buffer.written(self._aggregator.leases[task].slot, task=task, checksum=checksum)
+        self.buffer.accepted(client)
         self._updates += 1
         if sent != checksum:
             raise RunError(
-                f"the update of task {task} (client {order.client}, trip {order.trip}, from version "
+                f"the update of task {task} (client {client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
             )
 
-    def _train(self, task: Train, base: Floats, steps: int) -> int:
-        np.copyto(self._workload.flat.array, base)
-        until, slot = task.until, self._aggregator.leases[task.task].slot
-        self._update.train(task.client, task.trip, base, None, until, None if until is None else steps)
-        raw = self._buffer.raw(slot)
-        self._update.write(raw, task.client, base)
-        checksum = self._update.checksum(raw)
-        self._buffer.written(slot, task=task.task, checksum=checksum)
-        return checksum
-
     def _sum(self, order: Sum, recorded: tuple[list[int], list[float]] | None) -> None:
         if (list(order.tasks), list(order.weights)) != (recorded or ([], [])):
-            raise RunError(
-                f"version {order.version} is made of other updates or weights than the record says"
-            )
+            made = f"version {order.version} is made of other updates or weights"
+            raise RunError(f"{made} than the record says")
         entry = self._aggregator.free_entry()
         assert entry is not None, "nobody else reads this ring"
         if self._aggregator.sum(order, entry).bad:
             raise RunError(f"version {order.version} cannot be made again: an update is not finite")
 
     def _conclude(self, folder: Path) -> Verdict:
-        meta, (version, entry) = self._record.meta, self._buffer.latest
-        model = self._buffer.model(entry)
+        meta, (version, entry) = self._record.meta, self.buffer.latest
+        model = self.buffer.model(entry)
         made = hashlib.sha256(model.data).hexdigest()
         if made != meta.model_sha256:
             raise RunError(f"version {version} has model_sha256 {made}, the record says {meta.model_sha256}")

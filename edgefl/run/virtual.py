@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
 
 from edgefl import failpoints
-from edgefl.core import Core
-from edgefl.core.events import Failed, Joined, Left, Ticked, Train
-from edgefl.devices.dynamics import Dynamics
+from edgefl.core.events import Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import Trips, joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
-from edgefl.experiment import Experiment
 from edgefl.parameters.buffer import SlotState
-from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Agenda, Due, VirtualClock
+from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Dispatch
-from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.gate import Gate, GivenBack
-from edgefl.run.peers import Peer, Peers
-from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.timeline import Ahead, Delivery, Happening, Order, Restored
+from edgefl.run.gate import GivenBack
+from edgefl.run.peers import Peer
+from edgefl.run.timeline import Ahead, Delivery, Happening, Order, Restored, Timeline
 
 EVENTS_AT_ONCE = 128
 """Events between two looks at the socket."""
@@ -81,31 +76,16 @@ class Trip(msgspec.Struct):
         )
 
 
-class VirtualTimeline:
+@dataclass(eq=False)
+class VirtualTimeline(Timeline):
     """Takes events in the order of emulated time, as soon as what they need has been computed."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        examples: Sequence[int],
-        workers: int,
-        clock: VirtualClock,
-        core: Core,
-        dynamics: Dynamics | None,
-        trips: Trips,
-        aggregator: Aggregator,
-        evaluation: EvaluationQueue,
-        peers: Peers,
-        gate: Gate,
-        store: Store,
-    ) -> None:
-        """``examples`` counts those of each client."""
-        self.clock: VirtualClock = clock
-        self._experiment, self._examples, self._workers = experiment, examples, workers
-        self._core, self._dynamics, self._trips = core, dynamics, trips
-        self._aggregator, self._evaluation = aggregator, evaluation
-        self._peers, self._gate, self._store = peers, gate, store
-        self._agenda = Agenda()
+    clock: VirtualClock
+    workers: int
+    trips: Trips
+
+    def __post_init__(self) -> None:
+        self._examples = [device.examples for device in self.core.devices]
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
         self._cell_due_s = math.inf
@@ -121,33 +101,29 @@ class VirtualTimeline:
     # ---- the clients and the workers -----------------------------------------------------------
 
     def expect(self) -> None:
-        for worker in range(self._workers):
-            self._peers.expect(control.WORKER, worker)
+        for worker in range(self.workers):
+            self.peers.expect(control.WORKER, worker)
 
     def start(self) -> None:
         self._started = True
         for client in range(len(self._examples)):
-            changes = self._dynamics is not None and client in self._dynamics
-            if not changes and not self._core.connected(client):
-                at_s = max(self.clock.now_s(), joins_at_s(self._experiment, client))
-                self._agenda.enter(Due(at_s, JOIN, client))
+            changes = self.dynamics is not None and client in self.dynamics
+            if not changes and not self.core.connected(client):
+                at_s = max(self.clock.now_s(), joins_at_s(self.experiment, client))
+                self.agenda.enter(Due(at_s, JOIN, client))
         self._follow()
 
     @property
     def expected(self) -> int:
-        return int(self._agenda.head is not None)
-
-    def ready(self, peer: Peer) -> Iterator[Happening]:
-        """A worker takes another's place: `flush` gives it tasks."""
-        return iter(())
+        return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
         """A worker is gone: what it had in hand waits again, and no event comes of it."""
         if peer.role == control.WORKER:
             self._withdrawn.pop(peer.number, None)
             for task in self._dispatch.worker_gone(peer.number):
-                self._aggregator.leases[task.task].holder = -1
-                self._aggregator.buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
+                self.aggregator.leases[task.task].holder = -1
+                self.aggregator.buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
                 if self._under_way[task.task].cancelled:
                     self._give_up(task.task)
             if given_up:
@@ -156,53 +132,43 @@ class VirtualTimeline:
 
     # ---- tasks ---------------------------------------------------------------------------------
 
-    def give(self, task: messages.Task) -> None:
+    def give(self, task: messages.Task, sent_s: float | None = None) -> None:
+        """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""
         self._turns = 0
-        self._travel(task, self.clock.now_s())
-
-    def _travel(self, task: messages.Task, sent_s: float) -> None:
-        """A trip that began at ``sent_s``."""
-        plan = self._plan_of(task)
+        client, dynamics, sent_s = (
+            task.client,
+            self.dynamics,
+            self.clock.now_s() if sent_s is None else sent_s,
+        )
+        plan = None if dynamics is None else dynamics.plan(client)
+        if plan is None:
+            plan = self.trips.plan(client, task.trip, None if task.cut is None else task.cut.budget_s)
         trip = self._under_way[task.task] = Trip(task, plan)
         due_s = sent_s + min(plan.total_s, plan.breaks_s)
-        if self._dynamics is not None and self._dynamics.lost_at_s(task.client) < due_s:
+        if dynamics is not None and dynamics.lost_at_s(client) < due_s:
             trip.doomed = True
-            self._aggregator.fetched(task.slot)
+            self.aggregator.fetched(task.slot)
             return
-        if self._dynamics is None or not self._dynamics.shares:
-            self._agenda.enter(Due(due_s, ARRIVAL, task.client, task.task))
+        if dynamics is None or not dynamics.shares:
+            self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
         if plan.breaks_s < math.inf:
             trip.broken = plan.broken
-            self._aggregator.fetched(task.slot)
+            self.aggregator.fetched(task.slot)
         else:
             self._dispatch.add(task, due_s)
-
-    def _plan_of(self, task: messages.Task) -> TripPlan:
-        """This trip, drawn as the client itself would draw it."""
-        plan = self._dynamics.plan(task.client) if self._dynamics is not None else None
-        if plan is not None:
-            return plan
-        return self._trips.plan(task.client, task.trip, None if task.cut is None else task.cut.budget_s)
 
     def cancel(self, client: int, task: int) -> None:
         """The trip ends now. If no worker has begun it, it is never computed."""
         trip = self._under_way[task]
         trip.cancelled, trip.doomed = True, False
-        self._agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
+        self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
         self._give_up(task)
 
     def _give_up(self, task: int) -> None:
         if (worker := self._dispatch.held_by(task)) is not None:
             self._withdrawn.setdefault(worker, []).append(task)
         elif self._dispatch.take_back(task):
-            self._aggregator.fetched(self._under_way[task].task.slot)
-
-    def _settled(self, task: int) -> bool:
-        """Returns True if nothing more is to be computed for a task, nor will anybody write into its slot."""
-        trip = self._under_way[task]
-        if trip.cancelled:
-            return self._dispatch.held_by(task) is None
-        return task in self._dispatch.results or trip.broken != ""
+            self.aggregator.fetched(self._under_way[task].task.slot)
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A worker is done with a task, which arrives when that is due."""
@@ -211,24 +177,24 @@ class VirtualTimeline:
             task = self._dispatch.finished(messages.Gone(said.client, 0, said.task, said.reason))
         else:
             task = self._dispatch.finished(said)
-        self._aggregator.fetched(task.slot)
+        self.aggregator.fetched(task.slot)
         return iter(())
 
     def flush(self) -> None:
         """Tell the workers what they are to compute next, and what no more."""
-        if not self._started or self._core.stopped is not None:
+        if not self._started or self.core.stopped is not None:
             return
         for worker, tasks in self._withdrawn.items():
-            if (peer := self._peers.get(control.WORKER, worker)) is not None:
-                self._gate.send(peer, messages.Withdraw(tasks))
+            if (peer := self.peers.get(control.WORKER, worker)) is not None:
+                self.gate.send(peer, messages.Withdraw(tasks))
         self._withdrawn.clear()
-        self._dispatch.oldest_first = self._aggregator.deferred is not None
-        workers = self._peers.of(control.WORKER)
+        self._dispatch.oldest_first = self.aggregator.deferred is not None
+        workers = self.peers.of(control.WORKER)
         self._dispatch.fill([peer.number for peer in workers if peer.ready and not peer.expelled])
 
     def _give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
         """Send tasks to a worker; false if it does not take them all."""
-        peer, transport = self._peers.get(control.WORKER, worker), self._gate.transport
+        peer, transport = self.peers.get(control.WORKER, worker), self.gate.transport
         if peer is None:
             return False
         taken = True
@@ -236,46 +202,53 @@ class VirtualTimeline:
         for _, same in by_entry:
             batch = list(same)
             frames = transport.model_frames(batch[0].entry)
-            taken = taken and self._gate.send(peer, messages.Tasks(batch), frames)
+            taken = taken and self.gate.send(peer, messages.Tasks(batch), frames)
         if taken:
             for task in tasks:
-                self._aggregator.leases[task.task].holder = worker
+                self.aggregator.leases[task.task].holder = worker
         return taken
 
     # ---- the agenda ----------------------------------------------------------------------------
-
-    def wake(self, at_s: float) -> None:
-        self._agenda.enter(Due(at_s, TICK))
 
     def wait_ms(self) -> int:
         return 0 if self._more else 1000
 
     def due(self) -> Iterator[Happening]:
         """The next events that can be taken now, and no more than a few of them."""
-        agenda, self._more = self._agenda, False
+        agenda, dispatch, self._more = self.agenda, self._dispatch, False
         for _ in range(EVENTS_AT_ONCE):
-            if self._core.stopped is not None or self._aggregator.deferred is not None:
+            if self.core.stopped is not None or self.aggregator.deferred is not None:
                 return
-            if self._experiment.stop.accuracy is not None and self._evaluation.waiting:
+            if self.experiment.stop.accuracy is not None and self.evaluation.waiting:
                 return  # the answer may end the run here, whenever it comes
             due = agenda.head
-            if due is None or (due.kind == ARRIVAL and not self._settled(due.task)):
+            if due is None:
                 return
+            at_s, kind, client, task = due
+            if kind == ARRIVAL:
+                trip = self._under_way[task]
+                if (
+                    dispatch.held_by(task) is not None
+                    if trip.cancelled
+                    else not (task in dispatch.results or trip.broken)
+                ):
+                    return  # it is still to be computed, or a worker may still write into its slot
             agenda.take()
-            if due.kind in (JOIN, LEAVE) and not self._turns_up(due):
+            if kind in (JOIN, LEAVE) and not self._turns_up(due):
                 continue
-            self.clock.advance(due.at_s)
-            if due.kind == ARRIVAL:
-                self._require_time(due.at_s)
+            self.clock.advance(at_s)
+            if kind == ARRIVAL:
+                self._require_time(at_s)
                 yield self._arrive(due)
-            elif due.kind == JOIN:
-                yield Joined(due.client, due.at_s)
-            elif due.kind == LEAVE:
+            elif kind == JOIN:
+                yield Joined(client, at_s)
+            elif kind == LEAVE:
                 yield from self._leave(due)
-            elif due.kind == CELL:
-                self._cells_move(due.at_s)
-            else:
-                yield Ticked(due.at_s)
+            elif kind == TICK:
+                yield Ticked(at_s)
+            elif self.dynamics is not None:  # in a cell a message is sent, or through, or was to be
+                self._cell_due_s = math.inf
+                self.dynamics.advance(at_s)
             self._follow()
             failpoints.pass_by("event")
         self._more = True
@@ -284,7 +257,7 @@ class VirtualTimeline:
         """RunError where trips take no time and nothing but time, or an accuracy, would end the run."""
         last_s, count = self._instant
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
-        stop = self._experiment.stop
+        stop = self.experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
         if count > MOST_TURNS * len(self._examples) and ends == (None, None, None):
             raise RunError(
@@ -298,7 +271,7 @@ class VirtualTimeline:
         if trip.cancelled:
             return trip.left or Failed(due.client, task, due.at_s, "cancelled")
         if trip.broken:
-            self._store.incident(self.clock.now_s(), due.client, "failed", trip.broken)
+            self.store.incident(self.clock.now_s(), due.client, "failed", trip.broken)
             return Failed(due.client, task, due.at_s, trip.broken)
         if isinstance(result, messages.Gone):
             return Failed(due.client, task, due.at_s, result.reason)
@@ -318,72 +291,77 @@ class VirtualTimeline:
             answers=[*answers, *gone],
             tasks=[answer.task for answer in answers if isinstance(answer, messages.TaskResult)],
             entries={task.version: task.entry for task in self._dispatch.unfinished}
-            | self._evaluation.entries,
+            | self.evaluation.entries,
         )
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The clients know nothing of an interruption: every trip goes on that was under way."""
-        for number in sorted(self._core.tasks):
+        for number in sorted(self.core.tasks):
             train, sent_s = restored.unfinished.tasks[number]
-            answer = restored.answers.get(number)
-            lease = self._take_up(train, restored)
-            self._travel(order(train, lease, sent_s, sent_s), sent_s)
+            client, version, answer = train.client, train.version, restored.answers.get(number)
+            if isinstance(answer, messages.TaskResult):  # its update was computed before it was due
+                lease = self.aggregator.restore(
+                    task=number, client=client, version=version, update=restored.checkpoint.held[number]
+                )
+            else:
+                entry = restored.entries.get(version, -1)
+                lease = self.aggregator.resume(task=number, client=client, version=version, entry=entry)
+            self.give(order(train, lease, sent_s, sent_s), sent_s)
             if number in restored.unfinished.cancelled:
-                self.cancel(train.client, number)
+                self.cancel(client, number)
             elif answer is not None:
                 self._dispatch.take_back(number)
                 self._dispatch.results[number] = answer
-                self._aggregator.fetched(lease.slot)
+                self.aggregator.fetched(lease.slot)
             elif lease.entry < 0 and self._dispatch.waits(number):
-                raise ConfigError(f"the checkpoint lacks version {train.version} for task {number}")
+                raise ConfigError(f"the checkpoint lacks version {version} for task {number}")
         return iter(())
-
-    def _take_up(self, train: Train, restored: Restored) -> Lease:
-        """A slot for a task that was under way, with its update if that was computed before it was due."""
-        task, client, version = train.task, train.client, train.version
-        if isinstance(restored.answers.get(task), messages.TaskResult):
-            update = restored.checkpoint.held[task]
-            return self._aggregator.restore(task=task, client=client, version=version, update=update)
-        entry = restored.entries.get(version, -1)
-        return self._aggregator.resume(task=task, client=client, version=version, entry=entry)
 
     # ---- clients that come and go by themselves ------------------------------------------------
 
     def _follow(self) -> None:
-        """Enter whatever the clients will do next by themselves."""
-        if self._dynamics is None:
+        """Enter whatever the clients will do next by themselves, and the ends of trips that are through."""
+        dynamics = self.dynamics
+        if dynamics is None:
             return
-        for client in self._dynamics.moved():
-            at_s, why = self._dynamics.move(client)
+        for client in dynamics.moved():
+            at_s, why = dynamics.move(client)
             if at_s < math.inf:
                 kind = JOIN if why == "back" else LEAVE
-                self._agenda.enter(Due(max(at_s, self.clock.now_s()), kind, client))
-        if self._dynamics.shares:
-            self._follow_cells(self._dynamics)
+                self.agenda.enter(Due(max(at_s, self.clock.now_s()), kind, client))
+        if not dynamics.shares:
+            return
+        for at_s, task, client, down_s, up_s in dynamics.through():
+            if (trip := self._under_way.get(task)) is not None:
+                trip.took = down_s, up_s
+                self.agenda.enter(Due(at_s, ARRIVAL, client, task))
+        if dynamics.next_s < math.inf and dynamics.next_s != self._cell_due_s:
+            self._cell_due_s = dynamics.next_s
+            self.agenda.enter(Due(self._cell_due_s, CELL))
 
     def _turns_up(self, due: Due) -> bool:
         """Returns True if a client still comes or goes as entered; RunError if nothing else ever happens."""
-        if self._dynamics is None or due.client not in self._dynamics:
+        if self.dynamics is None or due.client not in self.dynamics:
             return True
-        move = self._dynamics.move(due.client)
+        move = self.dynamics.move(due.client)
         if move.comes != (due.kind == JOIN) or max(move.at_s, self.clock.now_s()) != due.at_s:
             return False
         self._turns += 1
-        if self._turns > MOST_TURNS * len(self._examples) and not self._core.training:
+        if self._turns > MOST_TURNS * len(self._examples) and not self.core.training:
             raise RunError(
                 f"no client is training and none will: phones came and went {self._turns} times meanwhile, "
-                f"{len(self._core.held)} updates wait in the buffer"
+                f"{len(self.core.held)} updates wait in the buffer"
             )
         return True
 
     def _leave(self, due: Due) -> Iterator[Happening]:
         """A client goes offline, with its task or after it."""
-        assert self._dynamics is not None
-        client, why = due.client, self._dynamics.move(due.client).why
+        assert self.dynamics is not None
+        client, why = due.client, self.dynamics.move(due.client).why
         if why != "offline":
-            self._store.incident(self.clock.now_s(), client, "death" if why == "died" else why, "as declared")
-        task = self._core.task_of(client)
-        finishes = task is not None and self._dynamics.finishes(client)
+            self.store.incident(self.clock.now_s(), client, "death" if why == "died" else why, "as declared")
+        task = self.core.task_of(client)
+        finishes = task is not None and self.dynamics.finishes(client)
         left = Left(client, due.at_s, why, finishes=finishes)
         if task is not None and not finishes:
             trip = self._under_way[task]
@@ -393,21 +371,3 @@ class VirtualTimeline:
                 return
             del self._under_way[task]
         yield left
-
-    # ---- cells ---------------------------------------------------------------------------------
-
-    def _cells_move(self, at_s: float) -> None:
-        """A message is sent in a cell, or is through, unless that has changed since."""
-        self._cell_due_s = math.inf
-        if self._dynamics is not None:
-            self._dynamics.advance(at_s)
-
-    def _follow_cells(self, dynamics: Dynamics) -> None:
-        """Enter the ends of trips that are through, and when something happens next."""
-        for at_s, task, client, down_s, up_s in dynamics.through():
-            if (trip := self._under_way.get(task)) is not None:
-                trip.took = down_s, up_s
-                self._agenda.enter(Due(at_s, ARRIVAL, client, task))
-        if dynamics.next_s < math.inf and dynamics.next_s != self._cell_due_s:
-            self._cell_due_s = dynamics.next_s
-            self._agenda.enter(Due(self._cell_due_s, CELL))

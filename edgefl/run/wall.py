@@ -9,68 +9,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Left, Ticked
-from edgefl.devices.dynamics import Dynamics
 from edgefl.devices.fleet import joins_at_s
-from edgefl.experiment import Experiment
-from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.clock import JOIN, LEAVE, TICK, Agenda, Due, WallClock
-from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.gate import Gate, GivenBack
-from edgefl.run.peers import Peer, Peers
-from edgefl.run.slots import Aggregator
-from edgefl.run.timeline import Ahead, Delivery, Happening, Order, Restored
+from edgefl.run.clock import JOIN, LEAVE, TICK, Due
+from edgefl.run.gate import GivenBack
+from edgefl.run.peers import Peer
+from edgefl.run.timeline import Delivery, Happening, Order, Restored, Timeline
 
 AT_ONCE = 16
 """Tasks that are sent together at most: the client that waits for the first one must not wait long."""
 
 
-class WallTimeline:
+@dataclass(eq=False)
+class WallTimeline(Timeline):
     """Gives tasks to the clients' own processes, and knows who comes and goes by itself.
 
     Tasks are sent a few at once, when what came in together has been dealt with: each wakes a client, which
     may take the server's processor, and what the server does in one go it finds in its caches.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        clients: int,
-        clock: WallClock,
-        core: Core,
-        dynamics: Dynamics | None,
-        aggregator: Aggregator,
-        evaluation: EvaluationQueue,
-        peers: Peers,
-        gate: Gate,
-        store: Store,
-    ) -> None:
-        self.clock = clock
-        self._experiment, self._clients, self._core, self._dynamics = experiment, clients, core, dynamics
-        self._aggregator, self._evaluation = aggregator, evaluation
-        self._peers, self._gate, self._store = peers, gate, store
-        self._agenda = Agenda()
+    def __post_init__(self) -> None:
         self._tasks: list[messages.Task] = []
         self._coming: set[int] = set()
         self._leaving: dict[int, str] = {}
         """Clients that have been told to give their task up, and why they go."""
 
     def expect(self) -> None:
-        for client in range(self._clients):
-            self._peers.expect(control.CLIENT, client)
+        for client in range(len(self.core.devices)):
+            self.peers.expect(control.CLIENT, client)
 
     def start(self) -> None:
-        for peer in self._peers.of(control.CLIENT):
-            if self._dynamics is None or peer.number not in self._dynamics:
-                self._comes(peer.number, joins_at_s(self._experiment, peer.number))
+        for peer in self.peers.of(control.CLIENT):
+            if self.dynamics is None or peer.number not in self.dynamics:
+                self._comes(peer.number, joins_at_s(self.experiment, peer.number))
 
     # ---- tasks ---------------------------------------------------------------------------------
 
     def give(self, task: messages.Task) -> None:
-        self._aggregator.leases[task.task].holder = task.client
+        self.aggregator.leases[task.task].holder = task.client
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()
@@ -78,20 +57,20 @@ class WallTimeline:
     def flush(self) -> None:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            peer = self._peers.get(control.CLIENT, task.client)
-            if peer is not None and task.task in self._aggregator.leases:
-                frames = self._gate.transport.model_frames(task.entry)
-                if self._gate.send(peer, task, frames) and frames:
-                    self._aggregator.fetched(task.slot)
+            peer = self.peers.get(control.CLIENT, task.client)
+            if peer is not None and task.task in self.aggregator.leases:
+                frames = self.gate.transport.model_frames(task.entry)
+                if self.gate.send(peer, task, frames) and frames:
+                    self.aggregator.fetched(task.slot)
 
     def cancel(self, client: int, task: int) -> None:
         self.flush()
-        peer = self._peers.get(control.CLIENT, client)
+        peer = self.peers.get(control.CLIENT, client)
         if peer is not None:
-            self._gate.send(peer, messages.Cancel(task))
+            self.gate.send(peer, messages.Cancel(task))
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
-        """A client's task has ended; one that was told to give it up goes right before it would arrive."""
+        """One that was told to give it up goes right before it would arrive."""
         assert not isinstance(said, messages.TaskResult), "no worker serves the wall clock"
         client, now_s = said.client, self.clock.now_s()
         why = self._leaving.pop(client, None)
@@ -114,23 +93,20 @@ class WallTimeline:
         client = peer.number
         if peer.role != control.CLIENT:
             return
-        if self._dynamics is None or client not in self._dynamics:
+        if self.dynamics is None or client not in self.dynamics:
             yield from self._join(client, 0.0)
-        elif self._dynamics.move(client).comes:
-            self._comes(client, self._dynamics.move(client).at_s)
+        elif self.dynamics.move(client).comes:
+            self._comes(client, self.dynamics.move(client).at_s)
 
     def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
         if peer.role == control.CLIENT:
             self._leaving.pop(peer.number, None)
             yield Left(peer.number, self.clock.now_s(), reason)
 
-    def wake(self, at_s: float) -> None:
-        self._agenda.enter(Due(at_s, TICK))
-
     def wait_ms(self) -> int:
-        if self._aggregator.deferred is not None:
+        if self.aggregator.deferred is not None:
             return 1  # a client that has fetched its model, and so made room for the sum, says nothing
-        head = self._agenda.head
+        head = self.agenda.head
         if head is None:
             return 1000
         left_ms = (head.at_s - self.clock.now_s()) * self.clock.time_scale * 1000
@@ -138,8 +114,8 @@ class WallTimeline:
 
     def due(self) -> Iterator[Happening]:
         self._follow()
-        while (due := self._agenda.head) is not None and due.at_s <= self.clock.now_s():
-            self._agenda.take()
+        while (due := self.agenda.head) is not None and due.at_s <= self.clock.now_s():
+            self.agenda.take()
             if due.kind == TICK:
                 yield Ticked(self.clock.now_s())
             elif due.kind == JOIN:
@@ -150,42 +126,42 @@ class WallTimeline:
 
     def _follow(self) -> None:
         """Enter whatever the clients will do next by themselves."""
-        if self._dynamics is None:
+        if self.dynamics is None:
             return
-        for client in self._dynamics.moved():
-            move = self._dynamics.move(client)
+        for client in self.dynamics.moved():
+            move = self.dynamics.move(client)
             if move.comes:
                 self._comes(client, move.at_s)
             elif move.why != "died" and move.at_s < math.inf:  # a process that dies sees to that itself
-                self._agenda.enter(Due(move.at_s, LEAVE, client))
+                self.agenda.enter(Due(move.at_s, LEAVE, client))
 
     def _comes(self, client: int, at_s: float) -> None:
         if at_s < math.inf:
             self._coming.add(client)
-            self._agenda.enter(Due(at_s, JOIN, client))
+            self.agenda.enter(Due(at_s, JOIN, client))
 
     def _come(self, due: Due) -> Iterator[Happening]:
-        if self._dynamics is not None and due.client in self._dynamics:
-            move = self._dynamics.move(due.client)
+        if self.dynamics is not None and due.client in self.dynamics:
+            move = self.dynamics.move(due.client)
             if not move.comes or move.at_s != due.at_s:
                 return
         self._coming.discard(due.client)
         yield from self._join(due.client, due.at_s)
 
     def _join(self, client: int, at_s: float) -> Iterator[Happening]:
-        peer = self._peers.get(control.CLIENT, client)
-        if peer is not None and peer.ready and self._core.stopped is None:
+        peer = self.peers.get(control.CLIENT, client)
+        if peer is not None and peer.ready and self.core.stopped is None:
             yield Joined(client, max(at_s, self.clock.now_s()))
 
     def _go(self, due: Due) -> Iterator[Happening]:
-        assert self._dynamics is not None
-        client, core, move = due.client, self._core, self._dynamics.move(due.client)
+        assert self.dynamics is not None
+        client, core, move = due.client, self.core, self.dynamics.move(due.client)
         if move.comes or move.at_s != due.at_s or core.stopped is not None or client in self._leaving:
             return
         if move.why != "offline":
-            self._store.incident(self.clock.now_s(), client, move.why, "as declared")
+            self.store.incident(self.clock.now_s(), client, move.why, "as declared")
         task = core.task_of(client)
-        if task is None or self._dynamics.finishes(client):
+        if task is None or self.dynamics.finishes(client):
             yield Left(client, self.clock.now_s(), move.why, finishes=task is not None)
         else:
             self._leaving[client] = move.why
@@ -193,11 +169,7 @@ class WallTimeline:
 
     # ---- stopping and carrying on --------------------------------------------------------------
 
-    def save(self) -> Ahead:
-        """Tasks are lost with their clients' processes; versions to be measured are not."""
-        return Ahead(entries=self._evaluation.entries)
-
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The processes of before are gone, and their tasks with them."""
-        for client in sorted((*self._core.running, *self._core.idle)):
+        for client in sorted((*self.core.running, *self.core.idle)):
             yield Left(client, self.clock.now_s(), "interrupted")

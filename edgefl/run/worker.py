@@ -19,7 +19,7 @@ from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Frame, Leave
-from edgefl.run.transport import client_end
+from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class VirtualWorker:
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
-        self._transport = client_end(server.transport, buffer, self._server.send)
+        self._transport = CLIENT_ENDS[server.transport](buffer, self._server.send)
         self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()

@@ -19,13 +19,12 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.run import messages
 from edgefl.run.connection import Frame
 from edgefl.run.transport import (
+    CLIENT_ENDS,
     PART_BYTES,
-    ClientEnd,
-    ServerEnd,
+    SERVER_ENDS,
     ShmClient,
     ShmServer,
     WireClient,
-    server_end,
 )
 
 KINDS = ("shm", "wire")
@@ -36,14 +35,10 @@ class Run:
 
     def __init__(self, kind: str, size: int, slots: int = 3) -> None:
         self.buffer = ParameterBuffer.create(Shape(size, 2, slots))
-        self.server: ServerEnd = server_end(kind, self.buffer)
-        self.client: ClientEnd
+        self.server: ShmServer = SERVER_ENDS[kind](self.buffer)
         self._under_way: list[list[Frame]] = []
-        if kind == "shm":
-            self.view = ParameterBuffer.attach(self.buffer.fd)
-            self.client = ShmClient(self.view)
-        else:
-            self.client = WireClient(self._give, size)
+        self.view = ParameterBuffer.attach(self.buffer.fd) if kind == "shm" else self.buffer
+        self.client: ShmClient = CLIENT_ENDS[kind](self.view, self._give)
 
     def _give(self, frames: list[Frame]) -> None:
         """A socket copies what it is given."""
@@ -233,16 +228,20 @@ def test_a_part_of_nothing_changes_nothing(wired: Run) -> None:
     "frames", [[], [b""], [bytes(36)], [bytes(41)], [bytes(44)], [bytes(40), b""], [bytes(20), bytes(20)]]
 )
 def test_models_of_another_size_are_refused(frames: Sequence[bytes]) -> None:
-    client = WireClient(lambda _: None, 10)
+    buffer = ParameterBuffer.create(Shape(10, 2, 1))
+    client = WireClient(buffer, lambda _: None)
     with pytest.raises(WireError, match=f"a model of {sum(map(len, frames))} bytes where 40 are due"):
         client.base(0, 0, frames)
+    buffer.close()
 
 
 def test_a_large_update_travels_in_parts_that_fit_a_cache() -> None:
     sizes: list[int] = []
-    client = WireClient(lambda frames: sizes.append(len(frames[1])), 10)
+    buffer = ParameterBuffer.create(Shape(10, 2, 1))
+    client = WireClient(buffer, lambda frames: sizes.append(len(frames[1])))
     task = messages.Task(0, 40, 0, 0, 0, 1, None, None)
     client.put(task, 0, np.zeros(2 * PART_BYTES + 4, np.uint8))
+    buffer.close()
     assert sizes == [PART_BYTES, PART_BYTES, 4]
 
 

@@ -24,7 +24,7 @@ from edgefl.run.peers import Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Happening
-from edgefl.run.transport import server_end
+from edgefl.run.transport import SERVER_ENDS
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
 from tests.wire_samples import DONE
@@ -94,7 +94,7 @@ class Parts:
         strategy = FedBuff(buffer_size=2)
         self.buffer = ParameterBuffer.create(Shape(SIZE, 6, strategy.slots(clients)))
         self.buffer.publish(version=0, entry=0)
-        self.core = Core(strategy, fleet(clients), 1, stop or Stop(versions=3))
+        self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3))
         self.aggregator = Aggregator(self.buffer, strategy.optimizer())
         self.store = Store(folder)
         self.peers = Peers(self.hand)
@@ -104,7 +104,7 @@ class Parts:
         self.gauge.cost = self.costs.append  # type: ignore[method-assign]
         self.gate = Gate(
             self.socket,  # type: ignore[arg-type]
-            server_end(transport, self.buffer),
+            SERVER_ENDS[transport](self.buffer),
             self.peers,
             self.aggregator,
             self.gauge,

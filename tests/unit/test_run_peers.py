@@ -13,7 +13,7 @@ from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, STARTUP_S, Departure, Peer, Peers, Roster
+from edgefl.run.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers, Roster
 
 
 class Table:
@@ -191,7 +191,7 @@ class Office:
         made.ready = True
         return made
 
-    def dies(self, peer: Peer, reason: str = "signal 9") -> Departure | None:
+    def dies(self, peer: Peer, reason: str = "signal 9") -> tuple[Peer, bool] | None:
         return self.roster.departed(control.Departed(peer.role, peer.number, peer.epoch, reason))
 
     def incidents(self) -> list[tuple[str, int | None, str]]:
@@ -220,7 +220,7 @@ def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Off
 def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:
     office = Office(tmp_path, rejoin_s=30.0)
     peer = office.peer(CLIENT, 1)
-    assert office.dies(peer) == Departure(peer, given_up=False)
+    assert office.dies(peer) == (peer, False)
     assert office.dies(peer) is None  # it is gone already
     assert (office.roster.returning, office.peers.get(CLIENT, 1)) == (1, None)
     office.hand.at += 59.0  # at two wall seconds an emulated one
@@ -246,7 +246,7 @@ def test_other_processes_come_back_at_once(office: Office, role: control.Role) -
 def test_a_client_that_is_to_be_dropped_does_not_come_back(tmp_path: Path) -> None:
     office = Office(tmp_path, on_death="drop")
     peer = office.peer(CLIENT, 1)
-    assert office.dies(peer, f"{control.OUT_OF_MEMORY}: 300 MiB") == Departure(peer, given_up=True)
+    assert office.dies(peer, f"{control.OUT_OF_MEMORY}: 300 MiB") == (peer, True)
     office.alarms.run_due()
     assert (office.sent, office.roster.returning) == ([], 0)
     assert office.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
@@ -257,7 +257,7 @@ def test_a_peer_that_dies_again_and_again_is_given_up(office: Office) -> None:
         peer = office.peers.get(WORKER, 0) or office.peer(WORKER)
         departure = office.dies(peer)
         assert departure is not None
-        assert departure.given_up is (deaths == MOST_DEATHS_IN_A_ROW)
+        assert departure[1] is (deaths == MOST_DEATHS_IN_A_ROW)
         office.alarms.run_due()
     assert len(office.sent) == MOST_DEATHS_IN_A_ROW - 1
     assert office.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")

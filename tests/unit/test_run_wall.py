@@ -62,7 +62,7 @@ class Wall(Parts):
         self.book = Book()
         wanted = experiment(**fleet_fields)
         self.timeline = WallTimeline(
-            wanted, 3, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
+            wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
             self.gate, self.store,
         )  # type: ignore[arg-type]  # fmt: skip
         self.engine = Engine(
