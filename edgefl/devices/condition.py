@@ -65,8 +65,6 @@ class ConditionModel(NamedTuple):
         charge_j = charge * self.power.capacity_j
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
-    # ---- at rest -------------------------------------------------------------------------------
-
     def after_rest(self, before: Condition, at_s: float) -> Condition:
         """The condition at a later instant of a client that idles, and is charged when its battery is low."""
         while (turn_s := self._turn_s(before)) <= at_s:
@@ -114,8 +112,6 @@ class ConditionModel(NamedTuple):
             watts = self.power.charge_w if before.low and self.power.charge_w else -self.power.idle_w
             charge_j = min(max(0.0, charge_j + watts * seconds), self.power.capacity_j)
         return Condition(at_s, temp_c, charge_j, before.low, before.off and at_s < self._cool_s(before))
-
-    # ---- on a trip -----------------------------------------------------------------------------
 
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None

@@ -1,26 +1,19 @@
 """Other projects' files of devices: BouquetFL's databases of hardware, and Android's power profiles.
 
-BouquetFL's TOML has processors, graphics cards (clocks in MHz) and places, the last as networks. It states no
-training rates. A processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit
-fused multiply-adds), a graphics card 0.07 of two FLOP a cycle and core: the share that FLASH's phones reached
-of their inference rates (docs/profiles.md), assumed to hold, and tenfold uncertain.
+BouquetFL's TOML has processors, graphics cards and places, the last as networks, but no training rates: a
+processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit fused multiply-adds), a graphics
+card 0.07 of two: the share that FLASH's phones reached (docs/profiles.md), assumed to hold, and tenfold
+uncertain.
 
-Android's ``power_profile.xml`` says what a device's parts draw, in mA at the battery's nominal voltage:
-
-    <device name="Android">
-        <item name="battery.capacity">2800</item>
-        <array name="cpu.clusters.cores"><value>4</value><value>4</value></array>
-        <array name="cpu.core_speeds.cluster0"><value>300000</value>…</array>     kHz
-        <array name="cpu.core_power.cluster0"><value>39.4</value>…</array>        mA of one core
-
-It says nothing of how fast a device computes, so it completes a device profile that does. Older files name
-the arrays ``cpu.speeds`` and ``cpu.active``, and leave ``.cluster0`` out where there is one cluster. Files in
-which nothing was measured, with the 0.1 mA of Android's own sample, are refused; currents that are the same
-at every frequency were not measured either, and are left out.
+Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` of what parts draw, in mA at the
+battery's nominal voltage, and of the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds``
+and ``cpu.active``, and leave ``.cluster0`` out where there is one cluster. Currents that are the same at
+every frequency were not measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from pathlib import Path
@@ -33,17 +26,14 @@ from edgefl.devices.imports import (
     ImportOptions,
     ImportResult,
     checked,
+    pick,
     profile_file,
     profile_name,
-    profile_names,
     read_text,
-    require_entries,
 )
 from edgefl.devices.profiles import Kind, load_device, read_tables
 from edgefl.devices.schema import to_json
 from edgefl.errors import ProfileError
-
-# ---- BouquetFL ---------------------------------------------------------------------------------
 
 TRAIN_SHARE = 0.07
 CPU_FLOP_PER_CYCLE = 32
@@ -62,35 +52,14 @@ class Processor(msgspec.Struct):
     cores: Annotated[str, msgspec.Meta(pattern=_CORES, description="'cores' or 'cores / threads'")]
     core_clock: Annotated[str, msgspec.Meta(pattern=_CLOCK, description="a clock such as '3.6 to 4.2 GHz'")]
 
-    def tables(self, file: str) -> _Table:
-        """The device profile of this processor."""
-        cores = int(self.cores.split(" ")[0])
-        clock = re.search(_CLOCK, self.core_clock)
-        assert clock is not None
-        ghz = float(clock["ghz"])
-        peak = f"{CPU_FLOP_PER_CYCLE} FLOP a cycle x {cores} cores x {ghz:g} GHz"
-        made = _desktop(TRAIN_SHARE * CPU_FLOP_PER_CYCLE * cores * ghz, peak)
-        made["cpu"]["clusters"] = [{"uarch": self.name, "cores": cores, "max_mhz": round(ghz * 1e3, 3)}]
-        made["sources"]["cpu.clusters"] = f"BouquetFL {file}: cores and core_clock of {self.name}"
-        return made
-
 
 class GraphicsCard(msgspec.Struct):
-    """An entry of BouquetFL's ``gpus``."""
+    """An entry of BouquetFL's ``gpus``, its clock in MHz."""
 
     name: str
     cuda_cores: Figure
     clock_speed: Figure
     memory_gb: Figure
-
-    def tables(self, file: str) -> _Table:
-        """The device profile of this graphics card."""
-        cores, mhz, memory_mib = self.cuda_cores, self.clock_speed, self.memory_gb * 1024
-        peak = f"{GPU_FLOP_PER_CYCLE} FLOP a cycle x {cores:g} cores x {mhz:g} MHz"
-        made = _desktop(TRAIN_SHARE * GPU_FLOP_PER_CYCLE * cores * mhz / 1e3, peak)
-        made["memory"] = {"ram_mib": memory_mib, "app_limit_mib": memory_mib}
-        made["sources"]["memory"] = f"BouquetFL {file}: memory_gb of {self.name}, the card's own memory"
-        return made
 
 
 class Location(msgspec.Struct):
@@ -99,12 +68,6 @@ class Location(msgspec.Struct):
     name: str
     download_mbps: Figure
     upload_mbps: Figure
-
-    def tables(self, file: str) -> _Table:
-        """The network profile of this place."""
-        source = f"BouquetFL {file}: {self.name}; it states no delay"
-        ways = {"down": {"rate_mbps": self.download_mbps}, "up": {"rate_mbps": self.upload_mbps}}
-        return {**ways, "sources": {"down": source, "up": source}}
 
 
 class _BouquetFile(msgspec.Struct):
@@ -117,36 +80,52 @@ class _BouquetFile(msgspec.Struct):
 def read_bouquetfl(path: Path, options: ImportOptions) -> ImportResult:
     """A device for each processor or graphics card, a network for each place."""
     file = checked(str(path), read_tables(path), _BouquetFile)
-    kinds: list[tuple[Kind, type[Processor | GraphicsCard | Location], list[_Table]]] = [
-        ("devices", Processor, file.cpus),
-        ("devices", GraphicsCard, file.gpus),
-        ("networks", Location, file.locations),
-    ]
-    entries = [(kind, of, str(one.get("name") or "?"), one) for kind, of, ones in kinds for one in ones]
+    kinds: list[tuple[type[Processor | GraphicsCard | Location], list[_Table]]]
+    kinds = [(Processor, file.cpus), (GraphicsCard, file.gpus), (Location, file.locations)]
+    entries = [(str(one.get("name") or "?"), (of, one)) for of, ones in kinds for one in ones]
     if not entries:
         raise ProfileError(f"{path}: no entries; allowed: cpus, gpus or locations")
-    require_entries(path, options.only, [title for _, _, title, _ in entries])
-    picked = [entry for entry in entries if not options.only or entry[2] in options.only]
     files: dict[str, str] = {}
-    for name, (kind, of, title, one) in zip(profile_names(e[2] for e in picked), picked, strict=True):
-        tables = checked(f"{path}: {title}", one, of).tables(path.name)
+    for name, title, (of, one) in pick(path, options.only, entries):
+        kind, tables = _bouquetfl_profile(path.name, checked(f"{path}: {title}", one, of))
         files |= profile_file(path, kind, {"id": name, "name": title, **tables})
     return ImportResult(files)
 
 
-def _desktop(train_gflops: float, peak: str) -> _Table:
+def _bouquetfl_profile(file: str, entry: Processor | GraphicsCard | Location) -> tuple[Kind, _Table]:
+    if isinstance(entry, Location):
+        source = f"BouquetFL {file}: {entry.name}; it states no delay"
+        ways = {"down": {"rate_mbps": entry.download_mbps}, "up": {"rate_mbps": entry.upload_mbps}}
+        return "networks", {**ways, "sources": {"down": source, "up": source}}
+    if isinstance(entry, Processor):
+        cores = int(entry.cores.split(" ")[0])
+        clock = re.search(_CLOCK, entry.core_clock)
+        assert clock is not None
+        ghz = float(clock["ghz"])
+        made = _desktop(CPU_FLOP_PER_CYCLE, cores, ghz, f"{ghz:g} GHz")
+        made["cpu"]["clusters"] = [{"uarch": entry.name, "cores": cores, "max_mhz": round(ghz * 1e3, 3)}]
+        made["sources"]["cpu.clusters"] = f"BouquetFL {file}: cores and core_clock of {entry.name}"
+        return "devices", made
+    mhz, memory_mib = entry.clock_speed, entry.memory_gb * 1024
+    made = _desktop(GPU_FLOP_PER_CYCLE, entry.cuda_cores, mhz / 1e3, f"{mhz:g} MHz")
+    made["memory"] = {"ram_mib": memory_mib, "app_limit_mib": memory_mib}
+    made["sources"]["memory"] = f"BouquetFL {file}: memory_gb of {entry.name}, the card's own memory"
+    return "devices", made
+
+
+def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Table:
+    peak = f"{flop_per_cycle} FLOP a cycle x {cores:g} cores x {clock}"
     return {
         "class": "desktop",
         "network": "fios",
-        "cpu": {"rate_gflops": {"train": round(train_gflops, 4)}},
+        "cpu": {"rate_gflops": {"train": round(TRAIN_SHARE * flop_per_cycle * cores * ghz, 4)}},
         "sources": {"cpu.rate_gflops.train": f"assumed: {TRAIN_SHARE} of a peak of {peak}"},
         "uncertainty": {"cpu.rate_gflops.train": UNCERTAIN},
     }
 
 
-# ---- Android -----------------------------------------------------------------------------------
-
 PLACEHOLDER_MA = 0.1
+"""Every current of Android's own sample, in which nothing was measured."""
 SAME_MHZ = 0.01
 """A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
 _SAID = {
@@ -165,14 +144,6 @@ class PowerCluster(NamedTuple):
     freq_mhz: list[float]
     power_ma: list[float]
 
-    def __str__(self) -> str:
-        return f"{self.cores or 'all'} cores of {self.freq_mhz[-1]:g} MHz"
-
-    def is_of(self, known: _Table) -> bool:
-        """Returns True if it is that cluster of the profile."""
-        same_size = self.cores is None or known["cores"] == self.cores
-        return bool(same_size and abs(known["max_mhz"] / self.freq_mhz[-1] - 1) < SAME_MHZ)
-
 
 def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     """The device profile that ``options.base`` names, with the file's battery and currents of the cores."""
@@ -189,17 +160,16 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         )
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"
-    battery = _battery(items)
-    if "capacity_mah" not in tables.get("battery", {}) | battery:
+    given, battery = tables.get("battery", {}), _battery(items)
+    if "capacity_mah" not in given | battery:
         raise ProfileError(
             f"{path}: battery.capacity: got nothing; allowed: above 0 mAh, as the base has none"
         )
     before = sources.pop("battery", None)
-    for key in tables.get("battery", {}):
-        if before is not None:
-            sources.setdefault(f"battery.{key}", before)
+    for key in given if before is not None else ():
+        sources.setdefault(f"battery.{key}", before)
     sources |= {f"battery.{key}": f"{source}, {_SAID[key]}" for key in battery}
-    tables["battery"] = tables.get("battery", {}) | battery
+    tables["battery"] = given | battery
     left_out = _fit(clusters, tables)
     if len(left_out) < len(clusters):
         before = sources.get("cpu.clusters", sources.get("cpu"))
@@ -224,23 +194,24 @@ def _transfer(items: Items, plain: str, controller: str) -> list[float]:
     """The current of a radio that transfers: the file's figure, or the middle of receiving and sending."""
     if any(items.get(plain, [])):
         return items[plain][:1]
-    received, sent = items.get(f"{controller}.rx", []), items.get(f"{controller}.tx", [])
-    both = [sum(part) / len(part) for part in (received, sent) if part and sum(part) > 0]
+    parts = [items.get(f"{controller}.{way}", []) for way in ("rx", "tx")]
+    both = [sum(part) / len(part) for part in parts if sum(part) > 0]
     return [sum(both) / len(both)] if both else []
 
 
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
     """Put each cluster's frequencies and currents into the profile's; returns what is none of it."""
-    known = tables.get("cpu", {}).get("clusters", [])
-    notes = []
-    for cluster in clusters:
-        same = next((one for one in known if cluster.is_of(one)), None)
-        if same is None:
-            have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
-            notes.append(f"left out: {cluster}, which the profile has not ({have or 'it has no clusters'})")
+    known, notes = tables.get("cpu", {}).get("clusters", []), []
+    have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
+    for cores, freq_mhz, power_ma in clusters:
+        for one in known:
+            if one["cores"] == (cores or one["cores"]) and abs(one["max_mhz"] / freq_mhz[-1] - 1) < SAME_MHZ:
+                one |= {"max_mhz": freq_mhz[-1], "freq_mhz": freq_mhz}
+                one |= {"max_ma": power_ma[-1], "power_ma": power_ma}
+                break
         else:
-            same |= {"max_mhz": cluster.freq_mhz[-1], "freq_mhz": cluster.freq_mhz}
-            same |= {"max_ma": cluster.power_ma[-1], "power_ma": cluster.power_ma}
+            got = f"{cores or 'all'} cores of {freq_mhz[-1]:g} MHz"
+            notes.append(f"left out: {got}, which the profile has not ({have or 'it has no clusters'})")
     return notes
 
 
@@ -300,10 +271,7 @@ def _items(path: Path) -> Items:
 
 
 def _figure(path: Path, name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ProfileError(f"{path}: {name}: got {text.strip()[:40]!r}; allowed: a number of at least 0")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise ProfileError(f"{path}: {name}: got {text.strip()[:40]!r}; allowed: a number of at least 0")

@@ -146,8 +146,6 @@ class Dynamics:
     def __contains__(self, client: int) -> bool:
         return client in self._states
 
-    # ---- what servers ask ----------------------------------------------------------------------
-
     def condition(self, client: int) -> Condition | None:
         """The client's condition when its trip started; None for one that does not change."""
         state = self._states.get(client)
@@ -181,8 +179,6 @@ class Dynamics:
         moved, self._moved = self._moved, {}
         return moved
 
-    # ---- cells ---------------------------------------------------------------------------------
-
     @property
     def shares(self) -> bool:
         """True where trips' times depend on each other: then `through` says when each is over."""
@@ -202,8 +198,6 @@ class Dynamics:
         """Trips that are over since this was asked last."""
         found, self._through = self._through, {}
         return found.values()
-
-    # ---- what happens --------------------------------------------------------------------------
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """Take in that the core, whose time is ``now_s``, answered ``event`` with ``actions``."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from edgefl.devices import Device, FleetFile, Network, load_device, load_network
+from edgefl.devices import FleetFile, load_device, load_network
 from edgefl.devices.imports import (
     ImportOptions,
     ImportResult,
@@ -76,15 +76,12 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     most = CLIENTS if options.clients is None else options.clients
     if not 1 <= most <= MOST_CLIENTS:
         raise ProfileError(f"--clients: got {options.clients}; allowed: 1 to {MOST_CLIENTS}")
-    first = next(iter(clients.values()))
-    if isinstance(first, dict) and "computation" in first:
-        return _capacities(path, clients, profile_name(options, path.stem), most)
-    if isinstance(first, dict) and "active" in first:
-        return _behavior(path, clients, profile_name(options, path.stem), most)
-    raise ProfileError(
-        f"{path}: client {next(iter(clients))!r}: must have computation and communication, or active, "
-        "inactive and finish_time"
-    )
+    client, first = next(iter(clients.items()))
+    for key, reads in (("computation", _capacities), ("active", _behavior)):
+        if isinstance(first, dict) and key in first:
+            return reads(path, clients, profile_name(options, path.stem), most)
+    allowed = "computation and communication, or active, inactive and finish_time"
+    raise ProfileError(f"{path}: client {client!r}: must have {allowed}")
 
 
 def write(fleet: FleetFile) -> bytes:
@@ -96,25 +93,17 @@ def write(fleet: FleetFile) -> bytes:
     for name, count in fleet.devices.items():
         device = load_device(name)
         network = load_network(fleet.network if isinstance(fleet.network, str) else fleet.network[name])
-        entry = {"computation": _computation_ms(device), "communication": _communication_kbps(network)}
+        if device.cpu is None or device.slowdown is not None:
+            why = "no cpu" if device.cpu is None else "a slowdown that is drawn"
+            raise ProfileError(f"device {device.id!r} has {why}; FedScale states one speed for each client")
+        down, up = network.down.rate_mbps, network.up.rate_mbps
+        if down is None or up is None:
+            why = f"network {network.id!r} has no rate; FedScale states one bandwidth for each client"
+            raise ProfileError(why)
+        computation_ms = FORWARD_GFLOP / device.cpu.rate_gflops.train * 1e3
+        entry = {"computation": computation_ms, "communication": 2 / (1 / down + 1 / up) * 1e3}
         clients += [entry] * count
     return write_plain_pickle({client: dict(entry) for client, entry in enumerate(clients)})
-
-
-def _computation_ms(device: Device) -> float:
-    if device.cpu is None or device.slowdown is not None:
-        why = "no cpu" if device.cpu is None else "a slowdown that is drawn"
-        raise ProfileError(f"device {device.id!r} has {why}; FedScale states one speed for each client")
-    return FORWARD_GFLOP / device.cpu.rate_gflops.train * 1e3
-
-
-def _communication_kbps(network: Network) -> float:
-    down, up = network.down.rate_mbps, network.up.rate_mbps
-    if down is None or up is None:
-        raise ProfileError(
-            f"network {network.id!r} has no rate; FedScale states one bandwidth for each client"
-        )
-    return 2 / (1 / down + 1 / up) * 1e3
 
 
 def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:
@@ -124,9 +113,7 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
     files: dict[str, str] = {}
     fleet, networks = {}, {}
     for own, client in zip(profile_names(f"{name}-{client}" for client in picked), picked, strict=True):
-        files |= profile_file(path, "devices", _device(path, own, client, found[client].computation))
-        link = _network(path, f"{own}-link", client, found[client].communication)
-        files |= profile_file(path, "networks", link)
+        files |= _client(path, own, client, found[client])
         fleet[f"./{own}.toml"] = 1
         networks[f"./{own}.toml"] = f"./{own}-link.toml"
     source = (
@@ -136,31 +123,30 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
     return ImportResult(files | profile_file(path, "fleets", tables), (source,))
 
 
-def _device(path: Path, name: str, client: Any, computation_ms: float) -> dict[str, Any]:
-    return {
+def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str, str]:
+    """The files of a client's device and network."""
+    title, file = f"FedScale client {client}", f"client {client} in FedScale's {path.name}"
+    ms, rate = capacity.computation, {"rate_mbps": capacity.communication / 1e3}
+    train = "cpu.rate_gflops.train"
+    how = f"derived: {FORWARD_GFLOP} GFLOP (MobileNet-V2, assumed) in {ms:g} ms, the computation of {file}"
+    device = {
         "id": name,
-        "name": f"FedScale client {client}",
+        "name": title,
         "class": "tier",
-        "cpu": {"rate_gflops": {"train": FORWARD_GFLOP / computation_ms * 1e3}},
-        "sources": {
-            "cpu.rate_gflops.train": f"derived: {FORWARD_GFLOP} GFLOP (MobileNet-V2, assumed) in "
-            f"{computation_ms:g} ms, the computation of client {client} in FedScale's {path.name}"
-        },
-        "uncertainty": {"cpu.rate_gflops.train": UNCERTAIN},
+        "cpu": {"rate_gflops": {"train": FORWARD_GFLOP / ms * 1e3}},
+        "sources": {train: how},
+        "uncertainty": {train: UNCERTAIN},
     }
-
-
-def _network(path: Path, name: str, client: Any, kbps: float) -> dict[str, Any]:
-    rate = {"rate_mbps": kbps / 1e3}
-    source = f"communication of client {client} in FedScale's {path.name}; it states no delay"
-    return {
-        "id": name,
-        "name": f"FedScale client {client}'s link",
+    source = f"communication of {file}; it states no delay"
+    network = {
+        "id": f"{name}-link",
+        "name": f"{title}'s link",
         "header_bytes": 0,
         "down": rate,
         "up": rate,
         "sources": {"down": source, "up": source, "header_bytes": "FedScale counts none"},
     }
+    return profile_file(path, "devices", device) | profile_file(path, "networks", network)
 
 
 def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:
@@ -179,9 +165,8 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
         raise ProfileError(f"{path}: no client is ever active; allowed: at least one")
     picked = _spread(sorted(usable, key=lambda client: (str(type(client)), client)), most)
     text = json.dumps([usable[client] for client in picked])
-    never = len(clients) - len(usable)
-    notes = (f"{len(picked)} of {len(clients)} clients; {never} never active",)
-    return ImportResult({f"{name}.json": text + "\n"}, notes)
+    note = f"{len(picked)} of {len(clients)} clients; {len(clients) - len(usable)} never active"
+    return ImportResult({f"{name}.json": text + "\n"}, (note,))
 
 
 def _merged(one: Behavior) -> list[list[float]]:
@@ -200,6 +185,5 @@ def _merged(one: Behavior) -> list[list[float]]:
 
 def _spread(ordered: Sequence[Client], count: int) -> list[Client]:
     """``count`` of these at even ranks, (i + ½) / count; all if there are no more."""
-    if len(ordered) <= count:
-        return list(ordered)
+    count = min(count, len(ordered))
     return [ordered[int((at + 0.5) * len(ordered) / count)] for at in range(count)]

@@ -45,8 +45,7 @@ def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
 
     ProfileError if there is no such format, it has no use for an option, or the file is not of it.
     """
-    _require(format_name)
-    found = FORMATS[format_name]
+    found = _format(format_name)
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
             allowed = ", ".join(f"--{name}" for name in found.takes)
@@ -67,7 +66,7 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     latency=300
     plr=0
     """
-    _require(format_name)
+    _format(format_name)
     if format_name not in WRITTEN:
         raise ProfileError(f"format {format_name!r} is only read; written are: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
@@ -78,17 +77,17 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     if format_name == "mahimahi":
         content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)
         return Export(content.encode(), _unsayable(network, rate_only=True))
-    if network.down.trace or network.up.trace:
+    if network.replays:
         raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
-    webpagetest = format_name == "webpagetest"
-    writes = network_formats.write_webpagetest if webpagetest else network_formats.write_devtools
-    text, left_out = writes(network)
+    webpagetest, devtools = network_formats.write_webpagetest, network_formats.write_devtools
+    text, left_out = (webpagetest if format_name == "webpagetest" else devtools)(network)
     return Export(text.encode(), (*left_out, *_unsayable(network)))
 
 
-def _require(format_name: str) -> None:
-    if format_name not in FORMATS:
-        raise ProfileError(unknown("format", format_name, FORMATS))
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ProfileError(unknown("format", name, FORMATS))
+    return FORMATS[name]
 
 
 def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:

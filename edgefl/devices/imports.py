@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -95,12 +95,15 @@ def profile_name(options: ImportOptions, default: str) -> str:
     return profile_names([options.name or default])[0]
 
 
-def require_entries(path: Path, only: Iterable[str], names: Iterable[str]) -> None:
-    """Raise `ProfileError` if the user asks for an entry that the file, which has ``names``, has not."""
-    have = list(names)
+def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
+    """Entries of a file that the user asks for, or all: profile name, the file's own name, value."""
+    have = [name for name, _ in entries]
     for name in only:
         if name not in have:
             raise ProfileError(f"{path}: {unknown('entry', name, have[:50])}")
+    picked = [entry for entry in entries if not only or entry[0] in only]
+    for own, entry in zip(profile_names(name for name, _ in picked), picked, strict=True):
+        yield own, *entry
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:

@@ -1,20 +1,11 @@
 """Other projects' files of networks: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
 
-WebPageTest's ``connectivity.ini`` has a section a network: bit/s (0 is unlimited), the round trip in ms, loss
-in percent.
-
-Chrome's presets are JSON in three dialects:
-
-    {"title": "Slow", "download": 50000, "upload": 20000, "latency": 400}
-        a custom profile of the DevTools, or a list of them: bytes/s, ms; −1 is unlimited
-    {"downloadThroughput": 50000, "uploadThroughput": 20000, "latency": 400, "packetLoss": 1}
-        parameters of the protocol's ``Network.emulateNetworkConditions``, bare or in their message
-    {"settings": {"throttling": {"rttMs": 150, "throughputKbps": 1638.4, …}}}
-        a Lighthouse configuration or result; bare ``throttling`` tables by name will do
-
-What Lighthouse hands to the DevTools is fudged (latency · 3.75, throughput · 0.9): the target values are
-taken, and its upload divided by what the download was multiplied with. Its kbit is 1024 bit. Of all these
-half the round trip and the whole loss go to each way. A Mahimahi trace is replayed as it is.
+Half of a round trip and the whole loss go to each way. WebPageTest's ``connectivity.ini`` has a section a
+network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON, bare, in lists or in tables by name:
+custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the protocol's
+``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. What that hands to the DevTools is
+fudged (latency · 3.75, throughput · 0.9): its target values are taken, and its upload divided by what the
+download was multiplied with; its kbit is 1024 bit.
 """
 
 from __future__ import annotations
@@ -23,7 +14,7 @@ import configparser
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -31,12 +22,11 @@ from edgefl.devices.imports import (
     ImportOptions,
     ImportResult,
     checked,
+    pick,
     profile_file,
     profile_name,
-    profile_names,
     read_bytes,
     read_text,
-    require_entries,
 )
 from edgefl.devices.link import constant_trace, read_trace, trace_text
 from edgefl.devices.schema import Direction, Network
@@ -47,39 +37,22 @@ Throughput = Annotated[float, msgspec.Meta(ge=-1, lt=1e12)]
 Latency = Annotated[float, msgspec.Meta(ge=0, lt=1e7)]
 Loss = Annotated[float, msgspec.Meta(ge=0, lt=100)]
 Kbits = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
-_KBIT = 1024
 _INSIDE = ("throttling", "settings", "configSettings")
+Entry = tuple[str, dict[str, Any]]
 
 
-class Preset(NamedTuple):
-    """A network of one rate each way, 10⁶ bit/s; one of at most 0 is unlimited."""
-
-    entry: str
-    title: str
-    down_mbps: float
-    up_mbps: float
-    round_trip_ms: float
-    loss_pct: float
-    source: str
+def _network(title: str, mbps: Sequence[float], round_trip_ms: float, loss_pct: float, source: str) -> Entry:
+    """A network of one rate each way, down and up; one of at most 0 is unlimited."""
+    link = {"delay_ms": round_trip_ms / 2, "loss_pct": loss_pct}
+    down, up = (link | ({"rate_mbps": rate} if rate > 0 else {}) for rate in mbps)
+    return title, {"name": title, "down": down, "up": up, "sources": {"down": source, "up": source}}
 
 
-def _networks(path: Path, presets: Sequence[Preset], only: tuple[str, ...]) -> ImportResult:
-    require_entries(path, only, [preset.entry for preset in presets])
-    picked = [preset for preset in presets if not only or preset.entry in only]
+def _networks(path: Path, entries: Sequence[Entry], options: ImportOptions) -> ImportResult:
     files: dict[str, str] = {}
-    for name, preset in zip(profile_names(preset.entry for preset in picked), picked, strict=True):
-        ways = {
-            way: {"delay_ms": preset.round_trip_ms / 2, "loss_pct": preset.loss_pct}
-            | ({"rate_mbps": rate} if rate > 0 else {})
-            for way, rate in (("down", preset.down_mbps), ("up", preset.up_mbps))
-        }
-        sources = {"down": preset.source, "up": preset.source}
-        tables = {"id": name, "name": preset.title, **ways, "sources": sources}
-        files |= profile_file(path, "networks", tables)
+    for name, _, tables in pick(path, options.only, entries):
+        files |= profile_file(path, "networks", {"id": name, **tables})
     return ImportResult(files)
-
-
-# ---- WebPageTest -------------------------------------------------------------------------------
 
 
 class Section(msgspec.Struct):
@@ -100,22 +73,19 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
         parser.read_string(read_text(path))
     except configparser.Error as error:
         raise ProfileError(f"{path}: not WebPageTest's INI: {' '.join(str(error).split())}") from None
-    presets = []
+    found = []
     for name in parser.sections():
         keys = {key: text.strip("\"' ") for key, text in parser[name].items()}
         if keys.keys() & {"bwin", "bwout", "latency"}:
             figures = {key: _number(keys[key]) for key in Section.__struct_fields__ if key in keys}
             one = checked(f"{path}: [{name}]", figures, Section)
-            source = (
-                f"WebPageTest connectivity file {path.name}, section {name}: bwIn down, bwOut up, half of "
-                "latency and plr each way"
-            )
-            title = keys.get("label") or name
-            rates = one.bwin / 1e6, one.bwout / 1e6
-            presets.append(Preset(name, title, *rates, one.latency, one.plr, source))
-    if not presets:
+            how = "bwIn down, bwOut up, half of latency and plr each way"
+            source = f"WebPageTest connectivity file {path.name}, section {name}: {how}"
+            title, mbps = keys.get("label") or name, (one.bwin / 1e6, one.bwout / 1e6)
+            found.append((name, _network(title, mbps, one.latency, one.plr, source)[1]))
+    if not found:
         raise ProfileError(f"{path}: got no section with bwIn, bwOut and latency; allowed: at least one")
-    return _networks(path, presets, options.only)
+    return _networks(path, found, options)
 
 
 def _number(text: str) -> float | str:
@@ -134,17 +104,12 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
         f'[{network.id}]\nlabel="{label}"\nbwIn={bits[0]}\nbwOut={bits[1]}\n'
         f"latency={round(down.delay_ms + up.delay_ms)}\nplr={max(down.loss_pct, up.loss_pct):g}\n"
     )
-    lost = ["the two ways' loss"] if down.loss_pct != up.loss_pct else []
-    if down.delay_ms != up.delay_ms:
-        lost.append("the two ways' delay")
-    return text, tuple(lost)
-
-
-# ---- Chrome ------------------------------------------------------------------------------------
+    differ = {"loss": down.loss_pct != up.loss_pct, "delay": down.delay_ms != up.delay_ms}
+    return text, tuple(f"the two ways' {what}" for what, lost in differ.items() if lost)
 
 
 class CustomProfile(msgspec.Struct):
-    """A custom profile of the DevTools."""
+    """A custom profile of the DevTools; a throughput below 0 is unlimited."""
 
     download: Throughput
     upload: Throughput
@@ -180,27 +145,21 @@ def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
         raise ProfileError(f"{path}: not JSON: {error}") from None
     presets = list(_presets(path, value, options.name or path.stem))
     if not presets:
-        raise ProfileError(
-            f"{path}: no preset; allowed: tables with download, upload and latency, with downloadThroughput, "
-            "or with throttling"
-        )
-    return _networks(path, presets, options.only)
+        allowed = "tables with download, upload and latency, with downloadThroughput, or with throttling"
+        raise ProfileError(f"{path}: no preset; allowed: {allowed}")
+    return _networks(path, presets, options)
 
 
 def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
     """A custom profile of the DevTools, and what of the network it cannot say."""
     down, up = network.down, network.up
     rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
-    preset = {
-        "title": network.name,
-        "download": rates[0],
-        "upload": rates[1],
-        "latency": down.delay_ms + up.delay_ms,
-    }
+    preset = {"title": network.name, "download": rates[0], "upload": rates[1]}
+    preset["latency"] = down.delay_ms + up.delay_ms
     return json.dumps(preset, indent=2) + "\n", ("loss",) if down.loss_pct or up.loss_pct else ()
 
 
-def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Preset]:
+def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Entry]:
     if isinstance(value, list) and depth < 4:
         for at, item in enumerate(value):
             yield from _presets(path, item, f"{name}-{at + 1}", depth + 1)
@@ -208,15 +167,12 @@ def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Pres
         return
     title = value.get("title") or value.get("label") or name
     title = title if isinstance(title, str) else name
-    if "downloadThroughput" in value:
-        yield _conditions(path, title, value)
-    elif "download" in value and "upload" in value:
-        one = checked(f"{path}: {title}", value, CustomProfile)
-        source = f"download, upload and half of latency of the DevTools profile in {path.name}: {title}"
-        rates = one.download * 8 / 1e6, one.upload * 8 / 1e6
-        yield Preset(title, title, *rates, one.latency, one.packetLoss, source)
-    elif value.keys() & {"rttMs", "throughputKbps", "downloadThroughputKbps"}:
-        yield _lighthouse(path, title, value)
+    if (
+        "downloadThroughput" in value
+        or ("download" in value and "upload" in value)
+        or value.keys() & {"rttMs", "throughputKbps", "downloadThroughputKbps"}
+    ):
+        yield _preset(path, title, value)
     elif isinstance(value.get("params"), dict):
         yield from _presets(path, value["params"], title, depth + 1)
     else:
@@ -225,45 +181,46 @@ def _presets(path: Path, value: Any, name: str, depth: int = 0) -> Iterator[Pres
             yield from _presets(path, value[key], title if inside else str(key), depth + 1)
 
 
-def _conditions(path: Path, title: str, value: dict[str, Any]) -> Preset:
-    one = checked(f"{path}: {title}", value, NetworkConditions)
-    if one.offline:
-        raise ProfileError(f"{path}: {title}: offline: must be false, got true")
-    source = f"Network.emulateNetworkConditions, half of latency each way, in {path.name}: {title}"
-    rates = one.downloadThroughput * 8 / 1e6, one.uploadThroughput * 8 / 1e6
-    return Preset(title, title, *rates, one.latency, one.packetLoss, source)
-
-
-def _lighthouse(path: Path, title: str, value: dict[str, Any]) -> Preset:
-    one = checked(f"{path}: {title}", value, LighthouseThrottling)
+def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
+    where, at = f"{path}: {title}", f"in {path.name}: {title}"
+    if "downloadThroughput" in value:
+        sent = checked(where, value, NetworkConditions)
+        if sent.offline:
+            raise ProfileError(f"{where}: offline: must be false, got true")
+        source = f"Network.emulateNetworkConditions, half of latency each way, {at}"
+        mbps = sent.downloadThroughput * 8 / 1e6, sent.uploadThroughput * 8 / 1e6
+        return _network(title, mbps, sent.latency, sent.packetLoss, source)
+    if "download" in value and "upload" in value:
+        own = checked(where, value, CustomProfile)
+        source = f"download, upload and half of latency of the DevTools profile {at}"
+        return _network(
+            title, (own.download * 8 / 1e6, own.upload * 8 / 1e6), own.latency, own.packetLoss, source
+        )
+    one = checked(where, value, LighthouseThrottling)
     down, up, round_trip_ms = one.downloadThroughputKbps, one.uploadThroughputKbps, one.rttMs
     if one.throughputKbps > 0:
         scale = one.throughputKbps / down if down > 0 else 1.0
         down, up = one.throughputKbps, up * scale if up > 0 else one.throughputKbps
     else:
         round_trip_ms = one.rttMs or one.requestLatencyMs
-    source = f"Lighthouse throttling, target values, half of rttMs each way, in {path.name}: {title}"
-    return Preset(title, title, down * _KBIT / 1e6, up * _KBIT / 1e6, round_trip_ms, 0.0, source)
-
-
-# ---- Mahimahi ----------------------------------------------------------------------------------
+    source = f"Lighthouse throttling, target values, half of rttMs each way, {at}"
+    return _network(title, (down * 1024 / 1e6, up * 1024 / 1e6), round_trip_ms, 0.0, source)
 
 
 def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
     """A network with the trace as its download and ``options.up``, or the same trace, as its upload."""
     name = profile_name(options, path.stem)
     traces: dict[str, str] = {}
-    ways: dict[str, dict[str, Any]] = {}
+    tables: dict[str, Any] = {"id": name, "name": name}
     sources: dict[str, str] = {}
     for way, own in (("down", path), ("up", options.up or path)):
         trace, same = read_trace(str(own)), own == path
         file = f"{name}-{'down' if same else way}.trace"
-        traces[file] = trace_text(trace)
-        ways[way] = {"trace": file}
+        traces[file], tables[way] = trace_text(trace), {"trace": file}
         mean = f"mean {trace.rate_mbps:.3g} Mbps over {trace.period_ms / 1e3:g} s"
         assumed = "assumed: as the download; " if same and way == "up" else ""
         sources[way] = f"{assumed}Mahimahi trace {own.name}, {mean}; it states no delay"
-    files = profile_file(path, "networks", {"id": name, "name": name, **ways, "sources": sources})
+    files = profile_file(path, "networks", tables | {"sources": sources})
     return ImportResult(files | traces, tuple(f"{way}: {source}" for way, source in sources.items()))
 
 

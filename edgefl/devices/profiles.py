@@ -7,10 +7,11 @@ what is allowed and what was got.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,7 +23,6 @@ from edgefl.devices.schema import (
     Cpu,
     Delay,
     Device,
-    Direction,
     FleetFile,
     Network,
     Profile,
@@ -32,6 +32,7 @@ from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.validation import Fault, faults, wrong
 
 Kind = Literal["devices", "networks", "fleets"]
+P = TypeVar("P", bound=Profile)
 TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fleets": FleetFile}
 
 
@@ -44,7 +45,7 @@ def load_device(name_or_path: str | Path) -> Device:
     Traceback (most recent call last):
     edgefl.errors.ProfileError: device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: ...
     """
-    return msgspec.convert(_checked("devices", name_or_path), Device)
+    return _load(Device, "devices", name_or_path)[0]
 
 
 def load_network(name_or_path: str | Path) -> Network:
@@ -53,10 +54,13 @@ def load_network(name_or_path: str | Path) -> Network:
     >>> load_network("3g").down.rate_mbps
     1.6
     """
-    network = msgspec.convert(_checked("networks", name_or_path), Network)
-    folder = _path("networks", name_or_path).parent
-    down, up = _traced(network.down, folder), _traced(network.up, folder)
-    return msgspec.structs.replace(network, down=down, up=up)
+    network, folder = _load(Network, "networks", name_or_path)
+    ways = {
+        name: msgspec.structs.replace(way, trace=str((folder / way.trace).resolve()))
+        for name, way in (("down", network.down), ("up", network.up))
+        if way.trace
+    }
+    return msgspec.structs.replace(network, **ways)
 
 
 def load_fleet(name_or_path: str | Path) -> FleetFile:
@@ -67,14 +71,17 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
     >>> load_fleet("paper-fedstaleweight").clients
     15
     """
-    fleet = msgspec.convert(_checked("fleets", name_or_path), FleetFile)
-    folder = _path("fleets", name_or_path).parent
+    fleet, folder = _load(FleetFile, "fleets", name_or_path)
+
+    def beside(name: str) -> str:
+        return str((folder / name).resolve()) if is_path(name) and (folder / name).exists() else name
+
     network = fleet.network
     if isinstance(network, dict):
-        network = {_beside(name, folder): _beside(net, folder) for name, net in network.items()}
+        network = {beside(name): beside(net) for name, net in network.items()}
     else:
-        network = _beside(network, folder)
-    devices = {_beside(name, folder): count for name, count in fleet.devices.items()}
+        network = beside(network)
+    devices = {beside(name): count for name, count in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices, network=network)
 
 
@@ -84,25 +91,37 @@ def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
     >>> as_written("networks", "lte-varying").down.trace
     'traces/lte-varying-down.trace'
     """
-    profile: Profile = msgspec.convert(_checked(kind, name_or_path), TYPES[kind])
-    return profile
+    return _load(TYPES[kind], kind, name_or_path)[0]
+
+
+def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
+    """A checked profile, and the folder that it is in."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if not isinstance(name_or_path, Path) and not is_path(name):
+        if name not in bundled_names(kind):
+            raise ProfileError(_no_profile(kind, name))
+        path = bundled_folder() / kind / f"{name}.toml"
+    table = read_tables(path)
+    for fault in profile_faults(path.stem, table, kind):
+        raise ProfileError(f"{path}: {fault}")
+    return msgspec.convert(table, of), path.parent
 
 
 def check_file(path: str | Path) -> list[str]:
-    """All that is wrong with a profile file and the traces that it names, one line each; empty if nothing is.
-
-    The kind of file is read off its keys.
-    """
+    """All that is wrong with a profile file and the traces that it names, one line each."""
     path = Path(path)
     try:
         table = read_tables(path)
     except ProfileError as error:
         return [str(error)]
-    found = list(profile_faults(path.stem, table, kind_of(table))) or _trace_faults(path, table)
+    found = [str(fault) for fault in profile_faults(path.stem, table, kind_of(table))]
+    for way in ("down", "up") if not found else ():
+        if (trace := table.get(way, {}).get("trace")) is not None:
+            try:
+                read_trace(str((path.parent / trace).resolve()))
+            except ProfileError as error:
+                found.append(f"{way}.trace: {error}")
     return [f"{path}: {fault}" for fault in found]
-
-
-# ---- files -------------------------------------------------------------------------------------
 
 
 @cache
@@ -152,49 +171,21 @@ def read_tables(path: Path) -> dict[str, Any]:
         raise ProfileError(str(error)) from None
 
 
-def _checked(kind: Kind, name_or_path: str | Path) -> dict[str, Any]:
-    path = _path(kind, name_or_path)
-    table = read_tables(path)
-    for fault in profile_faults(path.stem, table, kind):
-        raise ProfileError(f"{path}: {fault}")
-    return table
-
-
-def _path(kind: Kind, name_or_path: str | Path) -> Path:
-    text = str(name_or_path)
-    if isinstance(name_or_path, Path) or is_path(text):
-        return Path(name_or_path)
-    if text not in bundled_names(kind):
-        raise ProfileError(_no_profile(kind, text))
-    return bundled_folder() / kind / f"{text}.toml"
-
-
 def _no_profile(kind: Kind, name: str) -> str:
     return unknown(f"{kind.removesuffix('s')} profile", name, bundled_names(kind))
 
-
-def _traced(way: Direction, folder: Path) -> Direction:
-    return msgspec.structs.replace(way, trace=str((folder / way.trace).resolve())) if way.trace else way
-
-
-def _beside(name: str, folder: Path) -> str:
-    there = folder / name
-    return str(there.resolve()) if is_path(name) and there.exists() else name
-
-
-# ---- what no type can say ----------------------------------------------------------------------
 
 _NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer"}
 
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
     """All that is wrong with the tables of a profile whose file's name, without its ending, is ``stem``."""
-    schema = table.get("schema", SCHEMA)
-    if isinstance(schema, int) and schema > SCHEMA:  # what else is in it nobody here can judge
+    if (
+        isinstance(schema := table.get("schema", SCHEMA), int) and schema > SCHEMA
+    ):  # what else is in it nobody here can judge
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
         return
-    unfit = list(faults(table, TYPES[kind]))
-    if unfit:
+    if unfit := list(faults(table, TYPES[kind])):
         yield from unfit
         return
     profile: Profile = msgspec.convert(table, TYPES[kind])
@@ -258,7 +249,7 @@ def _device_faults(device: Device) -> Iterator[Fault]:
 def _delay_faults(delay: Delay) -> Iterator[Fault]:
     wanted = Delay.FIELDS[delay.dist]
     takes = f"dist = {delay.dist!r}, which takes {' and '.join(wanted)}"
-    for name in (name for names in Delay.FIELDS.values() for name in names):
+    for name in itertools.chain(*Delay.FIELDS.values()):
         got, key = getattr(delay, name), f"delay_model.{name}"
         if name in wanted and got is None:
             yield Fault(key, f"{key}: missing; needed for {takes}")
@@ -301,11 +292,10 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
         yield wrong("thermal.off_c", f"at least the last trip's temp_c = {temps[-1]}", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
         yield wrong("thermal.ambient_c", f"below the first trip's temp_c = {temps[0]}", thermal.ambient_c)
-    given = {name: getattr(thermal, name) for name in ("ambient_c", "r_c_per_w", "tau_s")}
-    missing = [name for name, value in given.items() if value is None]
-    if missing and len(missing) < len(given):
-        key = f"thermal.{missing[0]}"
-        yield Fault(key, f"{key}: missing; {' and '.join(given)} only work together")
+    together = ("ambient_c", "r_c_per_w", "tau_s")
+    missing = [f"thermal.{name}" for name in together if getattr(thermal, name) is None]
+    if missing and len(missing) < len(together):
+        yield Fault(missing[0], f"{missing[0]}: missing; {' and '.join(together)} only work together")
 
 
 def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
@@ -336,9 +326,8 @@ def _network_faults(network: Network) -> Iterator[Fault]:
 
 def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
     of_device = fleet.network if isinstance(fleet.network, dict) else {}
-    networks = list(of_device.values()) or [str(fleet.network)]
     named: list[tuple[str, Kind, str]] = [(f"devices.{name}", "devices", name) for name in fleet.devices]
-    named += [("network", "networks", name) for name in networks]
+    named += [("network", "networks", name) for name in of_device.values() or [str(fleet.network)]]
     for key, kind, name in named:
         if not is_path(name) and name not in bundled_names(kind):
             yield Fault(key, f"{key}: {_no_profile(kind, name)}")
@@ -346,16 +335,5 @@ def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
         if name not in fleet.devices:
             key = f"network.{name}"
             yield Fault(key, f"{key}: {unknown('device in the fleet', name, fleet.devices)}")
-    missing = [name for name in fleet.devices if of_device and name not in of_device]
-    if missing:
+    if missing := [name for name in fleet.devices if of_device and name not in of_device]:
         yield Fault("network", f"network: no network for {', '.join(missing)}; give one for each device")
-
-
-def _trace_faults(path: Path, table: dict[str, Any]) -> Iterator[Fault]:
-    for way in ("down", "up"):
-        trace = table.get(way, {}).get("trace")
-        if trace is not None:
-            try:
-                read_trace(str((path.parent / trace).resolve()))
-            except ProfileError as error:
-                yield Fault(f"{way}.trace", f"{way}.trace: {error}")

@@ -1,7 +1,6 @@
 """Profiles of devices, networks and fleets as plain frozen data, units in the names.
 
-Every figure in a device or network file has its source in the file's ``[sources]`` table. Bounds of single
-figures stand here; `edgefl.devices.profiles` checks what relates several.
+Bounds of single figures stand here; `edgefl.devices.profiles` checks what relates several.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ SCHEMA = 1
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Name = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[a-z0-9][a-z0-9.-]*$", description="a name of lower-case letters, digits, dots and dashes"
-    ),
-]
+_NAME = msgspec.Meta(
+    pattern=r"^[a-z0-9][a-z0-9.-]*$", description="a name of lower-case letters, digits, dots and dashes"
+)
+Name = Annotated[str, _NAME]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
@@ -122,11 +119,7 @@ class ThrottlingStep(_Table, frozen=True, kw_only=True):
 
 
 class Thermal(_Table, frozen=True, kw_only=True):
-    """Heating and throttling.
-
-    A device that trains without end goes from ``ambient_c`` towards ``ambient_c + busy_w · r_c_per_w``, and
-    63% of the way in ``tau_s``: a first-order model of the temperature that ``trips`` are given in.
-    """
+    """Heating and throttling: first-order towards ``ambient_c + busy_w · r_c_per_w``, see `thermal`."""
 
     trips: Annotated[tuple[ThrottlingStep, ...], msgspec.Meta(min_length=1)]
     """Throttling steps in ascending order of temperature."""
@@ -182,8 +175,8 @@ class Delay(_Table, frozen=True, kw_only=True):
     ====================== ============================== ==================================
 
     ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
-    that of computing. With ``per = "example"`` a client takes it times the examples that it holds:
-    ``exponential`` is then FedBuff's T_i ~ Exp(1/(λ·n_i)) with λ = ``mean_s`` (C.2).
+    that of computing. ``per = "example"``: times the examples that the client holds (FedBuff's
+    Exp(1/(λ·n_i)), C.2).
 
     >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0
@@ -214,24 +207,21 @@ class Delay(_Table, frozen=True, kw_only=True):
 
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
         """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
-        return self._draw(rng) * (examples if self.per == "example" else 1)
-
-    def _draw(self, rng: np.random.Generator) -> float:
+        drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:
-                return float(rng.uniform(low_s, high_s))
+                drawn_s = rng.uniform(low_s, high_s)
             case "half-normal", [scale_s]:
-                return abs(float(rng.normal(0.0, scale_s)))
+                drawn_s = abs(rng.normal(0.0, scale_s))
             case "exponential", [mean_s]:
-                return float(rng.exponential(mean_s))
+                drawn_s = rng.exponential(mean_s)
             case "log-normal", [median_s, sigma]:
-                return float(median_s * math.exp(sigma * float(rng.standard_normal())))
+                drawn_s = median_s * math.exp(sigma * rng.standard_normal())
             case "pareto", [min_s, alpha]:
-                return float(min_s * float((1.0 - rng.random()) ** (-1.0 / alpha)))
-            case _, [values_s]:
-                return float(values_s[int(rng.integers(len(values_s)))])
-            case _:
-                raise AssertionError(self.dist)
+                drawn_s = min_s * float((1.0 - rng.random()) ** (-1.0 / alpha))
+            case "list", [values_s]:
+                drawn_s = values_s[int(rng.integers(len(values_s)))]
+        return float(drawn_s) * (examples if self.per == "example" else 1)
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
@@ -239,10 +229,7 @@ DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "d
 
 
 class Device(_Table, frozen=True, kw_only=True):
-    """One kind of device.
-
-    ``cpu`` may be left out only where ``delay_model`` replaces the trip's time.
-    """
+    """One kind of device; ``cpu`` may be left out only where ``delay_model`` replaces the trip's time."""
 
     schema: Schema = SCHEMA
     id: Name
@@ -392,13 +379,11 @@ def to_json(profile: Profile) -> dict[str, Any]:
     >>> to_json(load_device("pixel-3a"))["memory"]["ram_mib"]
     4096.0
     """
-    plain: dict[str, Any] = _without_none(msgspec.to_builtins(profile))
+
+    def given(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: given(inner) for key, inner in value.items() if inner is not None and inner != ()}
+        return [given(item) for item in value] if isinstance(value, list | tuple) else value
+
+    plain: dict[str, Any] = given(msgspec.to_builtins(profile))
     return plain
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None and v != ()}
-    if isinstance(value, list | tuple):
-        return [_without_none(v) for v in value]
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -107,7 +108,12 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
             f"calibration refused: this host is too noisy now (coefficient of variation: {', '.join(noisy)}; "
             f"allowed: {MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
         )
-    _write(_path(folder), measured)
+    path = _path(folder)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(measured)))
+        os.replace(file.name, path)
     return measured
 
 
@@ -146,27 +152,9 @@ def _measure_apart() -> Measured:
     root = str(Path(__file__).resolve().parent.parent.parent)
     search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": search}
-    done = subprocess.run(
-        [sys.executable, "-m", "edgefl.limits.host_operations"],
-        env=env,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
+    command = [sys.executable, "-m", "edgefl.limits.host_operations"]
+    done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=300)
     if done.returncode:
-        why = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RunError(
-            f"calibration failed with exit code {done.returncode}: {why[-1] if why else 'no message'}"
-        )
+        why = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise RunError(f"calibration failed with exit code {done.returncode}: {why[-1]}")
     return msgspec.json.decode(done.stdout, type=Measured)
-
-
-def _write(path: Path, calibration: Calibration) -> None:
-    """Store it whole or not at all; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(calibration)))
-        os.replace(file.name, path)
-    except OSError:
-        return

@@ -72,9 +72,9 @@ class Demand(NamedTuple):
     def due(self) -> Burst | None:
         """The training's work in the window in which it must be done for the trip to be right.
 
-        Training that is a considerable part of its trip is due when the device has done it. Training that is
-        a minor one is judged by its trip (`fidelity.MINOR_PART`): it is due when the trip ends, because the
-        upload is paced against its own schedule and makes up for a training that ended late.
+        Training that is a minor part of its trip (`fidelity.MINOR_PART`) is due when the trip ends, because
+        the upload is paced against its own schedule and makes up for it; other training when the device has
+        done it.
 
         >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
         Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
@@ -123,7 +123,7 @@ def choose_time_scale(
     if not 0 < cores < math.inf:
         raise ConfigError(f"cores must be a finite number above 0 (got {cores})")
     shares = sorted((demand.cores for demand in demands), reverse=True)
-    if any(not math.isfinite(share) for share in shares):
+    if not all(map(math.isfinite, shares)):
         raise ConfigError(
             "clock.time_scale: a client's trip takes no emulated time but needs the host's CPU; it cannot be "
             "paced, use clock.kind = 'virtual'"
@@ -137,19 +137,15 @@ def choose_time_scale(
             raise ConfigError(f"clock.time_scale: got {scale}; allowed: 'auto' or a finite number above 0")
         value, chosen = float(scale), "given"
     load, share = asked / (cores * value), largest / (value * min(1.0, cores))
-    verdict = _verdict(value, load, share)
+    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
+    verdict: Verdict = "tight" if load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9 else "fits"
+    if max(load, share) > INVALID_LOAD:
+        verdict = "overloaded"
     why = (
         f"time_scale {value:g} was {chosen}: the fleet asks for {asked:.2f} cores at scale 1, the host has "
         f"{cores:g}, load {load:.0%}, most demanding client {share:.0%} of a core{_SAYS[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
-
-
-def _verdict(value: float, load: float, share: float) -> Verdict:
-    if max(load, share) > INVALID_LOAD:
-        return "overloaded"
-    exact = TARGET_LOAD * (LEAST_STRETCH if value == 1.0 else 1.0)
-    return "tight" if load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9 else "fits"
 
 
 def _smallest(
@@ -162,35 +158,31 @@ def _smallest(
     coincident = 0.0 if together == "never" else _coincident(bursts)
     queue_s = active * SERVER_TRIP_S if together == "always" else 0.0
     shortest_s = min((demand.emulated_s for demand in demands if demand.emulated_s > 0), default=math.inf)
+    moment = f"clients that train at the same moment and then ask for {coincident:.2f} cores at scale 1"
+    training = f"one client's training, which asks for {densest:.0%} at scale 1"
+    answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
+    rounds = f"rounds of {active} clients, {answered}, and trips of {shortest_s * 1e3:.3g} ms"
     of_all = [
-        (asked / (cores * TARGET_LOAD), f"for a load of at most {TARGET_LOAD:.0%}"),
-        (
-            coincident / (cores * TARGET_LOAD),
-            f"for clients that train at the same moment and then ask for {coincident:.2f} cores at scale 1",
-        ),
+        (asked / (cores * TARGET_LOAD), f"a load of at most {TARGET_LOAD:.0%}"),
+        (coincident / (cores * TARGET_LOAD), moment),
     ]
     others = [
-        (largest / (CLIENT_SHARE * one), f"for {CLIENT_SHARE:.0%} of a core at most for one client"),
-        (
-            densest / (BURST_SHARE * one),
-            f"for {BURST_SHARE:.0%} of a core at most for one client's training, which asks for "
-            f"{densest:.0%} at scale 1",
-        ),
-        (
-            queue_s / (MEAN_MAX * shortest_s),
-            f"for rounds of {active} clients, which the server takes {queue_s * 1e3:.1f} ms to answer, and "
-            f"trips of {shortest_s * 1e3:.3g} ms",
-        ),
+        (largest / (CLIENT_SHARE * one), f"{CLIENT_SHARE:.0%} of a core at most for one client"),
+        (densest / (BURST_SHARE * one), f"{BURST_SHARE:.0%} of a core at most for {training}"),
+        (queue_s / (MEAN_MAX * shortest_s), rounds),
     ]
     stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
-    return (_two_digits_up(stretch), f"chosen {why}") if why else (1.0, "chosen")
+    step = 10.0 ** (math.floor(math.log10(stretch)) - 1)  # rounded up to two digits
+    return (
+        (round(math.ceil(stretch / step - 1e-9) * step, 10), f"chosen for {why}") if why else (1.0, "chosen")
+    )
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
     """Cores needed by the densest stretch of time, if all these windows belong to trips that start at once.
 
-    The demand bound of real-time scheduling: over every stretch [a, b], the work of the windows that lie in
-    it, divided by its length.
+    The demand bound of real-time scheduling: the work of the windows within any stretch, divided by its
+    length.
 
     >>> _coincident([Burst(0.1, 0.0, 1.0), Burst(0.1, 0.0, 1.0), Burst(0.1, 2.0, 1.0)])
     0.2
@@ -210,17 +202,9 @@ def _coincident(bursts: Sequence[Burst]) -> float:
     return densest
 
 
-def _two_digits_up(value: float) -> float:
-    """``value`` rounded up to two significant digits; 1 stays 1."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return round(math.ceil(value / step - 1e-9) * step, 10)
-
-
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def capacity_cores() -> float:
@@ -239,23 +223,21 @@ class Host(NamedTuple):
 
 def host() -> Host:
     """CPU model, usable cores and system of this machine."""
-    return Host(_cpu_model(), usable_cores(), f"{platform.system()} {platform.release()}")
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
+    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    models = [value.strip() for key, _, value in lines if key.strip() in ("model name", "Model", "Hardware")]
+    cpu = next(filter(None, models), "") or platform.processor() or platform.machine() or "unknown"
+    return Host(cpu, usable_cores(), f"{platform.system()} {platform.release()}")
 
 
 def cpu_quota() -> float | None:
     """Cores that the control groups around this process allow together, or None if they allow all."""
-    return min((quota for place in _around("cpu") if (quota := _quota(place)) is not None), default=None)
+    quotas = []
+    for folder, version in _around("cpu"):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        found = [word for name in names for word in words(folder / name)]
+        if len(found) == 2 and found[0].isdecimal():
+            quotas.append(int(found[0]) / int(found[1]))
+    return min(quotas, default=None)
 
 
 def memory_limit_bytes() -> int | None:
@@ -265,20 +247,8 @@ def memory_limit_bytes() -> int | None:
         for folder, version in _around("memory")
     ]
     limits = [int(text[0]) for text in found if text and text[0].isdecimal()]
-    return min((limit for limit in limits if limit < _UNLIMITED_BYTES), default=None)
-
-
-_UNLIMITED_BYTES = 1 << 60
-"""Version 1 says "no limit" with the largest multiple of a page."""
-
-
-def _quota(place: Place) -> float | None:
-    folder, version = place
-    if version == 1:
-        found = words(folder / "cpu.cfs_quota_us") + words(folder / "cpu.cfs_period_us")
-    else:
-        found = words(folder / "cpu.max")
-    return int(found[0]) / int(found[1]) if len(found) == 2 and found[0].isdecimal() else None
+    # Version 1 says "no limit" with the largest multiple of a page.
+    return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def _around(controller: str) -> Iterator[Place]:
@@ -299,8 +269,7 @@ class StealMeter:
         self._start = psutil.cpu_times()
 
     def share(self) -> float | None:
-        """Stolen share of all CPU time since the start; 0 if none has passed, None where the system does
-        not tell."""
+        """Stolen share of CPU time since the start; 0 if none passed, None where the system does not tell."""
         now, start = psutil.cpu_times(), self._start
         if not hasattr(now, "steal"):
             return None
@@ -319,10 +288,7 @@ class ThrottleMeter:
         self._before = self._throttled_s()
 
     def share(self) -> float | None:
-        """Share of the wall time in which a core stood still because the quota was used up.
-
-        None where it cannot be read.
-        """
+        """Share of the wall time in which a core stood still for want of quota; None where it is not told."""
         now, wall_s = self._throttled_s(), time.monotonic() - self._start_s
         if not now or wall_s <= 0:
             return None
@@ -331,11 +297,9 @@ class ThrottleMeter:
 
     def _throttled_s(self) -> list[float]:
         """Seconds so far, a group."""
-        stats = [(figures(folder / "cpu.stat"), version) for folder, version in self._places]
-        return [
-            stat.get("throttled_usec", 0) / 1e6 if version == 2 else stat.get("throttled_time", 0) / 1e9
-            for stat, version in stats
-        ]
+        units = {1: ("throttled_time", 1e9), 2: ("throttled_usec", 1e6)}
+        said = [(figures(folder / "cpu.stat"), *units[version]) for folder, version in self._places]
+        return [stat.get(name, 0) / unit for stat, name, unit in said]
 
 
 class Usage(NamedTuple):
@@ -357,11 +321,11 @@ class UsageMeter:
         self._taken: tuple[float | None, float | None] = (None, None)
 
     def begin(self) -> None:
-        """The clients start."""
+        """Note that the clients start."""
         self._meters = StealMeter(), ThrottleMeter()
 
     def end(self) -> None:
-        """The clients have ended."""
+        """Note that the clients have ended."""
         if self._meters is not None:
             self._taken = self._meters[0].share(), self._meters[1].share()
 

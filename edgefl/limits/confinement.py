@@ -7,7 +7,6 @@ The supervisor finds out what works here (`enforced`) and makes the control grou
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Literal
 
@@ -41,13 +40,6 @@ def enforced(experiment: Experiment) -> Iterator[Enforcement]:
         yield Enforcement()
         return
     fleet, memory = experiment.fleet, memory_by(experiment)
-    if not sys.platform.startswith("linux"):
-        for key, kind, needs_linux in (
-            ("memory", fleet.memory, "rlimit"),
-            ("throttle", fleet.throttle, "sigstop"),
-        ):
-            if kind == needs_linux:
-                raise ConfigError(f"fleet.{key}: {kind!r} works on Linux only, this is {sys.platform}")
     with contextlib.ExitStack() as stack:
         folders: dict[str, tuple[str, int]] = {}
         for controller, key, kind, others in (
@@ -58,9 +50,8 @@ def enforced(experiment: Experiment) -> Iterator[Enforcement]:
                 try:
                     folders |= stack.enter_context(Groups([controller])).folders()
                 except NoGroup as why:
-                    raise ConfigError(
-                        f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
-                    ) from None
+                    text = f"fleet.{key}: 'cgroup' cannot be used here: {why}; {others} no privileges"
+                    raise ConfigError(text) from None
         yield Enforcement(memory, fleet.throttle, folders)
 
 

@@ -1,8 +1,7 @@
 """The emulation's errors against what it declared, and the verdict whether to believe it: docs/fidelity.md.
 
-The error of a quantity on one trip is ``achieved/declared - 1`` in seconds, both for the same work: +0.1
-says the client took a tenth longer than its device. Declared seconds are the plan's; achieved seconds are
-differences of clock readings, the client's for all but ``round``: the trip as the server saw it.
+The error of a quantity on one trip is ``achieved/declared - 1``: seconds by the client's clock (``round``: by
+the server's) over those of the plan, both for the same work.
 """
 
 from __future__ import annotations
@@ -117,10 +116,13 @@ def assess(
         measured = finite & (np.where(finite, declared, 0.0) * time_scale >= RESOLUTION_WALL_S)
         columns[quantity] = np.where(measured, declared, np.nan), np.where(measured, achieved, np.nan)
 
-    headline = []
+    headline, training = [], Quantity()
     if trips:
-        training = _considerable(*columns["compute"], _column(declared_s, "trip", trips))
-        headline = [achieved / declared - 1.0 for declared, achieved in (training, columns["trip"])]
+        declared, achieved = columns["compute"]
+        minor = declared < MINOR_PART * _column(declared_s, "trip", trips)
+        considerable = np.where(minor, np.nan, declared), np.where(minor, np.nan, achieved)
+        headline = [took / due - 1.0 for due, took in (considerable, columns["trip"])]
+        training = _summary(*considerable)
     errors = np.abs(np.concatenate([*headline, np.empty(0)]))
     errors = errors[~np.isnan(errors)]
     median = float(np.median(errors)) if errors.size else None
@@ -140,7 +142,7 @@ def assess(
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms on the wall, too short to measure")
     reasons += bounds(median, p95, conditions)
     reasons += _drift("", by_quantity)
-    if trips and (late := drift("training", _summary(*training).mean_error)):
+    if late := drift("training", training.mean_error):
         reasons.append(late)
     reasons += _worst_device(by_device)
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
@@ -166,18 +168,23 @@ def bounds(median: float | None, p95: float | None, conditions: Conditions) -> l
     >>> bounds(0.01, 0.3, Conditions(load=0.5))
     ['95th percentile of errors 30.0%, at most 20% is allowed']
     """
-    reasons: list[str] = []
-    _limit(reasons, "median error", median, MEDIAN_MAX)
-    _limit(reasons, "95th percentile of errors", p95, P95_MAX)
-    _limit(reasons, "host load", conditions.load, LOAD_MAX)
-    _limit(reasons, "time stolen by the hypervisor", conditions.steal, STEAL_MAX)
-    _limit(reasons, "time taken by a CPU quota around the run", conditions.throttled, THROTTLED_MAX)
+    limits = (
+        ("median error", median, MEDIAN_MAX),
+        ("95th percentile of errors", p95, P95_MAX),
+        ("host load", conditions.load, LOAD_MAX),
+        ("time stolen by the hypervisor", conditions.steal, STEAL_MAX),
+        ("time taken by a CPU quota around the run", conditions.throttled, THROTTLED_MAX),
+    )
+    reasons = [
+        f"{what} {got:.1%}, at most {allowed:.0%} is allowed"
+        for what, got, allowed in limits
+        if got is not None and not got <= allowed
+    ]
     cost = conditions.step_cost
     if cost is not None and not 1 / STALE_FACTOR <= cost <= STALE_FACTOR:
-        reasons.append(
-            f"calibration is stale: training took {cost:.2g} times the CPU time that was measured before it, "
-            f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
-        )
+        took = f"training took {cost:.2g} times the CPU time that was measured before it"
+        allowed = f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
+        reasons.append(f"calibration is stale: {took}, {allowed}")
     return reasons
 
 
@@ -196,21 +203,10 @@ def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
     """Names the device that is furthest off, if it is too far, and the number of others."""
-    off = {
-        name: max((abs(found[what].mean_error or 0.0) for what in SUMMED if what in found), default=0.0)
-        for name, found in by_device.items()
-    }
+    off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
-    if not bad:
-        return []
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
-    return [_drift(f" of {bad[0]}", by_device[bad[0]])[0] + more]
-
-
-def _considerable(declared: Seconds, achieved: Seconds, trip_declared: Seconds) -> tuple[Seconds, Seconds]:
-    """Declared and achieved training where it is more than a minor part of its trip, else NaN."""
-    minor = declared < MINOR_PART * trip_declared
-    return np.where(minor, np.nan, declared), np.where(minor, np.nan, achieved)
+    return [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
 
 
 def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> Seconds:
@@ -238,8 +234,3 @@ def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
         median_abs_error=float(np.median(np.abs(errors))),
         p95_abs_error=float(np.percentile(np.abs(errors), 95)),
     )
-
-
-def _limit(reasons: list[str], what: str, got: float | None, allowed: float) -> None:
-    if got is not None and not got <= allowed:
-        reasons.append(f"{what} {got:.1%}, at most {allowed:.0%} is allowed")

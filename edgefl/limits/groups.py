@@ -28,9 +28,6 @@ class NoGroup(ConfigError):
     """Control groups cannot be used here; the message says why, in one line."""
 
 
-# ---- finding them --------------------------------------------------------------------------------
-
-
 class Place(NamedTuple):
     """A control group in the hierarchy of one controller."""
 
@@ -44,14 +41,17 @@ def find(controller: str, pid: int | str = "self") -> Place:
     A controller belongs to one hierarchy: to one of version 1 that names it, else to version 2. `NoGroup`
     if there is none, or none that this process can see.
     """
-    own = _own_paths(pid)
+    lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
+    # A group's path by controller of version 1, or by "" for version 2.
+    own = {name: path for _, controllers, path in lines for name in controllers.split(",")}
     unified: Place | None = None
-    for mount, root, kind, options in _mounts():
-        if kind == "cgroup" and controller in options:
-            if controller in own:
-                return Place(_below(mount, root, own[controller]), 1)
-        elif kind == "cgroup2" and "" in own:
-            unified = Place(_below(mount, root, own[""]), 2)
+    for line in _text(PROC / "self" / "mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), [*right.split(), "", "", ""][:3]
+        if kind == "cgroup" and controller in options.split(",") and controller in own:
+            return Place(_below(fields, own[controller]), 1)
+        if kind == "cgroup2" and "" in own:
+            unified = Place(_below(fields, own[""]), 2)
     if unified is None:
         raise NoGroup(f"no control group hierarchy with the {controller} controller is mounted")
     if controller not in words(unified.folder / "cgroup.controllers"):
@@ -59,33 +59,13 @@ def find(controller: str, pid: int | str = "self") -> Place:
     return unified
 
 
-def _own_paths(pid: int | str) -> dict[str, str]:
-    """Controller of version 1, or "" for version 2, to the group's path in its hierarchy."""
-    lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
-    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
-
-
-def _mounts() -> list[tuple[Path, str, str, list[str]]]:
-    """Mount point, the part of the hierarchy that is mounted there, file system, super options."""
-    found = []
-    for line in _text(PROC / "self" / "mountinfo").splitlines():
-        left, _, right = line.partition(" - ")
-        fields, after = left.split(), right.split()
-        if len(fields) >= 5 and len(after) >= 3 and after[0] in ("cgroup", "cgroup2"):
-            point = Path(fields[4].replace("\\040", " "))
-            found.append((point, fields[3], after[0], after[2].split(",")))
-    return found
-
-
-def _below(mount: Path, root: str, path: str) -> Path:
-    """Returns a group's folder under a mount that shows the hierarchy from ``root`` on."""
+def _below(fields: list[str], path: str) -> Path:
+    """A group's folder, under a mount that shows a part of the hierarchy, as a line of mountinfo says."""
+    root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
     # In a container the path may be the host's; what can be seen of it starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
     return folder if folder.is_dir() else mount
-
-
-# ---- control files -------------------------------------------------------------------------------
 
 
 def words(file: Path) -> list[str]:
@@ -119,15 +99,12 @@ def _text(file: Path) -> str:
         return ""
 
 
-# ---- groups of our own ---------------------------------------------------------------------------
-
-
-class Groups:
+class Groups(contextlib.AbstractContextManager["Groups"]):
     """Control groups for some ``controllers``, ``cpu`` and ``memory``, below the one of this process.
 
-    All that one process makes lie in one folder a hierarchy, named by the process's id and start: what a
-    killed process left is known by it, and swept away when groups are made there again. Close it, or use it
-    with ``with``; the folders go with the last. `NoGroup` if groups cannot be made here.
+    All of one process lie in one folder a hierarchy, named by its id and start, so that what a killed one
+    left is swept away when groups are made there again. The folders go with the last. `NoGroup` if none can
+    be made here.
     """
 
     _lock = threading.RLock()
@@ -162,19 +139,15 @@ class Groups:
     def close(self) -> None:
         """Remove the groups; what still lives in them goes back to where this process is."""
         with Groups._lock:
-            if not self._open:
+            if not self._open or Groups._own is None:
                 return
             self._open = False
-            assert Groups._own is not None
             Groups._users -= 1
             if Groups._users:
                 Groups._own.clear(self._prefix)
             else:
                 Groups._own.remove()
                 Groups._own = None
-
-    def __enter__(self) -> Groups:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -212,7 +185,6 @@ class _OwnFolders:
         self._handed: list[tuple[Path, str]] = []
 
     def take(self, controller: str) -> Place:
-        """The folder of a controller."""
         if controller not in self._outer:
             place = find(controller)
             moved = [outer for outer in self._outer.values() if outer.version == 2]
@@ -265,7 +237,6 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        """Remove everything."""
         for file, controller in reversed(self._handed):  # a group that hands controllers down holds nobody
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
@@ -291,17 +262,11 @@ def remove(folder: Path) -> None:
     for child in _children(folder):
         remove(child)
     until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
+    while time.monotonic() <= until and folder.exists():
+        with contextlib.suppress(OSError):
             folder.rmdir()
-        except FileNotFoundError:
             return
-        except OSError:
-            if time.monotonic() > until:
-                return
-            time.sleep(0.002)
-        else:
-            return
+        time.sleep(0.002)
 
 
 def started(pid: int) -> str:

@@ -1,14 +1,13 @@
 """A phase of computing that a run's governor slows: it holds the client to the CPU time that it should take.
 
-The client computes as if it were alone, and is slow because it gets little of a core. It tells the governor
-through a pipe when it starts and with which share, and when it has ended; between steps it corrects the share
-by what its work has really cost. The share aims at an end a little before the device's, and what is then left
-is waited out: no throttle stops a process to the microsecond, and a client must not be done before its
-device.
+The client tells the governor through a pipe when it starts and with which share, and when it has ended;
+between steps it corrects the share by what its work has really cost. The share aims at an end a little before
+the device's, and what is then left is waited out: no throttle stops a process to the microsecond.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
@@ -94,13 +93,11 @@ class HeldPhase:
     """Like a `Phase`, for a process under a governor: ``done`` never waits, only ``end`` does."""
 
     def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
-        self._phase, self._total, self._cost = phase, total, cost
-        self._governor = governor
+        self._phase, self._total, self._cost, self._governor = phase, total, cost, governor
         self._renew_ns = RENEW_NS[kind]
         due_ns = phase.due_ns(total)
         self._aim_ns = due_ns - EARLY[kind] * (due_ns - phase.due_ns(0.0))
         self._began_ns = cpu_ns(0)
-        self._next_ns = 0
         self._tell(time.monotonic_ns())
 
     def done(self, work: float) -> None:
@@ -129,8 +126,6 @@ class HeldPhase:
         os.write(self._governor, HoldRequest(os.getpid(), now_ns, used_ns, share, int(left_ns)).encode())
 
 
-# ---- the governor's side -------------------------------------------------------------------------
-
 SLICE_SHARE = 0.02
 """A slice's part of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of its due."""
 SHORTEST_SLICE_NS = 300_000
@@ -138,10 +133,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 def govern(kind: str, requests: int, lifeline: int) -> None:
-    """Hold clients until the zygote is gone; ``requests`` is the pipe's end that reads.
-
-    Runs in a process that the zygote forked, as it did the clients.
-    """
+    """Hold clients until the zygote, whose child this process is, is gone; read their ``requests``."""
     be_prompt()
     governor = Governor(partial(hold, kind))
     rest = b""
@@ -179,14 +171,12 @@ class Governor:
         if request.share == 0.0:
             return
         account = Account(request.share, request.at_ns, request.used_ns)
-        if held is None:
-            try:
+        with contextlib.suppress(ProcessLookupError):
+            if held is None:
                 held = self._held[request.pid] = self._make(request, account)
-            except ProcessLookupError:
+            elif not held.renew(account):
                 return
-        elif not held.renew(account):
-            return
-        self._queue.add(held, request.at_ns)
+            self._queue.add(held, request.at_ns)
 
     def look(self, now_ns: int) -> int | None:
         """Look after all that are due; returns when the next one is.

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import resource
 
 import psutil
 
 from edgefl.errors import ConfigError
 from edgefl.limits.groups import Groups, NoGroup, Place, figures, words, write
-
-try:
-    import resource
-
-    _HAS_RLIMIT = hasattr(resource, "RLIMIT_DATA")
-except ImportError:  # there is none on Windows
-    _HAS_RLIMIT = False
 
 _MIB = 1 << 20
 
@@ -23,18 +16,13 @@ _MIB = 1 << 20
 class MemoryLimit:
     """Holds this process to ``limit_mib`` MiB more than it has when this is made.
 
-    Make it in the client after the fork and after its sockets are open, so that what is shared with its
-    parent and the threads it needs are not counted. Two mechanisms, each used where the system has it:
+    Make it in the client after the fork and when its sockets are open, so that these do not count.
 
-    ``rlimit``
-        ``RLIMIT_DATA`` set to the private writable memory of now plus the limit, so that an allocation
-        past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is
-        mapped, touched or not: thread stacks too, but no shared memory. ``RLIMIT_AS`` is not used: it
-        would count every library and mapping.
-    ``watch``
-        Growth of the private resident memory (resident less shared and file pages), read by `over` and
-        `used_mib`; memory is seen when they are called, not between. A page of the parent's that a forked
-        child writes to was resident before, so it does not count as growth.
+    ``rlimit`` ``RLIMIT_DATA`` set to the private writable memory of now plus the limit: an allocation past it
+    fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is mapped, touched
+    or not: thread stacks too, but no shared memory. (``RLIMIT_AS`` would count every library and mapping.)
+    ``watch`` Growth of the private resident memory, read when `over` or `used_mib` is called. A page of the
+    parent's that a forked child writes to does not count.
 
     >>> limit = MemoryLimit(4096)
     >>> limit.over()
@@ -48,17 +36,13 @@ class MemoryLimit:
         self._start_bytes = self._private_bytes()
         self._peak_mib = 0.0
         self._before: tuple[int, int] | None = None
-        data_bytes = getattr(self._process.memory_info(), "data", 0)
-        if _HAS_RLIMIT and data_bytes and sys.platform.startswith("linux"):
-            self._set_rlimit(data_bytes + int(limit_mib * _MIB))
-
-    def _set_rlimit(self, soft: int) -> None:
-        before = resource.getrlimit(resource.RLIMIT_DATA)
-        if before[1] != resource.RLIM_INFINITY:
-            soft = min(soft, before[1])
-        with contextlib.suppress(OSError, ValueError):  # refused: the watch must do
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
-            self._before = before
+        if data_bytes := getattr(self._process.memory_info(), "data", 0):
+            soft, before = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
+            if before[1] != resource.RLIM_INFINITY:
+                soft = min(soft, before[1])
+            with contextlib.suppress(OSError, ValueError):  # refused: the watch must do
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+                self._before = before
 
     def _private_bytes(self) -> int | None:
         """Resident memory that is neither file-backed nor shared memory; None where it cannot be told."""
@@ -87,7 +71,7 @@ class MemoryLimit:
         return self._peak_mib
 
     def over(self) -> bool:
-        """Says whether the process now holds more than its limit. Costs some 20 µs."""
+        """Returns True if the process now holds more than its limit; costs some 20 µs."""
         return self.used_mib() > self.limit_mib
 
     def lift(self) -> None:
@@ -106,9 +90,8 @@ def _checked_mib(limit_mib: float) -> float:
 class GroupMemory:
     """The memory limit of one control group, which holds one process.
 
-    It counts what its processes touch first: private pages, shared ones, the page cache of files, and the
-    kernel's memory for them. A page of the parent's that a forked child only reads is the parent's. Swap is
-    not given where it can be counted.
+    It counts what that touches first: pages, private and shared, files' page cache, and the kernel's memory
+    for them; not what a forked child only reads. Swap is not given where it can be counted.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:
@@ -142,7 +125,7 @@ class GroupMemory:
         return False
 
 
-class MemoryHold:
+class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
     """A running process under a memory limit of its own; made by `open_memory`."""
 
     def __init__(self, pid: int, limit_mib: float) -> None:
@@ -168,7 +151,7 @@ class MemoryHold:
 
     @property
     def killed(self) -> bool:
-        """Says whether the kernel has killed it, or a process that it started, for want of memory."""
+        """True once the kernel has killed it, or a process that it started, for want of memory."""
         return self._look()[0] > 0
 
     @property
@@ -182,9 +165,6 @@ class MemoryHold:
         self._open = False
         self._groups.close()
 
-    def __enter__(self) -> MemoryHold:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -194,6 +174,6 @@ def open_memory(pid: int, limit_mib: float) -> MemoryHold:
 
     Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
     ValueError if the limit is not a finite number above 0. Without privileges a process can limit itself:
-    `edgefl.limits.memory.MemoryLimit`.
+    `memory.MemoryLimit`.
     """
     return MemoryHold(pid, limit_mib)

@@ -1,9 +1,8 @@
 """Closed-loop work pacing: real work is done, then the process waits until the device would have done it.
 
-A trip is a row of phases (download, compute, upload). Each phase is scheduled to start where the phase
-before it was *scheduled* to end, so an error made in one phase is not carried into the length of the
-trip. What is reported comes from clock readings only: work that took longer than the device is allowed
-shows as ``achieved_s > declared_s``.
+A trip is a row of phases (download, compute, upload). Each is scheduled to start where the one before it was
+*scheduled* to end, so errors are not carried on. What is reported comes from clock readings only: work that
+took longer than the device is allowed shows as ``achieved_s > declared_s``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import ctypes
 import math
 import platform
 import struct
-import sys
 import time
 from collections.abc import Callable
 
@@ -37,42 +35,24 @@ AHEAD_NS = 50_000_000
 
 
 def set_timer_slack() -> bool:
-    """Ask Linux to wake this thread within a nanosecond of a deadline (its default is 50 µs).
-
-    Returns whether the system took it: False where there is no such call.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return False
+    """Ask Linux to wake this thread within a nanosecond of a deadline, not 50 µs; returns whether it does."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)) == 0
 
 
 def set_time_slice(slice_ns: int = 100_000) -> bool:
-    """Ask Linux (6.12 on) to run this thread in slices of ``slice_ns``, so that others wait less for it.
+    """Ask Linux (6.12 on) to run this thread in slices of ``slice_ns``; returns whether it does.
 
-    A paced client is on time only if it runs soon after it wakes, also while others compute. Any user may
-    ask for this. Returns whether the system took it.
+    A paced client is on time only if it runs soon after it wakes, also while others compute.
     """
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
-    if not sys.platform.startswith("linux") or number is None:
-        return False
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
     attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, 0, 0, slice_ns, 0, 0)
-    try:
-        return int(ctypes.CDLL(None, use_errno=True).syscall(number, 0, attributes, 0)) == 0
-    except (OSError, AttributeError):
-        return False
+    return number is not None and ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
 
 
 def wait_until(deadline_ns: int) -> None:
-    """Sleep until the monotonic clock reads ``deadline_ns``; never returns early, never spins.
-
-    The sleep is ``clock_nanosleep`` on the monotonic clock. It ends some 50 µs late; that error does not
-    add up, because every deadline of a `Pacer` is absolute.
-    """
+    """Sleep until the monotonic clock reads ``deadline_ns``; never returns early, never spins."""
     while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
         time.sleep(left_ns * 1e-9)
 
@@ -107,13 +87,9 @@ class Phase:
     def __init__(
         self, pacer: Pacer, start_ns: float, rate_per_s: float, lead_s: float, takes: Takes | None
     ) -> None:
-        self._pacer = pacer
-        self._start_ns = start_ns
-        self._rate = rate_per_s
-        self._lead_s = lead_s
-        self._takes = takes
-        self._ended = False
-        self.work = 0.0
+        self._pacer, self._start_ns, self._rate = pacer, start_ns, rate_per_s
+        self._lead_s, self._takes = lead_s, takes
+        self._ended, self.work = False, 0.0
 
     @property
     def declared_s(self) -> float:
@@ -135,9 +111,8 @@ class Phase:
     def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
         """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.
 
-        Work may run ahead of the device by up to ``ahead_ns``, so that short steps do not wake the process
-        for each of them (measured: 20 sleeps of 3 ms doubled the CPU time of the work between them) and a
-        busy host does not make the last one late. `end` waits for the rest.
+        Work may run ahead by up to ``ahead_ns``, so that short steps do not wake the process for each of them
+        (20 sleeps of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
         """
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), ahead_ns)
@@ -180,14 +155,10 @@ class Pacer:
     ) -> None:
         if not (time_scale > 0 and math.isfinite(time_scale)):
             raise ValueError(f"time_scale must be finite and above 0 (got {time_scale})")
-        self.time_scale = time_scale
-        self.ns_per_emulated_s = time_scale * 1e9
-        self._wait = wait
-        self._clock = clock
-        self._cursor_ns: float | None = None
-        """Scheduled start of the next phase."""
-        self._last_ns = 0
-        """Real end of the phase before."""
+        self.time_scale, self.ns_per_emulated_s = time_scale, time_scale * 1e9
+        self._wait, self._clock = wait, clock
+        self._cursor_ns: float | None = None  # the scheduled start of the next phase
+        self._last_ns = 0  # the real end of the phase before
         self.delay_declared_s = self.delay_s = 0.0
         """Leads of the trip's phases that were waited for by `Phase.lead`: declared, and by the clock."""
 
@@ -200,8 +171,7 @@ class Pacer:
     def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
         """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s``.
 
-        Where the rate changes as time goes on, ``takes`` says how long an amount of work takes, and the rate
-        is not looked at.
+        ``takes`` says how long an amount of work takes instead of the rate.
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
@@ -218,10 +188,7 @@ class Pacer:
         self.delay_s += (now_ns - self._last_ns) / self.ns_per_emulated_s
 
     def hold(self, due_ns: float, ahead_ns: int = 0) -> int:
-        """Wait until ``due_ns`` on the monotonic clock, if it is more than ``ahead_ns`` to come.
-
-        Returns what the clock read last.
-        """
+        """Wait for ``due_ns``, if it is more than ``ahead_ns`` to come; returns what the clock read last."""
         now_ns = self._clock()
         if due_ns > now_ns + ahead_ns:
             self._wait(math.ceil(min(due_ns, NEVER_NS)))
@@ -232,7 +199,5 @@ class Pacer:
         """Record that the running phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
         achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
         lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
-        spent = PhaseTime(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)
-        self._cursor_ns = due_ns
-        self._last_ns = now_ns
-        return spent
+        self._cursor_ns, self._last_ns = due_ns, now_ns
+        return PhaseTime(work, declared_s, achieved_s, lateness_s if lateness_s > 0.0 else 0.0)

@@ -37,7 +37,7 @@ class ProbeResult(NamedTuple):
 
 def throttle(kind: str) -> ProbeResult:
     """Hold a busy process to a quarter of a core for a moment."""
-    return _tried(kind, lambda: _throttle(kind))
+    return _tried(kind, _throttle)
 
 
 def memory_group() -> ProbeResult:
@@ -45,13 +45,12 @@ def memory_group() -> ProbeResult:
     return _tried("cgroup", _memory_group)
 
 
-def _tried(kind: str, probe: Callable[[], ProbeResult]) -> ProbeResult:
+def _tried(kind: str, probe: Callable[[str], ProbeResult]) -> ProbeResult:
     try:
-        return probe()
-    except ConfigError as error:
-        return ProbeResult(kind, "none", str(error))
-    except (OSError, subprocess.SubprocessError) as error:
-        return ProbeResult(kind, "none", f"the probe failed: {error}")
+        return probe(kind)
+    except (ConfigError, OSError, subprocess.SubprocessError) as error:
+        failed = "" if isinstance(error, ConfigError) else "the probe failed: "
+        return ProbeResult(kind, "none", f"{failed}{error}")
 
 
 def _throttle(kind: str) -> ProbeResult:
@@ -61,22 +60,21 @@ def _throttle(kind: str) -> ProbeResult:
     share = got.cpu_s / got.wall_s
     seen = f"held a busy process to {share:.0%} of a core, {SHARE:.0%} asked for"
     version = f" (control groups v{find('cpu').version})" if kind == "cgroup" else ""
-    if abs(share / SHARE - 1.0) > WITHIN:
-        why_not = "it acts, but not as asked: this machine may be overloaded"
-        return ProbeResult(kind, f"{seen}{version}", why_not)
-    return ProbeResult(kind, f"works{version}: {seen}")
+    if abs(share / SHARE - 1.0) <= WITHIN:
+        return ProbeResult(kind, f"works{version}: {seen}")
+    return ProbeResult(kind, f"{seen}{version}", "it acts, but not as asked: this machine may be overloaded")
 
 
-def _memory_group() -> ProbeResult:
+def _memory_group(kind: str) -> ProbeResult:
     with loaded(2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
         assert child.stdin is not None
         child.stdin.close()
         code = child.wait(10.0)
         killed = held.killed
     if not killed:
-        return ProbeResult("cgroup", f"a process over its limit ended with {code}", "the limit does not act")
+        return ProbeResult(kind, f"a process over its limit ended with {code}", "the limit does not act")
     version = find("memory").version
-    return ProbeResult("cgroup", f"works (control groups v{version}): the kernel killed a process over it")
+    return ProbeResult(kind, f"works (control groups v{version}): the kernel killed a process over it")
 
 
 @contextlib.contextmanager
@@ -112,8 +110,7 @@ def _be_load(compute_s: float, take_mib: float) -> None:
     import time
 
     parent = os.getppid()
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
     if os.getppid() != parent:
         return
     print("!", end="", flush=True)

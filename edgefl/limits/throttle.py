@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from typing import NamedTuple
@@ -38,10 +37,9 @@ class Achieved(NamedTuple):
 
 
 class Account:
-    """CPU time allowed is the integral of ``share`` over wall time; used is what a clock says.
+    """CPU time allowed, the integral of ``share`` over wall time, against what a clock says was used.
 
-    A process that does not want to run leaves some of it. At most ``most_saved_ns`` are kept for later, as a
-    slow core does not become fast because it has slept.
+    A process that sleeps saves at most ``most_saved_ns``: a slow core is no faster after a rest.
 
     >>> account = Account(share=0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
     >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs where 1 µs was allowed
@@ -55,8 +53,7 @@ class Account:
         self.most_saved_ns = most_saved_ns
         self._began_ns = self.at_ns = now_ns
         self._used_before_ns = self.used_ns = used_ns
-        self._declared_ns = 0.0
-        self._allowed_ns = 0.0
+        self._declared_ns = self._allowed_ns = 0.0
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
         """Returns the process's lead over its share (below 0: it is behind), by what it has used by now."""
@@ -89,8 +86,6 @@ def cpu_ns(pid: int) -> int:
     >>> sum(range(1000)), cpu_ns(0) > before
     (499500, True)
     """
-    if not sys.platform.startswith("linux"):
-        raise ConfigError(f"the CPU time of another process cannot be read on {sys.platform}, only on Linux")
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) makes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -108,11 +103,8 @@ class Target:
     def __init__(self, pid: int) -> None:
         if pid < 1:
             raise ValueError(f"pid must be at least 1 (got {pid})")
-        if not hasattr(os, "pidfd_open"):
-            raise ConfigError(f"a process cannot be held on {sys.platform}, only on Linux")
-        self.pid = pid
+        self.pid, self.stopped = pid, False
         self._fd = os.pidfd_open(pid)
-        self.stopped = False
         try:
             signal.pidfd_send_signal(self._fd, 0)
         except PermissionError:
@@ -124,16 +116,14 @@ class Target:
         return cpu_ns(self.pid)
 
     def sleeps(self) -> bool:
-        """Says whether its first thread waits for something else than a core."""
+        """Returns True if its first thread waits for something else than a core."""
         return process_stat(self.pid)[:1] in (["S"], ["D"])
 
     def stop(self) -> None:
-        """Let it run no further."""
         self.stopped = True
         signal.pidfd_send_signal(self._fd, signal.SIGSTOP)
 
     def go(self) -> None:
-        """Let it run on."""
         self.stopped = False
         signal.pidfd_send_signal(self._fd, signal.SIGCONT)
 
@@ -148,8 +138,6 @@ class Target:
         self._fd = -1
 
 
-# ---- signals -------------------------------------------------------------------------------------
-
 SLICE_NS = 2_000_000
 """CPU time that a process runs at a stretch."""
 SHORTEST_NS = 100_000
@@ -163,17 +151,14 @@ IDLE = 0.1
 class DutyCycle:
     """Stops the process half a slice ahead of its share and lets it go on half a slice behind.
 
-    A duty cycle in fixed slots is wrong by what each signal is late (measured: +63% at a tenth of a core).
-    This one steers by the CPU time that the process has really used, so that what it ran too long in one
-    slice it stands still longer after it: the error is that of one slice, whatever the time. While a process
-    runs, the kernel brings its clock up to date at ticks only, milliseconds apart; so it is let run for as
-    long as it may if it has the core to itself, and its clock is read when it stands still.
+    Steered by the CPU time really used, it is wrong by one slice whatever the time (in fixed slots by what
+    each signal is late: +63% at a tenth of a core). A running process's clock is brought up to date at ticks
+    only, so it runs for as long as it may if it has the core to itself, and its clock is read when it stands
+    still.
     """
 
     def __init__(self, target: Target, account: Account, slice_ns: int = SLICE_NS) -> None:
-        self.target = target
-        self._half_ns = slice_ns / 2
-        self._idle = False
+        self.target, self._half_ns, self._idle = target, slice_ns / 2, False
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
@@ -185,54 +170,44 @@ class DutyCycle:
     def turn(self, now_ns: int) -> int:
         """Look, stop or let go; returns when to look again. ProcessLookupError once it is gone."""
         if self.target.stopped:
-            return self._stopped(now_ns)
+            used_ns = self.target.cpu_ns()
+            ahead_ns = self.account.ahead_ns(now_ns, used_ns)
+            wait_ns = (ahead_ns + self._half_ns) / self.account.share
+            if wait_ns > SHORTEST_NS:
+                return now_ns + int(wait_ns)
+            self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
+            self.target.go()
+            return self._plan(now_ns, used_ns, ahead_ns)
         if now_ns < self._stop_ns:
             return self._stop_ns
         if self._idle and self.target.sleeps():  # stopping it would only disturb its waiting
             used_ns = self.target.cpu_ns()
-            self._plan(now_ns, used_ns, self.account.ahead_ns(now_ns, used_ns))
-            return self._stop_ns
+            return self._plan(now_ns, used_ns, self.account.ahead_ns(now_ns, used_ns))
         self.target.stop()
         return now_ns + SHORTEST_NS
 
-    def _stopped(self, now_ns: int) -> int:
-        used_ns = self.target.cpu_ns()
-        ahead_ns = self.account.ahead_ns(now_ns, used_ns)
-        wait_ns = (ahead_ns + self._half_ns) / self.account.share
-        if wait_ns > SHORTEST_NS:
-            return now_ns + int(wait_ns)
-        self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
-        self.target.go()
-        self._plan(now_ns, used_ns, ahead_ns)
-        return self._stop_ns
-
-    def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> None:
-        """Let it run from now on, until it is half a slice ahead if it has the core to itself."""
+    def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> int:
+        """When to stop it: half a slice ahead, if it has the core to itself from now on."""
         share = self.account.share
         gains = max(math.floor(share) + 1.0 - share, LEAST_GAIN)
         self._went_at_ns = used_ns
         self._stop_ns = now_ns + max(SHORTEST_NS, int((self._half_ns - ahead_ns) / gains))
+        return self._stop_ns
 
     def close(self) -> None:
-        """Let the process run on for good."""
         self.target.close()
 
 
-# ---- a control group's quota ---------------------------------------------------------------------
-
 PERIOD_US = 10_000
 """Shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)."""
-LEAST_QUOTA_US = 1_000
-"""The kernel's."""
-LONGEST_PERIOD_US = 1_000_000
+LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The kernel's."""
 MOST_CORRECTION = 0.5
 """Part of the share by which one turn corrects the quota at most."""
 WORTHWHILE = 0.02
 """A quota that is off by less stays: a new one wipes the debt of the old and hands out a period's worth."""
 HALF_BURST_NS = 1_300_000
-"""The kernel takes a process off its core at a tick, every 4 ms for most, and makes it pay in the periods
-after. So whenever it runs it is ahead: by so much on average (measured on Linux 6.18)."""
+"""The kernel takes a process off its core at a tick, so while it runs it is ahead by so much (Linux 6.18)."""
 BURSTS_A_TURN = 80
 """Length of a turn: in a shorter one, where in its bursts a process is says more than what the quota does."""
 
@@ -259,16 +234,11 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Holds a process to its share by the quota of the group that it is in.
-
-    The kernel's own error is corrected from what the process has really used.
-    """
+    """Holds a process to its share by its group's quota, corrected by what the process has really used."""
 
     def __init__(self, target: Target, account: Account, place: Place) -> None:
-        self.target, self.account = target, account
-        self._place = place
-        self._period_us = period(account.share)
-        self._quota_us = 0
+        self.target, self.account, self._place = target, account, place
+        self._period_us, self._quota_us = period(account.share), 0
 
     def turn(self, now_ns: int) -> int:
         """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
@@ -295,13 +265,10 @@ class Quota:
         return False
 
     def close(self) -> None:
-        """Let the process run on for good."""
         with contextlib.suppress(NoGroup):  # the group may be gone with its process
             set_quota(self._place, None)
         self.target.close()
 
-
-# ---- looking after them --------------------------------------------------------------------------
 
 Throttled = DutyCycle | Quota
 LATE_NS = 50_000
@@ -309,15 +276,11 @@ LATE_NS = 50_000
 
 
 def be_prompt() -> None:
-    """Have this thread run as soon as it wakes, as far as this user may: a late one stops nobody in time.
-
-    It computes for some microseconds at a time, so nobody misses them.
-    """
+    """Have this thread run as soon as it wakes, as far as this user may: a late one stops nobody in time."""
     set_timer_slack()
     set_time_slice()
-    if hasattr(os, "sched_setscheduler"):
-        with contextlib.suppress(OSError):  # without privileges the short slice must do
-            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    with contextlib.suppress(OSError):  # without privileges the short slice must do
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 class TurnQueue:
@@ -357,17 +320,13 @@ class TurnQueue:
                 return at_ns
             heapq.heappop(self._heap)
             if current:
-                self._turn(throttled, now_ns)
+                try:
+                    self.add(throttled, max(throttled.turn(now_ns), now_ns + LATE_NS + 1))
+                except (OSError, NoGroup) as error:
+                    del self._entry[throttled]
+                    if not isinstance(error, ProcessLookupError):
+                        self.trouble[throttled] = str(error)
         return None
-
-    def _turn(self, throttled: Throttled, now_ns: int) -> None:
-        try:
-            self.add(throttled, max(throttled.turn(now_ns), now_ns + LATE_NS + 1))
-        except ProcessLookupError:
-            del self._entry[throttled]
-        except (OSError, NoGroup) as error:
-            del self._entry[throttled]
-            self.trouble[throttled] = str(error)
 
 
 class ThrottleThread:
@@ -397,7 +356,7 @@ class ThrottleThread:
             last.join()
 
     def look(self, quota: Quota) -> None:
-        """Read its clock between two turns; a process that is gone is left alone."""
+        """Read its clock between two turns, if it is not gone."""
         with self._changed, contextlib.suppress(ProcessLookupError):
             quota.look(time.monotonic_ns())
 
@@ -409,8 +368,6 @@ class ThrottleThread:
             self._thread = None
 
 
-# ---- what users open -----------------------------------------------------------------------------
-
 KINDS = ("sigstop", "cgroup")
 SAVED_NS = 2_000_000
 """CPU time that a process which sleeps may save up."""
@@ -421,13 +378,10 @@ _thread = ThrottleThread()
 def open(kind: str, pid: int, share: float) -> Throttle:
     """Hold process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until it is closed.
 
-    ``sigstop`` needs no privileges, holds this very process with all its threads, and stops it for
-    milliseconds at a time. ``cgroup`` needs a control group that may be written to, and holds what the
-    process starts from then on too. Either is steered by the CPU time really used. A process that does not
-    want to run saves at most 2 ms of its share.
-
-    ConfigError, in one line, if the mechanism is unknown or does not work here; ProcessLookupError if there
-    is no such process; ValueError if ``share`` is not a finite number above 0.
+    ``sigstop`` needs no privileges, and stops this very process, all its threads, for milliseconds at a time.
+    ``cgroup`` needs a control group that may be written to, and holds what the process starts too.
+    ConfigError if the mechanism is unknown or does not work here; ProcessLookupError if there is no such
+    process; ValueError if ``share`` is not a finite number above 0.
     """
     checked_share(share)
     if kind not in KINDS:
@@ -436,28 +390,25 @@ def open(kind: str, pid: int, share: float) -> Throttle:
         target = Target(pid)
         undo.callback(target.close)
         account = Account(share, time.monotonic_ns(), target.cpu_ns(), SAVED_NS)
-        if kind == "sigstop":
-            made = Throttle(kind, DutyCycle(target, account), None)
-        else:
+        throttled: Throttled = DutyCycle(target, account)
+        groups = None
+        if kind == "cgroup":
             try:
                 groups = undo.enter_context(Groups(["cpu"]))
             except NoGroup as why:
                 raise ConfigError(f"throttle 'cgroup' cannot be used here: {why}") from None
             group = groups.group(f"cpu-{pid}")
             group.enter(pid)
-            made = Throttle(kind, Quota(target, account, group.place("cpu")), groups)
+            throttled = Quota(target, account, group.place("cpu"))
         undo.pop_all()
-        return made
+        return Throttle(kind, throttled, groups)
 
 
-class Throttle:
+class Throttle(contextlib.AbstractContextManager["Throttle"]):
     """One process held to a share of the CPU; made by `open`, ended by `close` or a ``with``."""
 
     def __init__(self, kind: str, throttled: Throttled, groups: Groups | None) -> None:
-        self.kind = kind
-        self._throttled = throttled
-        self._groups = groups
-        self._open = True
+        self.kind, self._throttled, self._groups, self._open = kind, throttled, groups, True
         _thread.add(throttled)
 
     @property
@@ -483,16 +434,12 @@ class Throttle:
 
     def close(self) -> None:
         """Let the process run on for good; does nothing the second time."""
-        if not self._open:
-            return
-        self._open = False
-        _thread.drop(self._throttled)
-        self._throttled.close()
-        if self._groups is not None:
-            self._groups.close()
-
-    def __enter__(self) -> Throttle:
-        return self
+        if self._open:
+            self._open = False
+            _thread.drop(self._throttled)
+            self._throttled.close()
+            if self._groups is not None:
+                self._groups.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
