@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from edgefl import experiment
 from edgefl.core import Core
 from edgefl.devices.schema import Delay
 from edgefl.lab import theory
-from edgefl.lab.theory import Outcome, gain_of_slowing, simulate, staleness_by_buffer
+from edgefl.lab.theory import Outcome, gains_of_slowing, simulate, staleness_by_buffer
 from edgefl.strategies import Strategy, names, resolve
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -54,8 +53,9 @@ def test_staleness_halves_when_the_buffer_doubles() -> None:
 
 
 def test_expected_staleness_is_what_equation_6_says() -> None:
-    found = simulate(FedStaleWeight(**SETTING), 2000, skip=200).staleness
-    assert found == pytest.approx((RATES.sum() / RATES - 1) / 5, rel=0.12)
+    found = simulate(FedStaleWeight(**SETTING), 2000, skip=200)
+    mean = np.bincount(found.client, found.staleness) / np.bincount(found.client)
+    assert mean == pytest.approx((RATES.sum() / RATES - 1) / 5, rel=0.12)
 
 
 # ---- fairness ----------------------------------------------------------------------------------
@@ -90,14 +90,15 @@ def test_the_running_form_gives_each_client_1_in_n() -> None:
 
 @pytest.mark.parametrize("normalize", ["buffer", "running"])
 def test_the_mean_step_is_that_of_an_average(normalize: Any) -> None:
-    assert outcome(FedStaleWeight(normalize=normalize, **SETTING)).step == pytest.approx(1.0, abs=0.02)
+    found = outcome(FedStaleWeight(normalize=normalize, **SETTING), versions=1000)
+    assert found.weight.sum() / 1000 == pytest.approx(1.0, abs=0.02)
 
 
 # ---- strategy-proofness ------------------------------------------------------------------------
 
 
 def test_in_fedbuff_slowing_down_costs_what_it_saves() -> None:
-    gain = gain_of_slowing(FedBuff(exponent=0.0, **SETTING), 2.0, versions=2000)
+    (gain,) = gains_of_slowing(FedBuff(exponent=0.0, **SETTING), [2.0], versions=2000)
     assert gain == pytest.approx(0.5, abs=0.04)
 
 
@@ -108,7 +109,7 @@ def test_shares_are_those_of_the_core_and_the_same_every_time() -> None:
     first, again = (outcome(FedStaleWeight(**SETTING), versions=50) for _ in range(2))
     assert first.share.tolist() == again.share.tolist()
     assert first.share.sum() == pytest.approx(15.0)
-    problem = theory.quadratic(seed=1)
+    problem = theory.Quadratic(seed=1)
     assert theory.bounded_run(problem, 300, seed=2) == theory.bounded_run(problem, 300, seed=2)
 
 
@@ -123,9 +124,8 @@ def test_every_built_in_applies_each_arrival_at_most_once(name: str) -> None:
 # ---- the bound, and all findings ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [theory.quadratic, theory.logistic])
-def test_the_constants_are_upper_bounds_of_what_is_seen(make: Callable[..., theory.Problem]) -> None:
-    problem = make(seed=1)
+def test_the_constants_are_upper_bounds_of_what_is_seen() -> None:
+    problem = theory.Quadratic(seed=1)
     rng = np.random.default_rng(0)
     for _ in range(20):
         w = problem.start + rng.normal(size=problem.start.size)
@@ -145,7 +145,7 @@ def test_the_constants_are_upper_bounds_of_what_is_seen(make: Callable[..., theo
 
 def test_the_gradient_is_that_of_the_gap() -> None:
     """f(w_0) − f* of the quadratic by integrating its gradient along the way."""
-    problem = theory.quadratic(seed=3)
+    problem = theory.Quadratic(seed=3)
     steps = np.linspace(0.0, 1.0, 2001)
     least = problem.start - np.linalg.solve(
         np.diag(np.linspace(0.2, 1.0, 6) * problem.smoothness), problem.gradient(problem.start)
@@ -155,7 +155,7 @@ def test_the_gradient_is_that_of_the_gap() -> None:
 
 
 def test_the_right_side_is_the_theorem_s() -> None:
-    problem = theory.quadratic(seed=1)
+    problem = theory.Quadratic(seed=1)
     L, s, g, n = problem.smoothness, problem.variance, problem.diversity, problem.clients
     T, tau, Q = 10_000, 3, theory.LOCAL_STEPS
     by_hand = (
@@ -171,6 +171,6 @@ def test_the_right_side_is_the_theorem_s() -> None:
 def test_every_claim_is_judged_and_stands() -> None:
     said: list[str] = []
     found = theory.findings(quick=True, say=said.append)
-    assert len(found) == 8
+    assert len(found) == 7
     assert [one.claim for one in found if one.verdict != "reproduced"] == []
     assert said
