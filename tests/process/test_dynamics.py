@@ -113,9 +113,7 @@ def test_a_phone_that_overheats_slows_down_by_its_factor(kind: str, tmp_path: Pa
     assert (took >= declared * (1 - 1e-6)).all()
 
 
-def test_clients_away_at_first_come_and_go_at_the_same_instants_under_both_clocks(
-    tmp_path: Path,
-) -> None:
+def test_clients_away_at_first_come_and_go_at_the_same_instants_under_both_clocks(tmp_path: Path) -> None:
     windows = [{"intervals_s": [[0.3 * at + 0.5, 0.3 * at + 1.4]], "period_s": 2.4} for at in range(4)]
     (tmp_path / "a.json").write_text(json.dumps(windows))
     of = fleet(tmp_path, clients=4, availability=str(tmp_path / "a.json"))

@@ -48,9 +48,7 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError(f"not within {BOUND_S:g} s")
 
 
-def test_a_busy_process_gets_its_share_which_can_change_until_it_is_let_go(
-    kind: str, busy: subprocess.Popen[bytes]
-) -> None:
+def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subprocess.Popen[bytes]) -> None:
     began, before = time.monotonic_ns(), cpu_ns(busy.pid)
 
     def within_its_share() -> bool:
@@ -116,9 +114,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
 
 
 @pytest.mark.parametrize(("mib", "code", "peak"), [(128, -signal.SIGKILL, (60, 64)), (32, 0, (32, 48))])
-def test_a_process_over_its_groups_memory_is_killed_by_the_kernel(
-    mib: int, code: int, peak: tuple[int, int]
-) -> None:
+def test_a_process_over_its_groups_memory_is_killed(mib: int, code: int, peak: tuple[int, int]) -> None:
     needs_groups("memory")
     with probe.loaded(mib) as child, limits.open_memory(child.pid, 64) as held:
         assert child.stdin is not None

@@ -19,9 +19,7 @@ INTERVAL_S, STEPS = 0.3, 30
 
 
 @pytest.mark.parametrize("kind", ["virtual", "wall"])
-def test_training_ends_at_the_polls_after_the_steps_that_the_device_has_made(
-    kind: Any, tmp_path: Path
-) -> None:
+def test_training_ends_at_the_polls_after_the_steps_that_the_device_made(kind: Any, tmp_path: Path) -> None:
     """Under either clock: a step takes what the profile says, and the one that is not finished is lost."""
     wanted = experiment(
         fleet=Fleet(devices={"pixel-4": 2, "moto-g4": 2}, network="none"),

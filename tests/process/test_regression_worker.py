@@ -105,9 +105,7 @@ def test_a_paced_call_is_never_done_before_the_device(process: MeasuringProcess)
     assert found.achieved_s >= found.declared_s >= flop / load_device("pixel-3a").train_flop_per_s
 
 
-def test_being_blocked_takes_the_device_as_long_and_what_a_child_computes_counts(
-    process: MeasuringProcess,
-) -> None:
+def test_being_blocked_and_what_a_child_computes_count(process: MeasuringProcess) -> None:
     assert once(process, steps.sleeps).blocked_s >= 0.045
     assert min(once(process, steps.works_in_a_child).cpu_s) > 0.01
 
@@ -123,9 +121,7 @@ def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) 
 
 
 @pytest.mark.parametrize("function", [steps.torch_hungry, steps.python_hungry])
-def test_too_much_memory_ends_the_process_as_the_device_would(
-    process: MeasuringProcess, function: Callable[..., Any]
-) -> None:
+def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: Callable[..., Any]) -> None:
     with pytest.raises(OutOfDeviceMemory) as caught:
         measure(process, plan(function))
     assert str(caught.value) == "out of memory on pixel-3a: 512 MiB allowed"
@@ -174,7 +170,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
-def test_what_a_function_leaves_running_is_ended_and_keeps_nobody_waiting(
+def test_what_a_function_leaves_running_is_ended(
     process: MeasuringProcess, function: Callable[..., Any]
 ) -> None:
     assert len(once(process, function).cpu_s) > 1

@@ -85,7 +85,7 @@ def half_made(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("left", "base"), [(killed_as_it_began, Path("/where/modules/are")), (half_made, None)]
 )
-def test_what_a_run_wrote_before_it_began_is_cleared(
+def test_what_was_written_too_early_is_cleared(
     left: Callable[[Path], None], base: Path | None, tmp_path: Path
 ) -> None:
     (tmp_path / "experiment.toml").touch()

@@ -90,9 +90,7 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
 @pytest.mark.parametrize(
     ("key", "others"), [("throttle", "'paced' and 'sigstop' need"), ("memory", "'rlimit' needs")]
 )
-def test_a_mechanism_without_the_right_is_refused_before_anything_starts(
-    key: str, others: str, tmp_path: Path
-) -> None:
+def test_a_mechanism_without_the_right_is_refused_at_once(key: str, others: str, tmp_path: Path) -> None:
     needs_groups("cpu", "memory")
     needs_unprivileged()
     public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes

@@ -115,9 +115,7 @@ def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept
     assert short["model_sha256"] != figures["int8", False]["model_sha256"]
 
 
-def test_events_come_in_the_order_of_emulated_time_and_trips_take_what_their_profiles_say(
-    finished: Path,
-) -> None:
+def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_say(finished: Path) -> None:
     with Record(finished) as record:
         times = [event.at_s for _, event in record.events() if type(event).__name__ != "Evaluated"]
         trips, clients = record.trips, record.clients

@@ -51,9 +51,7 @@ def test_a_calibration_is_measured_once_and_kept(tmp_path: Path, monkeypatch: py
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_expired_or_broken_calibration_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_or_broken_one_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure_apart", measured)
     path = tmp_path / f"calibration-{calibration.fingerprint()}.json"
     old = made(at_unix_s=time.time() - calibration.EXPIRES_S - 1)

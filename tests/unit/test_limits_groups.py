@@ -74,9 +74,7 @@ def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machi
         ("a b", "/docker/abc", ""),
     ],
 )
-def test_in_a_container_the_mount_shows_a_part_of_the_hierarchy(
-    name: str, path: str, found: str, machine: Machine
-) -> None:
+def test_in_a_container_a_part_of_it_is_shown(name: str, path: str, found: str, machine: Machine) -> None:
     mount = machine.mount(name, "cgroup", "rw,cpu", shows="/docker/abc")
     (mount / "inner").mkdir()
     machine.process_in(f"1:cpu:{path}")

@@ -184,9 +184,7 @@ def test_a_client_is_held_from_its_first_request_to_its_last(governor: Governor,
     assert made[0].closed == 1
 
 
-def test_a_client_that_died_is_let_go_and_its_number_can_be_anothers(
-    governor: Governor, made: list[Made]
-) -> None:
+def test_one_that_died_is_let_go_and_its_number_can_be_anothers(governor: Governor, made: list[Made]) -> None:
     governor.hear(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = ProcessLookupError()
     assert governor.look(S) is None

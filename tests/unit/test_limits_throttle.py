@@ -72,9 +72,7 @@ def steered(throttled: Any, process: Simulated, seconds: float, late_ns: Any = l
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("late_ms", [0.0, 0.1, 5.0])
-def test_a_duty_cycle_is_off_by_one_slice_and_what_the_governor_was_late(
-    share: float, late_ms: float
-) -> None:
+def test_a_duty_cycle_is_off_by_a_slice_and_what_the_governor_was_late(share: float, late_ms: float) -> None:
     rng = np.random.default_rng(0)
     process = Simulated()
     duty = DutyCycle(process, Account(share, 0, 0))
@@ -115,7 +113,7 @@ def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
 
 @pytest.mark.parametrize("given", [0.75, 0.86, 1.0, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.8])
-def test_a_quota_is_corrected_by_what_the_kernel_really_gives(
+def test_a_quota_is_corrected_by_what_is_given(
     given: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that loses a quarter of every quota, or gives a fifth too much."""

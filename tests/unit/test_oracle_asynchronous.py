@@ -125,9 +125,7 @@ def test_theorem_1s_bounds_are_reached(b: int, largest: int) -> None:
 
 
 @given(staleness=BUFFERS, form=st.sampled_from(["derivation", "algorithm-1"]))
-def test_staler_clients_weigh_more_in_fedstaleweight_and_less_in_fedbuff(
-    staleness: list[int], form: Any
-) -> None:
+def test_the_stale_weigh_more_in_fedstaleweight_and_less_in_fedbuff(staleness: list[int], form: Any) -> None:
     stale = weights_of(FedStaleWeight(buffer_size=len(staleness), form=form), staleness)
     updates = [Update(i, i, 0, tau, 1, 1, 0.0, 0.0) for i, tau in enumerate(staleness)]
     core = Core(FedBuff(), fleet(len(staleness)), 0, experiment.Stop())

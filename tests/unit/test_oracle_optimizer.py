@@ -58,9 +58,7 @@ def test_apply_follows_its_equations(optimizer: ServerOptimizer, dtype: Any, siz
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_bits_do_not_depend_on_where_an_element_lies_or_where_the_result_goes(
-    optimizer: ServerOptimizer,
-) -> None:
+def test_bits_do_not_depend_on_where_an_element_or_the_result_lies(optimizer: ServerOptimizer) -> None:
     size = CHUNK + 5
     rng = np.random.default_rng(0)
     model, gradient = (rng.normal(size=size).astype(np.float32) for _ in range(2))

@@ -129,9 +129,7 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])
-def test_what_cannot_be_believed_fails_or_is_skipped_and_never_passes(
-    run: Run, outcome: str, baseline: Path
-) -> None:
+def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, baseline: Path) -> None:
     stolen = TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('not reached')")
     options = ("--edgefl-invalid=skip", "-rs") if outcome == "skipped" else ()
     found = run(stolen, "--edgefl-save", *options)
@@ -160,7 +158,7 @@ def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> No
     run(TEST.replace("mib=10", "mib=30"), *wide).assert_outcomes(passed=1)
 
 
-def test_a_baseline_that_is_not_fit_to_compare_with_is_no_verdict(
+def test_a_baseline_that_does_not_fit_is_no_verdict(
     run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none = f"INVALID: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"

@@ -155,7 +155,7 @@ def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize(("key", "least", "most"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
-def test_a_number_no_measurement_gives_is_refused(
+def test_numbers_of_no_measurement_are_refused(
     key: str, least: float | None, most: float, path: Path
 ) -> None:
     whole, place = isinstance(most, int), f"entries[0].{key}"
@@ -182,9 +182,7 @@ def test_a_number_no_measurement_gives_is_refused(
         ({"cpu_s": ()}, r"\[0\]\.cpu_s: got 0 figures; allowed: array of length >= 1"),
     ],
 )
-def test_rows_are_as_long_as_each_other_and_not_empty(
-    path: Path, change: dict[str, object], says: str
-) -> None:
+def test_rows_are_of_one_length_and_not_empty(path: Path, change: dict[str, object], says: str) -> None:
     baseline.save(path, [replace(entry(), **change)])
     with pytest.raises(ConfigError, match=says):
         baseline.load(path)
@@ -217,9 +215,7 @@ def test_what_was_measured_otherwise_does_not_compare() -> None:
         (0.83, False, 0.0825),
     ],
 )
-def test_loads_too_far_apart_do_not_compare_and_others_may_account_for_a_share(
-    load: float, fits: bool, drift: float
-) -> None:
+def test_loads_too_far_apart_do_not_compare(load: float, fits: bool, drift: float) -> None:
     before, now = (entry([repetition(0.001 * factor, 0.001 * factor)] * 9) for factor in (1.0, load))
     assert before.cpu_s == now.cpu_s
     why = before.loads_apart(now)

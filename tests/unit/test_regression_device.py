@@ -121,7 +121,7 @@ def says(result: DeviceResult, before: BaselineEntry) -> str:
 
 
 @pytest.mark.parametrize(("second", "found"), [(1.2, ["cpu_s"]), (1.03, ["cpu_s"]), (1.0, [])])
-def test_what_seems_to_have_grown_is_measured_again_and_both_count(
+def test_what_seems_to_have_grown_is_measured_twice(
     second: float, found: list[str], again: Measurements
 ) -> None:
     again.left = [measured(noisy(second, seed=3))]

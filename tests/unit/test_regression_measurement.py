@@ -113,9 +113,7 @@ def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: fl
         ),
     ],
 )
-def test_a_disturbed_measurement_is_not_believed(
-    repetitions: list[Repetition], steal: float, says: str
-) -> None:
+def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
     (reason,) = measured(repetitions, steal=steal).reasons()
     assert says in reason
 

@@ -116,7 +116,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("steps_of_this_test", None)
 
 
-def test_a_module_is_loaded_from_its_file_unless_its_name_leads_there(
+def test_a_module_is_loaded_from_its_file(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
@@ -143,9 +143,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(module: Path, text: str, s
     assert "\n" not in str(caught.value)
 
 
-def test_a_scripts_function_has_a_module_of_another_name(
-    module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scripts_function_has_another_modules_name(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = ModuleType("__main__")
     exec(compile(module.read_text(), str(module), "exec"), script.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", script)

@@ -184,9 +184,7 @@ def test_only_the_devices_own_lines_are_its_own() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 10))
-def test_holm_adjusts_upwards_and_rejects_something_whenever_bonferroni_does(
-    p_values: list[float], more: int
-) -> None:
+def test_holm_adjusts_upwards_and_rejects_when_bonferroni_does(p_values: list[float], more: int) -> None:
     tests = len(p_values) + more
     adjusted = verdict.holm(p_values, tests)
     assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))

@@ -229,7 +229,7 @@ def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_run_that_was_interrupted_carries_on_where_its_checkpoint_was(
+def test_an_interrupted_run_carries_on_where_it_was(
     tmp_path: Path, name: str, moment: str, committed: bool
 ) -> None:
     strategy = STRATEGIES[name]
@@ -319,9 +319,7 @@ def test_everything_the_optimiser_keeps_goes_with_its_version(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("long", [True, False])
-def test_tasks_do_not_wait_for_a_long_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
-) -> None:
+def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     many = 3 * 4 * SIZE  # the bytes of the updates in a sum
     monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
     world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()

@@ -97,7 +97,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
         ({"checksum": 1}, "two checksums"),
     ],
 )
-def test_an_update_that_is_not_what_its_slot_says_is_refused(
+def test_an_update_unlike_what_its_slot_says_is_refused(
     parts: Parts, changed: dict[str, int], detail: str
 ) -> None:
     peer = parts.peer(CLIENT, 1)

@@ -96,9 +96,7 @@ def test_a_successor_has_its_own_identity_and_its_predecessor_is_forgotten(table
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_successor_takes_the_place_and_late_news_of_its_predecessor_removes_nobody(
-    table: Table, removed: bool
-) -> None:
+def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: bool) -> None:
     first = table.peers.expect(CLIENT, 0)
     if removed:
         table.peers.remove(CLIENT, 0, 0)

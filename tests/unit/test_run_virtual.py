@@ -113,9 +113,7 @@ def test_tasks_go_to_the_worker_in_the_order_in_which_they_are_due(world: Virtua
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_updates_arrive_when_they_are_due_whatever_was_computed_first(
-    tmp_path: Path, order: Sequence[int]
-) -> None:
+def test_updates_arrive_when_due_whatever_was_computed_first(tmp_path: Path, order: Sequence[int]) -> None:
     world = Virtual(tmp_path, workers=3)
     world.due()
     tasks = {task.client: (task, worker) for worker in range(3) for task in world.given(worker)}

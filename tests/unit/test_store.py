@@ -288,7 +288,7 @@ def ask(path: Path, statement: str) -> None:
         (5000, "damaged"),
     ],
 )
-def test_a_file_that_is_not_ours_is_refused_and_left_alone(
+def test_another_file_is_refused_and_left_alone(
     tmp_path: Path, spoil: str | bytes | int, message: str
 ) -> None:
     with Store(tmp_path) as store:

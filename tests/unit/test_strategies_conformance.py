@@ -58,9 +58,7 @@ def test_conformance(table: dict[str, Any], seed: int) -> None:
 
 
 @pytest.mark.parametrize("table", SETTINGS, ids=str)
-def test_the_same_seed_gives_the_same_bits_and_time_is_only_what_the_clients_take(
-    table: dict[str, Any],
-) -> None:
+def test_the_same_seed_gives_the_same_bits_and_time_is_what_the_clients_take(table: dict[str, Any]) -> None:
     first, second = (check_strategy(resolve(table)) for _ in range(2))
     assert [model.tobytes() for model in first.models] == [model.tobytes() for model in second.models]
     assert first.events == second.events
