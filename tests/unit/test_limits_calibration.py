@@ -123,11 +123,6 @@ def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.median == pytest.approx(30.0 * host_operations._CALLS)
 
 
-def test_the_training_step_is_flashs() -> None:
-    flop = 10 * 3 * 2 * (28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62)
-    assert flop == host_operations.FEMNIST_FLOP == 1_032_714_240
-
-
 def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, text in (("index0", "48K"), ("index3", "491520K"), ("index4", "none"), ("index2", "2097152")):
         (tmp_path / index).mkdir()

@@ -25,14 +25,6 @@ from edgefl.limits.capacity import (
 )
 
 
-def test_auto_never_squeezes_time() -> None:
-    chosen = choose_time_scale([Demand(0.01, 10.0)] * 3, cores=2)
-    assert chosen.value == 1.0
-    assert chosen.verdict == "fits"
-    assert chosen.load == pytest.approx(0.0015)
-    assert choose_time_scale([], cores=1).value == 1.0
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 100)), max_size=50),
     st.integers(1, 64),
@@ -48,7 +40,8 @@ def test_auto_always_fits(demands: list[tuple[float, float]], cores: int) -> Non
         assert tighter.verdict != "fits"
 
 
-def test_one_client_cannot_use_two_cores() -> None:
+def test_without_clients_time_is_real_and_one_cannot_use_two_cores() -> None:
+    assert choose_time_scale([], cores=1).value == 1.0
     chosen = choose_time_scale([Demand(1.4, 1.0)], cores=64)
     assert chosen.value == 2.0
     assert chosen.load < 0.02
@@ -149,13 +142,12 @@ def test_only_trips_that_start_together_train_together() -> None:
     assert choose_time_scale(apart, cores=2, together="at first").value == 1.0
 
 
-def test_a_quota_around_the_process_is_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "cpu_quota", lambda: 0.25)
-    assert capacity.capacity_cores() == 0.25
-    monkeypatch.setattr(capacity, "cpu_quota", lambda: 1000.0)
-    assert capacity.capacity_cores() == usable_cores()
-    monkeypatch.setattr(capacity, "cpu_quota", lambda: None)
-    assert capacity.capacity_cores() == usable_cores()
+@pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])
+def test_a_quota_around_the_process_is_what_it_has(
+    quota: float | None, cores: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capacity, "cpu_quota", lambda: quota)
+    assert capacity.capacity_cores() == cores
 
 
 def test_the_host_has_a_name_and_cores() -> None:

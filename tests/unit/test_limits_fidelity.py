@@ -18,6 +18,13 @@ def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:
     return assess(["pixel-4"] * len(factors), declared, achieved, **given)
 
 
+def judged(achieved: dict[str, Any], declared: dict[str, Any] | None = None, **given: Any) -> Fidelity:
+    """Trips of a second in every part, but for what is said of some."""
+    size = len(next(iter(achieved.values())))
+    usual = dict.fromkeys(QUANTITIES, np.ones(size)) | (declared or {})
+    return assess(given.pop("names", ["a"] * size), usual, usual | achieved, **given)
+
+
 def under(**conditions: float) -> Fidelity:
     """Exact trips under these conditions."""
     return trips([1.0] * 9, conditions=Conditions(**conditions))
@@ -39,21 +46,16 @@ def test_slow_is_positive_and_fast_is_negative(error: float) -> None:
 
 
 def test_median_and_95th_percentile_are_of_computing_and_whole_trips() -> None:
-    n = 101
-    compute = 1 + np.linspace(0, 0.1, n)
-    one = np.ones(n)
-    declared = dict.fromkeys(QUANTITIES, one)
-    achieved = declared | {"compute": compute, "trip": compute, "down": one * 9, "up": one * 9}
-    found = assess(["a"] * n, declared, achieved)
+    slower, one = 1 + np.linspace(0, 0.1, 101), np.ones(101)
+    found = judged({"compute": slower, "trip": slower, "down": one * 9, "up": one * 9})
     assert found.median_abs_error == pytest.approx(0.05)
     assert found.p95_abs_error == pytest.approx(0.095)
     assert found.by_quantity["down"].median_abs_error == pytest.approx(8.0)
 
 
 def test_devices_are_reported_apart_and_each_quantity_of_them() -> None:
-    declared = dict.fromkeys(QUANTITIES, np.ones(4))
     achieved = dict.fromkeys(QUANTITIES, np.array([1.0, 1.0, 1.02, 1.02]))
-    found = assess(["pi-4", "pi-4", "moto-g4", "moto-g4"], declared, achieved)
+    found = judged(achieved, names=["pi-4", "pi-4", "moto-g4", "moto-g4"])
     assert list(found.by_device) == ["moto-g4", "pi-4"]
     assert set(found.by_device["pi-4"]) == set(QUANTITIES)
     assert found.by_device["moto-g4"]["compute"].median_error == pytest.approx(0.02)
@@ -64,21 +66,18 @@ def test_devices_are_reported_apart_and_each_quantity_of_them() -> None:
 
 
 def test_what_a_trip_lacks_is_not_measured_and_not_missed() -> None:
-    one, none = np.ones(3), np.full(3, np.nan)
-    declared = dict.fromkeys(QUANTITIES, one) | {"delay": none}
-    achieved = dict.fromkeys(QUANTITIES, one) | {"round": none}
-    found = assess(["a"] * 3, declared, achieved)
+    none = np.full(3, np.nan)
+    found = judged({"delay": np.ones(3), "round": none}, {"delay": none})
     assert found.valid
     assert found.by_quantity["delay"].measured == found.by_quantity["round"].measured == 0
     assert found.by_quantity["delay"].mean_error is None
 
 
 def test_sums_are_of_the_trips_that_were_measured() -> None:
-    declared = dict.fromkeys(QUANTITIES, np.array([1.0, 3.0, 0.001]))
-    achieved = dict.fromkeys(QUANTITIES, np.array([1.1, 3.0, 5.0]))
-    found = assess(["a"] * 3, declared, achieved).by_quantity["trip"]
-    assert (found.measured, found.declared_s, found.achieved_s) == (2, 4.0, pytest.approx(4.1))
-    assert found.mean_error == pytest.approx(0.025)
+    found = judged({"trip": np.array([1.1, 3.0, 5.0])}, {"trip": np.array([1.0, 3.0, 0.001])})
+    trip = found.by_quantity["trip"]
+    assert (trip.measured, trip.declared_s, trip.achieved_s) == (2, 4.0, pytest.approx(4.1))
+    assert trip.mean_error == pytest.approx(0.025)
 
 
 def test_few_trips_that_are_very_late_are_seen_in_the_sum() -> None:
@@ -90,39 +89,31 @@ def test_few_trips_that_are_very_late_are_seen_in_the_sum() -> None:
 
 
 def test_what_only_the_server_sees_is_seen() -> None:
-    declared = dict.fromkeys(QUANTITIES, np.ones(9))
-    achieved = declared | {"round": np.full(9, 1.05)}
-    found = assess(["a"] * 9, declared, achieved)
+    found = judged({"round": np.full(9, 1.05)})
     assert found.reasons[0].startswith("trips as the server saw them took 5.0% longer than declared")
 
 
 def test_a_device_that_is_off_is_named_although_the_fleet_is_not() -> None:
     names = ["pi-4"] * 100 + ["moto-g4"] * 2 + ["pixel-4"] * 2
     factors = np.array([1.0] * 100 + [1.2] * 2 + [0.94] * 2)
-    declared = dict.fromkeys(QUANTITIES, np.ones(104))
-    achieved = dict.fromkeys(QUANTITIES, factors)
-    found = assess(names, declared, achieved)
-    assert found.reasons == (
+    assert judged(dict.fromkeys(QUANTITIES, factors), names=names).reasons == (
         "trips of moto-g4 took 20.0% longer than declared, at most 3% is allowed (and 1 more devices)",
     )
 
 
 def test_training_that_waiting_makes_up_for_is_seen_in_its_sum() -> None:
-    declared = dict.fromkeys(QUANTITIES, np.ones(20))
-    achieved = declared | {"compute": np.array([1.0] * 18 + [1.5] * 2)}
-    found = assess(["a"] * 20, declared, achieved)
+    found = judged({"compute": np.array([1.0] * 18 + [1.5] * 2)})
     assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
 
 
 @pytest.mark.parametrize(("part", "valid"), [(0.04, True), (0.06, False)])
 def test_training_that_is_a_minor_part_of_its_trip_is_judged_by_the_trip(part: float, valid: bool) -> None:
     one = np.ones(20)
-    declared = dict.fromkeys(QUANTITIES, one) | {"compute": part * one}
-    achieved = declared | {"compute": 2 * part * one}
-    found = assess(["a"] * 20, declared, achieved)
+    declared, achieved = {"compute": part * one}, {"compute": 2 * part * one}
+    found = judged(achieved, declared)
     assert found.valid == valid
     assert found.by_quantity["compute"].mean_error == pytest.approx(1.0)
-    late = assess(["a"] * 20, declared, achieved | {"trip": 1.06 * one})
+    late = judged(achieved | {"trip": 1.06 * one}, declared)
     assert "trips took 6.0% longer than declared, at most 3% is allowed" in late.reasons
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,12 +90,10 @@ def test_what_it_really_costs_corrects_the_share(world: World) -> None:
 
 def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: World) -> None:
     phase = start(world)
-    world.compute(0.1, 9.5)
-    phase.done(1.0)
-    assert world.requests()[-1].share == MOST_SHARE
-    world.compute(0.1, 9.5)
-    phase.done(1.0)
-    assert world.requests()[-1].share == MOST_SHARE
+    for _ in range(2):
+        world.compute(0.1, 9.5)
+        phase.done(1.0)
+        assert world.requests()[-1].share == MOST_SHARE
 
 
 def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
@@ -200,9 +199,6 @@ def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made:
 
 
 def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
-    def make(request: HoldRequest, account: Account) -> Made:
-        raise ProcessLookupError
-
-    governor = Governor(make)
+    governor = Governor(Mock(side_effect=ProcessLookupError))
     governor.hear(HoldRequest(7, S, 0, 0.1, S))
     assert governor.look(S) is None

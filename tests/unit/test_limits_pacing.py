@@ -38,19 +38,6 @@ class FakeTime:
         return pacer
 
 
-def test_work_takes_work_over_rate() -> None:
-    fake = FakeTime()
-    phase = fake.pacer().phase(rate_per_s=100.0)
-    for _ in range(10):
-        fake.now_ns += 20_000_000
-        phase.done(10.0)
-    spent = phase.end()
-    assert fake.now_ns == S
-    assert spent.declared_s == spent.achieved_s == 1.0
-    assert spent.work == 100.0
-    assert spent.lateness_s == 0.0
-
-
 def test_lead_comes_once_and_before_the_work() -> None:
     fake = FakeTime()
     phase = fake.pacer().phase(rate_per_s=10.0, lead_s=0.5)
@@ -59,22 +46,6 @@ def test_lead_comes_once_and_before_the_work() -> None:
     phase.done(5.0)
     assert phase.end().declared_s == 1.5
     assert fake.now_ns == 3 * S // 2
-
-
-def test_time_scale_stretches_the_wall_and_not_the_report() -> None:
-    fake = FakeTime()
-    assert fake.pacer(time_scale=4.0).phase(rate_per_s=1.0).end(1.0).achieved_s == 1.0
-    assert fake.now_ns == 4 * S
-
-
-def test_oversleeping_does_not_add_up() -> None:
-    fake = FakeTime(oversleep_ns=1_000_000)
-    phase = fake.pacer().phase(rate_per_s=1000.0)
-    for _ in range(1000):
-        phase.done(1.0)
-    spent = phase.end()
-    assert fake.now_ns == S + 1_000_000
-    assert spent.lateness_s == pytest.approx(0.001)
 
 
 def test_error_of_a_phase_is_carried_into_the_next_and_not_into_the_trip() -> None:
@@ -108,18 +79,13 @@ def test_work_that_took_too_long_is_never_hidden() -> None:
     assert fake.waits == []
 
 
-def test_infinite_rate_never_waits() -> None:
+def test_infinite_rate_never_waits_and_time_between_phases_counts() -> None:
     fake = FakeTime()
-    phase = fake.pacer().phase(rate_per_s=math.inf)
+    pacer = fake.pacer()
+    phase = pacer.phase(rate_per_s=math.inf)
     phase.done(1e18)
     assert phase.end().declared_s == 0.0
     assert fake.waits == []
-
-
-def test_time_between_phases_counts() -> None:
-    fake = FakeTime()
-    pacer = fake.pacer()
-    pacer.phase(math.inf).end()
     fake.now_ns += S
     assert pacer.phase(math.inf).end().achieved_s == 1.0
 
@@ -149,6 +115,9 @@ def test_a_trip_ends_at_the_sum_of_its_phases(
         phase.done(work / 2)
         phase.done(work / 2)
         spent = phase.end()
+        assert spent.declared_s == pytest.approx(lead + work / rate)
+        assert spent.work == pytest.approx(work)
+        assert 0.0 <= spent.lateness_s <= (oversleep_ns + 10) / S / scale * (1 + 1e-6)  # it does not add up
         declared += spent.declared_s
         achieved += spent.achieved_s
     due_ns = declared * scale * S
