@@ -82,6 +82,11 @@ def noisy(
     return [repetition(factor * load * 0.001 * float(draw), load * 0.001, **changes) for draw in draws]
 
 
+def draws(purpose: int, spread: float = 0.05) -> list[float]:
+    """Fifteen factors around 1, the same ones for each purpose."""
+    return [float(x) for x in np.random.default_rng((7, purpose)).lognormal(0.0, spread, 15)]
+
+
 def entry(
     repetitions: Sequence[Repetition] | None = None,
     test: str = "test_step[pixel-3a]",

@@ -73,13 +73,10 @@ def test_the_clock_adds_computing_and_transfers_and_is_never_early() -> None:
     assert times.achieved_s >= times.declared_s
 
 
-def test_the_model_is_waited_for_where_it_is_longer() -> None:
+def test_the_model_is_waited_for_where_it_is_longer_and_nothing_without_a_time_scale() -> None:
     times = DeviceClock(slowdown=1.0, time_scale=0.1).end(model_s=0.2)
     assert 0.2 <= times.declared_s <= times.achieved_s
     assert times.blocked_s == 0.0
-
-
-def test_without_a_time_scale_nothing_is_waited_for() -> None:
     clock = DeviceClock(slowdown=1.0, time_scale=0.0)
     clock.transfer(1e6)
     assert clock.end(0.0).declared_s >= 1e6

@@ -11,18 +11,9 @@ from regression_samples import entry
 from edgefl.regression.table import WIDTH, ResultRow, lines, properties
 
 PASSED = ResultRow(
-    test="tests/test_step.py::test_step[pixel-3a]",
-    function="step",
-    device="pixel-3a",
-    outcome="PASS",
-    why="",
-    seconds=2.0123,
-    host_cpu_s=0.000312,
-    peak_mib=118.25,
-    sent_mib=0.0,
-    joules=None,
-    repetitions=15,
-)
+    test="tests/test_step.py::test_step[pixel-3a]", function="step", device="pixel-3a", outcome="PASS",
+    why="", seconds=2.0123, host_cpu_s=0.000312, peak_mib=118.25, sent_mib=0.0, joules=None, repetitions=15,
+)  # fmt: skip
 replace = msgspec.structs.replace
 
 
@@ -69,15 +60,9 @@ def test_what_did_not_pass_says_why_and_no_line_is_too_wide() -> None:
 
 def test_properties_are_named_by_device_and_function() -> None:
     found = dict(properties(replace(PASSED, outcome="FAIL", why="too slow")))
-    assert found == {
-        "edgefl.pixel-3a.step.outcome": "FAIL",
-        "edgefl.pixel-3a.step.seconds": 2.0123,
-        "edgefl.pixel-3a.step.host_cpu_s": 0.000312,
-        "edgefl.pixel-3a.step.peak_mib": 118.25,
-        "edgefl.pixel-3a.step.sent_mib": 0.0,
-        "edgefl.pixel-3a.step.repetitions": 15,
-        "edgefl.pixel-3a.step.why": "too slow",
-    }
+    figures = {name: getattr(PASSED, name) for name in ("seconds", "host_cpu_s", "peak_mib", "sent_mib")}
+    said = {"outcome": "FAIL", **figures, "repetitions": 15, "why": "too slow"}
+    assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in said.items()}
 
 
 def test_a_row_crosses_processes_as_plain_data() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from regression_samples import entry, measured, noisy, repetition
+from regression_samples import draws, entry, measured, noisy, repetition
 
 from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import verdict
@@ -80,10 +79,6 @@ def test_the_pace_is_shown_or_fails() -> None:
         DeviceResult("step", measured(time_scale=0.0)).assert_pace()
 
 
-def draws(purpose: int, spread: float = 0.05) -> list[float]:
-    return [float(x) for x in np.random.default_rng((7, purpose)).lognormal(0.0, spread, 15)]
-
-
 def test_the_pace_is_shown_inside_the_margin_and_seldom_at_it() -> None:
     def shown(paces: list[float]) -> bool:
         try:
@@ -116,14 +111,11 @@ def test_the_rule_finds_a_tenth_more_and_leaves_what_did_not_change(spread: floa
     assert alarms <= 0.01 * RUNS
 
 
-def test_a_tenth_more_cpu_time_is_named() -> None:
+def test_a_tenth_more_cpu_time_is_named_and_a_sleep_is_found_too() -> None:
     (line,) = grown(entry(noisy(seed=1)), entry(noisy(1.1, seed=2)), devices=3)
     assert line.startswith("CPU time +")
     assert "on pixel-3a" in line
     assert "(more than 5.0% fails)" in line
-
-
-def test_a_sleep_is_found_too() -> None:
     assert len(grown(entry(noisy(seed=1)), entry(noisy(seed=2, blocked_s=0.001)))) == 1
 
 

@@ -40,17 +40,21 @@ def texts(value: Any, of: Any = Table, key: str = "") -> list[str]:
     return [str(fault) for fault in found]
 
 
+NUMBER = "a finite number above 0"
+COUNT = "a whole number from 1 to 9"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"count": 0}, "count: must be a whole number from 1 to 9, got 0"),
-        ({"count": 1.0}, "count: must be a whole number from 1 to 9, got 1.0"),
-        ({"count": True}, "count: must be a whole number from 1 to 9, got true"),
-        ({"count": 10**5000}, "count: must be a whole number from 1 to 9, got a very long integer"),
-        ({"inner": {"alpha": 0}}, "inner.alpha: must be a finite number above 0, got 0"),
-        ({"inner": {"alpha": float("inf")}}, "inner.alpha: must be a finite number above 0, got inf"),
-        ({"inner": {"alpha": float("nan")}}, "inner.alpha: must be a finite number above 0, got nan"),
-        ({"inner": {"alpha": 10**400}}, "inner.alpha: must be a finite number above 0, got 100000"),
+        ({"count": 0}, f"count: must be {COUNT}, got 0"),
+        ({"count": 1.0}, f"count: must be {COUNT}, got 1.0"),
+        ({"count": True}, f"count: must be {COUNT}, got true"),
+        ({"count": 10**5000}, f"count: must be {COUNT}, got a very long integer"),
+        ({"inner": {"alpha": 0}}, f"inner.alpha: must be {NUMBER}, got 0"),
+        ({"inner": {"alpha": float("inf")}}, f"inner.alpha: must be {NUMBER}, got inf"),
+        ({"inner": {"alpha": float("nan")}}, f"inner.alpha: must be {NUMBER}, got nan"),
+        ({"inner": {"alpha": 10**400}}, f"inner.alpha: must be {NUMBER}, got 100000"),
         (
             {"inner": {"beta_weight": 1}},
             "inner.beta_weight: must be a number of at least 0 and below 1, got 1",
@@ -66,8 +70,8 @@ def texts(value: Any, of: Any = Table, key: str = "") -> list[str]:
             "unknown key 'alpha'; did you mean 'inner.alpha'? allowed at the top: anything, count,",
         ),
         ({"kind": "wal"}, "kind: must be 'virtual' or 'wall', got 'wal'; did you mean 'wall'?"),
-        ({"scale": -0.5}, "scale: must be a finite number above 0 or 'auto', got -0.5"),
-        ({"scale": "fast"}, "scale: must be a finite number above 0 or 'auto', got 'fast'"),
+        ({"scale": -0.5}, f"scale: must be {NUMBER} or 'auto', got -0.5"),
+        ({"scale": "fast"}, f"scale: must be {NUMBER} or 'auto', got 'fast'"),
         ({"devices": 3}, "devices: must be counts or a name, got 3"),
         ({"devices": {"pi-4": "x"}}, "devices.pi-4: must be a whole number, got 'x'"),
         ({"devices": {3: 3}}, "devices: keys must be strings, got 3"),
