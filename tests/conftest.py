@@ -22,6 +22,7 @@ import hypothesis
 import psutil
 import pytest
 
+from edgefl import kernels
 from edgefl.limits import groups as hierarchy
 
 BOUND_S = 20.0
@@ -49,6 +50,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(params=[name for name, status in kernels.backends().items() if status == "ok"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each back end of the kernels that is here."""
+    return request.param
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from edgefl.strategies import ServerOptimizer
 
 Wrong: TypeAlias = list[tuple[dict[str, Any], type[Exception], str]]
 V, T = ValueError, TypeError
-BACKENDS = [name for name, status in kernels.backends().items() if status == "ok"]
 
 
 def _f(size: int = 4, dtype: Any = np.float32, *, frozen: bool = False) -> Any:
@@ -143,22 +142,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("call", "given", "error", "words"), CASES, ids=[f"{c[0].__name__}-{c[3]}" for c in CASES]
 )
 def test_wrong_arguments_are_named_and_nothing_is_written(
     backend: str, call: Any, given: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    before = {name: np.array(given[name]) for name in ("out",) if name in given}
+    before = np.array(given.get("out"))
     with pytest.raises(error) as caught:
         call(**given, backend=backend)
     assert str(caught.value) == words
-    for name, array in before.items():
-        np.testing.assert_array_equal(np.asarray(given[name]), array)
+    np.testing.assert_array_equal(np.asarray(given.get("out")), before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_sequences_of_many_kinds(backend: str) -> None:
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)
     expected = (0.5 * rows[0] + 2 * rows[1]).tolist()
@@ -169,7 +165,6 @@ def test_sequences_of_many_kinds(backend: str) -> None:
             assert out.tolist() == expected
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_read_only_updates_and_base(backend: str) -> None:
     out, frozen = np.empty(4, dtype=np.float32), _f(frozen=True)
     assert kernels.weighted_sum(out, frozen, [frozen], [2.0], backend).tolist() == [4.0]

@@ -15,12 +15,6 @@ from edgefl.strategies import ServerOptimizer
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
 
 
-@pytest.fixture(params=[name for name, status in kernels.backends().items() if status == "ok"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 def _floats(value: float = 1.0, size: int = 4) -> np.ndarray:
     return np.full(size, value, dtype=np.float32)
 
@@ -47,15 +41,10 @@ def test_weights_are_rounded_to_float32(backend: str) -> None:
 
 
 def test_a_bad_update_shows_in_its_norm_alone(backend: str) -> None:
-    bad = _floats(size=70_000)
-    bad[69_999] = np.nan
-    infinite = _floats(size=70_000)
-    infinite[3] = -np.inf
-    out = np.empty(70_000, dtype=np.float32)
-    norms = kernels.weighted_sum(out, None, [_floats(size=70_000), bad, infinite], [1.0] * 3, backend)
-    assert norms[0] == 70_000
-    assert np.isnan(norms[1])
-    assert norms[2] == np.inf
+    good, bad, infinite, out = (_floats(size=70_000) for _ in range(4))
+    bad[69_999], infinite[3] = np.nan, -np.inf
+    norms = kernels.weighted_sum(out, None, [good, bad, infinite], [1.0] * 3, backend)
+    np.testing.assert_array_equal(norms, [70_000, np.nan, np.inf])
 
 
 def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
@@ -67,32 +56,28 @@ def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
 def test_the_callers_rounding_state_does_not_matter() -> None:
     """torch can set a thread to flush denormals; the C kernels count them all the same."""
     torch = pytest.importorskip("torch")
+    tiny, out = np.full(9, 10**6, np.uint32).view(np.float32), np.empty(9, np.float32)
     if kernels.backends()["c"] != "ok" or not torch.set_flush_denormal(True):
         pytest.skip("needs the C back end and a CPU that can flush denormals")
     try:
-        tiny = np.full(9, 1e-42, dtype=np.float32)
-        out = np.empty(9, dtype=np.float32)
         norms = kernels.weighted_sum(out, None, [tiny], [1.0], "c")
     finally:
         torch.set_flush_denormal(False)
-    np.testing.assert_array_equal(out.view(np.uint32), tiny.view(np.uint32))
-    assert norms[0] == kernels.sq_norm(tiny, "reference")
+    assert out.tobytes() == tiny.tobytes()
+    assert norms[0] == kernels.sq_norm(tiny, "reference") > 0
 
 
 def test_nothing_that_is_read_changes(backend: str) -> None:
     base, old, updates = _floats(3), [_floats(0.5), _floats(0.25)], [_floats(2), _floats(4)]
     before = [x.tobytes() for x in (base, *old, *updates)]
-    out, new = np.empty(4, np.float32), [np.empty(4, np.float32) for _ in range(2)]
-    first = kernels.weighted_step(
-        out, base, updates, [0.5, 0.5], ServerOptimizer(kind="adam"), old, new, backend
-    )
-    made = [x.tobytes() for x in (out, *new)]
-    again = kernels.weighted_step(
-        out, base, updates, [0.5, 0.5], ServerOptimizer(kind="adam"), old, new, backend
-    )
-    assert [x.tobytes() for x in (out, *new)] == made
+    out, *new = (np.empty(4, np.float32) for _ in range(3))
+    adam, made = ServerOptimizer(kind="adam"), []
+    for _ in range(2):
+        norms = kernels.weighted_step(out, base, updates, [0.5, 0.5], adam, old, new, backend)
+        made.append([x.tobytes() for x in (out, *new, norms)])
+    assert made[0] == made[1]
     assert [x.tobytes() for x in (base, *old, *updates)] == before
-    assert first.tolist() == again.tolist() == [16.0, 64.0]
+    assert norms.tolist() == [16.0, 64.0]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -132,21 +117,6 @@ def test_residual_is_exactly_what_was_lost(backend: str, dtype: str) -> None:
     np.testing.assert_array_equal(left, (update + residual) - decoded)
     kernels.quantize(out, update, scales=scales, residual=residual, new_residual=residual, backend=backend)
     np.testing.assert_array_equal(residual, left)
-
-
-def test_error_feedback_loses_nothing_over_time(backend: str) -> None:
-    """The sum of what was sent stays within one rounding of the sum of what was meant."""
-    update, residual = 0.1 * _normal(512), np.zeros(512, np.float32)
-    out, scales = _empty("int8", 512)
-    sent, decoded = np.zeros(512), np.empty(512, np.float32)
-    for _ in range(50):
-        kernels.quantize(
-            out, update, scales=scales, residual=residual, new_residual=residual, backend=backend
-        )
-        _decode(decoded, out, scales, backend)
-        sent += decoded
-    np.testing.assert_allclose(sent + residual, 50 * update.astype(np.float64), atol=1e-5)
-    assert np.abs(residual).max() < 0.01
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -193,14 +163,8 @@ def test_known_value(backend: str) -> None:
     h = (6 + 0x9E3779B97F4A7C16 * 14 + 0xD1B54A32D192ED03 * 13) % 2**64
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     h = (h ^ h >> 27) * 0x94D049BB133111EB % 2**64
-    assert kernels.checksum(data, backend) == h ^ h >> 31
-
-
-def test_any_type_by_its_bytes(backend: str) -> None:
-    floats = np.arange(1001, dtype=np.float32)
-    expected = kernels.checksum(floats, backend)
-    for same in (floats.view(np.uint8), floats.view(np.int16), memoryview(floats), floats.tobytes()):
-        assert kernels.checksum(same, backend) == expected
+    for same in (data, data.view(np.uint8), data.view(np.int16), memoryview(data), data.tobytes()):
+        assert kernels.checksum(same, backend) == h ^ h >> 31
 
 
 @settings(max_examples=200, deadline=None)

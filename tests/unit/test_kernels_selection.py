@@ -43,35 +43,27 @@ def test_the_environment_chooses(name: str) -> None:
     assert done.stdout.split() == [name, "2.0", str(name == "numba")], done.stderr
 
 
-def test_an_absent_back_end_fails_loudly() -> None:
-    done = _run(_SUM, "cuda")
+def test_a_back_end_that_is_absent_or_unknown_fails_loudly() -> None:
+    done = _run(_SUM, "fast")
+    assert "ConfigError: kernel back end 'fast' not found; have: c, cuda, numba, reference" in done.stderr
+    with pytest.raises(ConfigError, match=r"^kernel back end 'cc' not found; did you mean 'c'\? have: c, "):
+        kernels.backend("cc")
     if kernels.backends()["cuda"] == "ok":
         pytest.skip("CUDA is here")
+    done = _run(_SUM, "cuda")
     assert done.returncode == 1
     assert "ConfigError: kernel back end 'cuda' is not there: " in done.stderr
     with pytest.raises(ConfigError, match=r"^kernel back end 'cuda' is not there: "):
         kernels.backend("cuda")
 
 
-def test_an_unknown_back_end_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^kernel back end 'cc' not found; did you mean 'c'\? have: c, cuda, "
-    ):
-        kernels.backend("cc")
-    assert (
-        "ConfigError: kernel back end 'fast' not found; have: c, cuda, numba, reference"
-        in _run(_SUM, "fast").stderr
-    )
-
-
-def test_the_argument_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGEFL_BACKEND", "cuda")
-    assert kernels.backend("reference") == "reference"
-
-
-def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_at_each_call_and_beaten_by_the_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("EDGEFL_BACKEND", "reference")
     assert kernels.backend() == "reference"
+    monkeypatch.setenv("EDGEFL_BACKEND", "cuda")
+    assert kernels.backend("reference") == "reference"
     monkeypatch.setenv("EDGEFL_BACKEND", "")
     assert kernels.backend() == next(n for n in ("c", "numba", "reference") if kernels.backends()[n] == "ok")
 
