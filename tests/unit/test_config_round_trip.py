@@ -64,17 +64,9 @@ def experiments(draw: st.DrawFn) -> Experiment:
     fleet = draw(fleets())
     labels = st.lists(st.integers(0, 9), min_size=1, unique=True)
     held = draw(st.dictionaries(st.sampled_from(sorted(fleet.devices)), labels, min_size=1))
-    partitions = st.sampled_from(["iid", "dirichlet", "shards", "by-device"])
-    stop = draw(
-        st.builds(
-            Stop,
-            versions=st.none() | COUNT,
-            trips=st.none() | COUNT,
-            emulated_s=st.none() | POSITIVE,
-            wall_s=st.none() | POSITIVE,
-            accuracy=st.none() | st.floats(0, 1, exclude_min=True),
-        ).filter(lambda stop: stop != Stop())
-    )
+    stop = {name: st.none() | COUNT for name in ("versions", "trips")}
+    stop |= {name: st.none() | POSITIVE for name in ("emulated_s", "wall_s")}
+    accuracy = st.none() | st.floats(0, 1, exclude_min=True)
     steps = draw(st.booleans())
     return Experiment(
         fleet=fleet,
@@ -82,7 +74,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         seed=draw(st.integers(0, 2**63 - 1)),
         data=Data(
             name=draw(TEXT),
-            partition=draw(partitions),
+            partition=draw(st.sampled_from(["iid", "dirichlet", "shards", "by-device"])),
             alpha=draw(POSITIVE),
             classes_per_client=draw(COUNT),
             labels=held,
@@ -108,7 +100,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
         server=Server(transport=draw(st.sampled_from(["shm", "wire"])), heartbeat_s=draw(POSITIVE)),
         evaluation=Evaluation(every_versions=draw(COUNT), max_examples=draw(st.none() | COUNT)),
         checkpoint=Checkpoint(every_s=draw(POSITIVE)),
-        stop=stop,
+        stop=draw(st.builds(Stop, **stop, accuracy=accuracy).filter(lambda stop: stop != Stop())),
     )
 
 

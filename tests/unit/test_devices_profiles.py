@@ -11,6 +11,7 @@ from statistics import NormalDist, fmean, pstdev
 
 import numpy as np
 import pytest
+from tables import arrows
 
 from edgefl import devices, toml
 from edgefl import devices as emulation
@@ -192,17 +193,10 @@ delay_model = { dist = "pareto", min_s = 1, alpha = 0.09 } -> delay_model.alpha:
 """
 
 
-def lines(text: str) -> list[list[str]]:
-    """The arrows' parts of each line, ``\\n`` in them as a new line."""
-    return [
-        [part.strip().replace("\\n", "\n") for part in line.split("->")] for line in text.strip().splitlines()
-    ]
-
-
 CHANGES = [
     (base, *line)
     for base, text in ((DEVICE, WRONG_DEVICES), (NETWORK, WRONG_NETWORKS), (FLEET, WRONG_FLEETS))
-    for line in lines(text)
+    for line in arrows(text)
 ]
 
 
@@ -221,7 +215,7 @@ def test_a_wrong_file_says_file_key_allowed_and_got(
     assert str(caught.value) in problems
 
 
-@pytest.mark.parametrize(("table", "said"), lines(WRONG_TABLES))
+@pytest.mark.parametrize(("table", "said"), arrows(WRONG_TABLES))
 def test_what_a_device_does_over_time_is_checked(tmp_path: Path, table: str, said: str) -> None:
     table = table.replace("CORE", 'uarch = "A", max_mhz = 9')
     table = table.replace("STEP", "{ temp_c = 40, freq_scale = 0.5 }")
