@@ -1,13 +1,15 @@
+"""Data sets: digits, files of MNIST's kind, a user's own; what does not fit is one line."""
+
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
@@ -44,35 +46,22 @@ def no_other_data(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def real_data() -> str:
-    folder = os.environ.get("EDGEFL_DATA")
-    if not folder:
-        pytest.skip("EDGEFL_DATA names no folder with data sets")
-    return folder
+def mnist(folder):
+    return load_data(Data(name="mnist", path=str(folder)), seed=0)
 
 
 def test_digits_are_whole_and_split_by_class():
     data = load_data(Data(test_fraction=0.2), seed=3)
-    assert len(data.train_x) + len(data.test_x) == 1797
-    assert (len(data.train_y), len(data.test_y)) == (len(data.train_x), len(data.test_x))
     assert data.train_x[:].shape[1:] == data.input_shape == (1, 8, 8)
-    assert data.train_x[:].dtype == np.float32
-    assert data.train_y.dtype == np.int64
+    assert (data.train_x[:].dtype, data.train_y.dtype) == (np.float32, np.int64)
     share = np.bincount(data.test_y) / (np.bincount(data.test_y) + np.bincount(data.train_y))
     assert np.abs(share - 0.2).max() < 0.005
     everything = np.concatenate([data.train_x[:], data.test_x[:]])
+    assert len(everything) == len(data.train_y) + len(data.test_y) == 1797
     assert abs(float(everything.mean())) < 1e-3
     assert abs(float(everything.std()) - 1) < 1e-3
-
-
-def test_digits_are_scikit_learns():
-    from sklearn.datasets import load_digits
-
     pixels, labels = load_digits(return_X_y=True)
-    data = load_data(Data(), seed=0)
-    test = held_out(labels.astype(np.int64), 0.2, seed=0)
-    assert isinstance(data.test_x, Images)
+    test = held_out(labels.astype(np.int64), 0.2, seed=3)
     np.testing.assert_array_equal(data.test_x.raw.reshape(-1, 64), pixels[test])
     np.testing.assert_array_equal(data.test_y, labels[test])
 
@@ -116,20 +105,14 @@ def test_images_of_another_kind_are_refused(raw):
 
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz", ".idx"])
 def test_idx_files_are_read_gzipped_or_not(tmp_path, end):
+    arrays = write_mnist(tmp_path, end="-ubyte.gz" if end == "-ubyte.gz" else "-ubyte")
     if end == ".idx":
-        arrays = write_mnist(tmp_path, end="-ubyte")
         for stem in STEMS:
-            dotted = stem.replace("-idx", ".idx") + "-ubyte"
-            (tmp_path / f"{stem}-ubyte").rename(tmp_path / dotted)
-    else:
-        arrays = write_mnist(tmp_path, end=end)
-    data = load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
-    assert isinstance(data.train_x, Images)
-    assert isinstance(data.test_x, Images)
-    np.testing.assert_array_equal(data.train_x.raw[:, 0], arrays[0])
-    np.testing.assert_array_equal(data.train_y, arrays[1])
-    np.testing.assert_array_equal(data.test_x.raw[:, 0], arrays[2])
-    np.testing.assert_array_equal(data.test_y, arrays[3])
+            (tmp_path / f"{stem}-ubyte").rename(tmp_path / (stem.replace("-idx", ".idx") + "-ubyte"))
+    data = mnist(tmp_path)
+    found = (data.train_x.raw[:, 0], data.train_y, data.test_x.raw[:, 0], data.test_y)
+    for one, written in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(one, written)
     assert (data.classes, data.input_shape, data.name) == (10, (1, 28, 28), "mnist")
 
 
@@ -157,11 +140,10 @@ def _cut(content: bytes) -> bytes:
 def test_bad_idx_files_are_one_line(tmp_path, file, change, message, end):
     write_mnist(tmp_path, end=end)
     path = tmp_path / (STEMS[file] + end)
-    pack = gzip.compress if end.endswith(".gz") else bytes
-    unpack = gzip.decompress if end.endswith(".gz") else bytes
+    pack, unpack = (gzip.compress, gzip.decompress) if end.endswith(".gz") else (bytes, bytes)
     path.write_bytes(pack(change(unpack(path.read_bytes()))))
     with pytest.raises(ConfigError, match=message) as caught:
-        load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
+        mnist(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -171,17 +153,14 @@ def test_damaged_gzip_is_one_line(tmp_path, damage):
     path = tmp_path / (STEMS[0] + "-ubyte.gz")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=r"train-images-idx3-ubyte.gz: cannot be read|starts with"):
-        load_data(Data(name="mnist", path=str(tmp_path)), seed=0)
+        mnist(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
-        ("mnist", "mnist"),
-        ("mnist", "MNIST/raw"),
-        ("mnist", "."),
-        ("fashion-mnist", "fashion-mnist"),
-        ("fashion-mnist", "FashionMNIST/raw"),
+        *(("mnist", folder) for folder in ("mnist", "MNIST/raw", ".")),
+        *(("fashion-mnist", folder) for folder in ("fashion-mnist", "FashionMNIST/raw")),
     ],
 )
 @pytest.mark.parametrize("way", ["path", "environment", "cache"])
@@ -221,33 +200,46 @@ def test_an_unknown_name_says_what_there_is():
         load_data(Data(name="minst"), seed=0)
 
 
-def test_real_mnist(real_data):
+@pytest.mark.usefixtures("data_dir")
+def test_real_mnist():
     data = load_data(Data(name="mnist", max_examples=1000), seed=0)
     assert (len(data.train_x), len(data.test_x), data.input_shape) == (1000, 10_000, (1, 28, 28))
     assert np.bincount(data.train_y, minlength=10).min() > 50
     assert abs(float(data.train_x[:].mean())) < 0.05
 
 
-@pytest.fixture
-def user_data(tmp_path):
-    def write(body: str) -> list[Path]:
-        (tmp_path / "my_data.py").write_text(
-            "import numpy as np\nfrom edgefl.learning.data import Dataset\n\ndef load(spec, seed):\n    "
-            + body
-        )
-        return [tmp_path]
+USERS_MODULE = """
+import numpy as np
+from edgefl.learning.data import Dataset
 
-    sys.modules.pop("my_data", None)
-    yield write
-    sys.modules.pop("my_data", None)
-
-
-def test_a_users_arrays_become_a_data_set(user_data):
-    folders = user_data(
-        "x = np.arange(12.0).reshape(6, 2) + seed\n"
-        "    return x, [0, 1, 2] * 2, x[:2], np.array([0, 3], np.int8)"
+def made(y, classes):
+    x, y = np.zeros((3, 2), np.float32), np.array(y)
+    return Dataset(
+        name="mine", train_x=x, train_y=y, test_x=x, test_y=y, classes=classes, input_shape=(2,)
     )
-    data = load_data(Data(name="my_data:load", max_examples=4), 5, folders)
+
+def load(spec, seed):
+    x = np.ones((3, 2))
+    return {}
+"""
+
+
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """A user's data set, whose function returns what an expression says."""
+
+    def load(returned, seed=0, **spec):
+        (tmp_path / "my_data.py").write_text(USERS_MODULE.format(returned))
+        return load_data(Data(name="my_data:load", **spec), seed, [tmp_path])
+
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)
+    yield load
+    sys.modules.pop("my_data", None)
+
+
+def test_a_users_arrays_become_a_data_set(users):
+    arrays = "(a := np.arange(12.0).reshape(6, 2) + seed), [0, 1, 2] * 2, a[:2], np.array([0, 3], np.int8)"
+    data = users(arrays, seed=5, max_examples=4)
     assert (data.classes, data.input_shape) == (4, (2,))
     assert data.train_x[:].dtype == np.float32
     assert data.test_y.dtype == np.int64
@@ -255,46 +247,32 @@ def test_a_users_arrays_become_a_data_set(user_data):
     assert data.test_x[0].tolist() == [5.0, 6.0]
 
 
-def test_a_users_tokens_stay_whole_numbers(user_data):
-    folders = user_data("x = np.ones((3, 7), np.int32); return x, [0, 1, 0], x, [0, 1, 0]")
-    data = load_data(Data(name="my_data:load"), 0, folders)
+def test_a_users_tokens_stay_whole_numbers(users):
+    data = users("(a := np.ones((3, 7), np.int32)), [0, 1, 0], a, [0, 1, 0]")
     assert data.train_x[:].dtype == np.int64
 
 
-def test_a_users_data_set_is_taken_as_it_is(user_data):
-    folders = user_data(
-        "x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 0])\n"
-        "    return Dataset(\n"
-        "        name='mine', train_x=x, train_y=y, test_x=x, test_y=y, classes=9, input_shape=(2,)\n"
-        "    )"
-    )
-    data = load_data(Data(name="my_data:load"), 0, folders)
+def test_a_users_data_set_is_taken_as_it_is(users):
+    data = users("made([0, 1, 0], classes=9)")
     assert isinstance(data, Dataset)
     assert (data.name, data.classes) == ("mine", 9)
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("returned", "message"),
     [
-        ("return 3", r"must return a Dataset or \(train_x, train_y, test_x, test_y\) \(got int\)"),
-        ("x = np.ones((3, 2)); return x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows and train_y 2"),
-        ("x = np.ones((3, 2)); return x, [0, 1, -1], x, [0, 1, 1]", "train_y must be whole numbers ≥ 0"),
-        ("x = np.ones((3, 2)); return x, [0, 1, 1], x, [0.5, 1, 1]", r"test_y must be .* \(got float64"),
-        ("x = np.ones((3, 2)); return x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x holds .* input_shape is"),
-        ("x = np.ones((3, 2)); return x, [], x, []", "train_y must be whole numbers"),
-        ("x = np.array([['a']]); return x, [0], x, [0]", "train_x must be numbers of shape"),
-        ("raise KeyError('seed')", "'my_data:load' raised KeyError"),
-        (
-            "x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2])\n"
-            "    return Dataset(\n"
-            "        name='', train_x=x, train_y=y, test_x=x, test_y=y, classes=2, input_shape=(2,)\n"
-            "    )",
-            r"train_y must be in \[0, 2\) \(got 2\)",
-        ),
+        ("3", r"must return a Dataset or \(train_x, train_y, test_x, test_y\) \(got int\)"),
+        ("x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows and train_y 2"),
+        ("x, [0, 1, -1], x, [0, 1, 1]", "train_y must be whole numbers ≥ 0"),
+        ("x, [0, 1, 1], x, [0.5, 1, 1]", r"test_y must be .* \(got float64"),
+        ("x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x holds .* input_shape is"),
+        ("x, [], x, []", "train_y must be whole numbers"),
+        ("np.array([['a']]), [0], x, [0]", "train_x must be numbers of shape"),
+        ("spec['seed']", "'my_data:load' raised TypeError"),
+        ("made([0, 1, 2], classes=2)", r"train_y must be in \[0, 2\) \(got 2\)"),
     ],
 )
-def test_a_users_data_that_do_not_fit_are_one_line(user_data, body, message):
-    folders = user_data(body)
+def test_a_users_data_that_do_not_fit_are_one_line(users, returned, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        load_data(Data(name="my_data:load"), 0, folders)
+        users(returned)
     assert "\n" not in str(caught.value)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
-from edgefl.learning.data import Images, load_data
+from edgefl.learning.data import load_data
 
 RECORD = 3073
 
@@ -55,26 +54,27 @@ def write(
 ) -> tuple[np.ndarray, np.ndarray]:
     folder.mkdir(parents=True, exist_ok=True)
     encode = {"binary": np.ndarray.tobytes, "python2": python2_pickle, "python3": python3_pickle}[kind]
-    end = ".bin" if kind == "binary" else ""
-    train = [records(4, number) for number in batches]
-    for number, table in zip(batches, train, strict=True):
-        (folder / f"data_batch_{number}{end}").write_bytes(encode(table))
-    test = records(3, 99)
-    (folder / f"test_batch{end}").write_bytes(encode(test))
+    tables = {f"data_batch_{number}": records(4, number) for number in batches} | {
+        "test_batch": records(3, 99)
+    }
+    for name, table in tables.items():
+        (folder / (name + ".bin" * (kind == "binary"))).write_bytes(encode(table))
+    *train, test = tables.values()
     return np.concatenate(train), test
+
+
+def cifar(folder: Path):
+    return load_data(Data(name="cifar-10", path=str(folder)), seed=0)
 
 
 @pytest.mark.parametrize("kind", ["binary", "python2", "python3"])
 @pytest.mark.parametrize("batches", [(1, 2, 3, 4, 5), (1, 2), (4,)])
 def test_every_format_gives_the_same_images(tmp_path, kind, batches):
     train, test = write(tmp_path, kind, batches)
-    data = load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
-    assert isinstance(data.train_x, Images)
-    assert isinstance(data.test_x, Images)
-    np.testing.assert_array_equal(data.train_x.raw.reshape(-1, 3072), train[:, 1:])
-    np.testing.assert_array_equal(data.train_y, train[:, 0])
-    np.testing.assert_array_equal(data.test_x.raw.reshape(-1, 3072), test[:, 1:])
-    np.testing.assert_array_equal(data.test_y, test[:, 0])
+    data = cifar(tmp_path)
+    for images, labels, table in ((data.train_x, data.train_y, train), (data.test_x, data.test_y, test)):
+        np.testing.assert_array_equal(images.raw.reshape(-1, 3072), table[:, 1:])
+        np.testing.assert_array_equal(labels, table[:, 0])
     assert (data.classes, data.input_shape, data.name) == (10, (3, 32, 32), "cifar-10")
     assert data.train_x[:2].dtype == np.float32
     assert data.train_y.dtype == np.int64
@@ -82,12 +82,7 @@ def test_every_format_gives_the_same_images(tmp_path, kind, batches):
 
 @pytest.mark.parametrize(
     ("folder", "kind"),
-    [
-        ("cifar-10-batches-bin", "binary"),
-        ("cifar-10-batches-py", "python3"),
-        ("cifar-10", "binary"),
-        (".", "python2"),
-    ],
+    [("cifar-10-batches-bin", "binary"), ("cifar-10-batches-py", "python3"), (".", "python2")],
 )
 def test_the_usual_folders_are_found(tmp_path, monkeypatch, folder, kind):
     write(tmp_path / folder, kind)
@@ -107,7 +102,7 @@ def test_bad_binary_files_are_one_line(tmp_path, content, message):
     write(tmp_path, "binary")
     (tmp_path / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(ConfigError, match="data_batch_3.bin: " + message):
-        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+        cifar(tmp_path)
 
 
 @pytest.mark.parametrize("missing", [["test_batch"], [f"data_batch_{n}" for n in range(1, 6)]])
@@ -116,7 +111,7 @@ def test_a_set_without_its_test_or_any_training_batch_is_missing(tmp_path, missi
     for name in missing:
         (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match="'cifar-10': files not found; need test_batch"):
-        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+        cifar(tmp_path)
 
 
 GOOD = np.zeros((2, 3072), np.uint8)
@@ -129,11 +124,8 @@ GOOD = np.zeros((2, 3072), np.uint8)
         ({"labels": [1, 2]}, "'data' must be uint8 of shape"),
         ({"data": GOOD[:, :9], "labels": [1, 2]}, "'data' must be uint8 of shape"),
         ({"data": GOOD.astype(np.float32), "labels": [1, 2]}, "arrays must be uint8 .got 'f4'."),
-        ({"data": GOOD, "labels": [1]}, "'labels' must be a list of 2 whole numbers"),
-        ({"data": GOOD, "labels": [1, "2"]}, "'labels' must be a list of 2 whole numbers"),
-        ({"data": GOOD, "labels": [1, 10]}, "labels must be in .0, 10., at least one"),
-        ({"data": GOOD, "labels": [1, -1]}, "labels must be in .0, 10., at least one"),
-        ({"data": GOOD, "labels": [1, 1 << 90]}, "labels must be in .0, 10., at least one"),
+        *(({"data": GOOD, "labels": odd}, "'labels' must be a list of 2") for odd in ([1], [1, "2"])),
+        *(({"data": GOOD, "labels": [1, odd]}, "labels must be in .0, 10.") for odd in (10, -1, 1 << 90)),
         ({"data": GOOD[:0], "labels": []}, "labels must be in .0, 10., at least one"),
     ],
 )
@@ -141,14 +133,12 @@ def test_bad_python_files_are_one_line(tmp_path, value, message):
     write(tmp_path, "python3")
     (tmp_path / "data_batch_2").write_bytes(pickle.dumps(value, protocol=2))
     with pytest.raises(ConfigError, match="data_batch_2: .*" + message) as caught:
-        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+        cifar(tmp_path)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("data_dir")
 def test_real_cifar():
-    folder = os.environ.get("EDGEFL_DATA")
-    if not folder:
-        pytest.skip("EDGEFL_DATA names no folder with data sets")
     data = load_data(Data(name="cifar-10", max_examples=1000), seed=0)
     assert (len(data.train_x), len(data.test_x), data.input_shape) == (1000, 10_000, (3, 32, 32))
     assert abs(float(data.train_x[:].mean())) < 0.1
@@ -171,7 +161,7 @@ def test_a_malicious_pickle_executes_nothing(tmp_path, protocol):
     write(tmp_path, "python3")
     (tmp_path / "test_batch").write_bytes(content)
     with pytest.raises(ConfigError, match="test_batch: cannot be read: not plain data: "):
-        load_data(Data(name="cifar-10", path=str(tmp_path)), seed=0)
+        cifar(tmp_path)
     assert not target.exists()
     pickle.loads(content)
     assert target.exists(), "the pickle was harmless: this test shows nothing"
