@@ -113,9 +113,10 @@ class Ledger:
         return True
 
     def disconnect(self, client: int) -> None:
-        """The client, which was there and idle, is gone."""
-        self.present[client] = 0
-        del self.idle[bisect_left(self.idle, client)]
+        """The client is gone, if it was there. A task of its own must be ended before."""
+        if self.connected(client):
+            self.present[client] = 0
+            del self.idle[bisect_left(self.idle, client)]
 
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self.present[client] == 1

@@ -17,7 +17,6 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.devices.link import move
-from edgefl.devices.plan import TripPlan
 from edgefl.errors import SlotError
 from edgefl.limits.confinement import ClientLimits
 from edgefl.limits.held import Cost, HeldPhase
@@ -88,27 +87,37 @@ class ClientProcess:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> messages.Done:
-        workload, pacer = self._workload, self._pacer
+        workload, pacer, memory = self._workload, self._pacer, self._memory
         base = self._base = self._fetch(task, frames)
-        self._raw = self._room_for(task)
+        if (room := self._transport.room(task)) is None:
+            if self._own is None:
+                self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
+            room = self._own
+        self._raw = room
         self._buffer.fetched[task.slot] = 1
         budget_s = None if task.cut is None else task.cut.budget_s
         plan = workload.plan(task.client, task.trip, budget_s, task.condition)
         vector = workload.flat.array
         if plan.dies_s < math.inf:
-            _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
+            left_ns = received_ns + plan.dies_s * pacer.ns_per_emulated_s - time.monotonic_ns()
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_ns / 1e9))
         pacer.begin(received_ns)
 
         def load(start: int, stop: int) -> None:
             vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
 
         down = move(pacer, plan.down, load, workload.share(task.client, "down"))
-        phase = self._phase(plan)
+        paced = plan.compute(pacer)
+        phase: Phase | HeldPhase = paced  # the training's: it waits, or the governor holds the process
+        if self._governor is not None and self._cost is not None and plan.flops:
+            phase = HeldPhase(paced, plan.flops, self._cost, self._governor, self._throttle)
 
         def done(flops: float) -> None:
             self._watch_memory()
             phase.done(flops)
-            self._server.pulse()
+            self._server.check()
+            self._server.beat()
 
         cpu_started = time.thread_time()
         result = self._update.train(task.client, task.trip, base, done, task.cut, plan.steps)
@@ -148,16 +157,9 @@ class ClientProcess:
             up=messages.Spent(up.declared_s, up.achieved_s),
             lateness_s=up.lateness_s,
             cpu_s=cpu_s,
-            peak_mib=self._peak_mib(),
+            peak_mib=memory.peak_mib if memory else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
         )
-
-    def _phase(self, plan: TripPlan) -> Phase | HeldPhase:
-        """The training's phase: it waits, or a governor holds the process."""
-        phase = plan.compute(self._pacer)
-        if self._governor is None or self._cost is None or plan.flops == 0.0:
-            return phase
-        return HeldPhase(phase, plan.flops, self._cost, self._governor, self._throttle)
 
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():
@@ -169,11 +171,6 @@ class ClientProcess:
         np.copyto(self._copy, self._transport.base(task.entry, task.version, frames))
         self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
         return self._copy
-
-    def _peak_mib(self) -> float:
-        if self._memory is not None:
-            return self._memory.peak_mib
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     def _fail(self, task: messages.Task) -> None:
         """Fail in the way that a test asked for, after the training and before the upload."""
@@ -198,17 +195,3 @@ class ClientProcess:
         self._update.write(self._raw, task.client, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
-
-    def _room_for(self, task: messages.Task) -> Raw:
-        room = self._transport.room(task)
-        if room is not None:
-            return room
-        if self._own is None:
-            self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
-        return self._own
-
-
-def _die_at(at_ns: float) -> None:
-    """Have this process killed at that instant of the monotonic clock, as a device's system kills it."""
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    signal.setitimer(signal.ITIMER_REAL, max(1e-6, (at_ns - time.monotonic_ns()) / 1e9))

@@ -9,7 +9,6 @@ a sender is known by its connection, and `edgefl.run.messages` reads the bytes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
@@ -110,20 +109,16 @@ class ServerSocket(_Socket):
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = largest_bytes
         self._socket.backlog = BACKLOG
-        self._folder = None if self._only_this_user() else tempfile.mkdtemp(prefix="edgefl-")  # mode 0700
-        if self._folder is None:
+        self._folder: str | None = None
+        try:  # have the kernel refuse peers of other users
+            if sys.platform != "linux":
+                raise AttributeError
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
             self.address = f"ipc://@edgefl-{secrets.token_hex(16)}"
-        else:
+        except (zmq.ZMQError, AttributeError):
+            self._folder = tempfile.mkdtemp(prefix="edgefl-")  # mode 0700
             self.address = f"ipc://{self._folder}/server"
         self._socket.bind(self.address)
-
-    def _only_this_user(self) -> bool:
-        """Have the kernel refuse peers of other users; false where that cannot be had."""
-        if sys.platform == "linux":
-            with contextlib.suppress(zmq.ZMQError, AttributeError):
-                self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-                return True
-        return False
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
         """Messages that have arrived, each with its sender's name, without waiting."""
@@ -256,7 +251,7 @@ class Connection:
         except Leave:
             pass
         finally:
-            self.close()
+            self._socket.close()
 
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
         """Carry out a task, or give it back to the server with the reason why it has no update."""
@@ -280,7 +275,7 @@ class Connection:
             self._listen(0)
         return message
 
-    def take(self) -> tuple[messages.FromServer, Sequence[Frame]] | None:
+    def take(self) -> Message | None:
         """The next message if there is one, without waiting."""
         return self._later.popleft() if self._later else self._take()
 
@@ -292,11 +287,6 @@ class Connection:
                 self.check()
             else:
                 time.sleep(left_ns * 1e-9)
-
-    def pulse(self) -> None:
-        """Between two steps, which may not have waited at all: be heard, and hear a cancel."""
-        self.check()
-        self.beat()
 
     def beat(self) -> None:
         """Be heard if it is time, and leave if whoever started this process is gone."""
@@ -313,9 +303,6 @@ class Connection:
                     raise Leave
                 case _:
                     self._later.append(got)
-
-    def close(self) -> None:
-        self._socket.close()
 
     def _take(self, timeout_ms: int = 0) -> Message | None:
         frames = self._socket.receive(timeout_ms)

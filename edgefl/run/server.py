@@ -70,7 +70,10 @@ class ServerLoop:
         self._peers.expect(control.EVALUATOR, 0)
         self._channel.send(control.Listening(self._gate.socket.address))
         self._gate.socket.watch(self._channel.fileno())
-        self._set_alarms()
+        self._alarms.every(COMMIT_S, self._commit)
+        self._alarms.every(PROGRESS_S, self._report)
+        self._alarms.every(self._roster.look_every_s, self._find_silent)
+        self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
         # Until it is stopped, and the last evaluation is in (or nobody waits for it).
         while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
             self._turn()
@@ -123,22 +126,16 @@ class ServerLoop:
         self._timeline.start()
         wall_s = self._experiment.stop.wall_s
         if wall_s is not None:
-            self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), lambda: self._halt("wall_s"))
+            self._alarms.after(max(0.0, wall_s - self._clock.wall_s()), self._out_of_time)
 
-    def _set_alarms(self) -> None:
-        self._alarms.every(COMMIT_S, self._commit)
-        self._alarms.every(PROGRESS_S, self._report)
-        self._alarms.every(self._roster.look_every_s, self._find_silent)
-        self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
+    def _out_of_time(self) -> None:
+        if self._stopped is None:
+            self._take(iter([Halted(self._clock.now_s(), "wall_s")]))
 
     def _commit(self) -> None:
         before = self._watch.to("record")
         self._store.commit()
         self._watch.to(before)
-
-    def _halt(self, reason: str) -> None:
-        if self._stopped is None:
-            self._take(iter([Halted(self._clock.now_s(), reason)]))
 
     def _stop(self, reason: str) -> None:
         """The core has stopped: let the clients go, and wait for the last evaluation only."""
@@ -154,7 +151,11 @@ class ServerLoop:
             case Refusal(kind=kind, detail=detail):
                 self._roster.expel(peer, kind, detail)
             case messages.Ready():
-                self._ready(peer)
+                if peer.role == control.EVALUATOR:
+                    self._evaluation.send()
+                elif self._started:
+                    self._take(self._timeline.ready(peer))
+                self._start_if_ready()
             case messages.Assessed():
                 if self._evaluation.answered(message.version):
                     self._gauge.assessed(message)
@@ -164,13 +165,6 @@ class ServerLoop:
                 if isinstance(message, GivenBack) and message.kind:
                     self._store.incident(self._clock.now_s(), message.client, message.kind, message.reason)
                 self._take(self._timeline.heard(message))
-
-    def _ready(self, peer: Peer) -> None:
-        if peer.role == control.EVALUATOR:
-            self._evaluation.send()
-        elif self._started:
-            self._take(self._timeline.ready(peer))
-        self._start_if_ready()
 
     # ---- peers that fail -----------------------------------------------------------------------
 
@@ -229,6 +223,7 @@ class ServerLoop:
         self._gate.goodbye(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model = aggregator.buffer.model(aggregator.buffer.latest[1])
+        together_s = watch.seconds("record") + watch.seconds("send")
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
             stop_reason=reason,
@@ -236,9 +231,7 @@ class ServerLoop:
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),
             aggregation=aggregator.cost(),
-            server_trip_us=self._gauge.trip_us(
-                watch.seconds("record") + watch.seconds("send"), self._core.trips
-            ),
+            server_trip_us=self._gauge.trip_us(together_s, self._core.trips),
         )
         for stage, ns in watch.ns.items():
             self._store.cost(stage, ns / 1e9, watch.calls[stage])

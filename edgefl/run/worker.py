@@ -9,6 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +59,10 @@ class VirtualWorker:
         """Take a message in and compute all that is in hand, listening in between."""
         self._hear(message, frames)
         while self._hand:
-            self._carry_out(*self._hand.popleft())
+            task, frames = self._hand.popleft()
+            self._task, self._cancelled = task.task, False
+            self._server.attempt(task, partial(self._compute, task, frames))
+            self._task = -1
             if time.monotonic_ns() > self._told_ns + TELL_NS:
                 self._tell()
             self._look()
@@ -105,12 +109,7 @@ class VirtualWorker:
 
     # ---- tasks ---------------------------------------------------------------------------------
 
-    def _carry_out(self, task: messages.Task, frames: Sequence[Frame]) -> None:
-        self._task, self._cancelled = task.task, False
-        self._server.attempt(task, lambda: self._results.append(self._compute(task, frames)))
-        self._task = -1
-
-    def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> messages.TaskResult:
+    def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
         # The version that it starts from stays where it lies: nobody writes there until the task is done.
@@ -137,7 +136,7 @@ class VirtualWorker:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         else:
             self._transport.put(task, 0, raw)
-        return messages.TaskResult(
+        result = messages.TaskResult(
             task=task.task,
             trained_version=task.version - failpoints.hit("stale", *place),
             steps=trained.steps,
@@ -146,6 +145,7 @@ class VirtualWorker:
             cpu_s=time.thread_time() - cpu_started,
             peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         )
+        self._results.append(result)
 
 
 class Evaluator:

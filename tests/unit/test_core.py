@@ -134,6 +134,13 @@ def test_a_client_that_leaves_loses_its_task_and_not_what_it_delivered() -> None
     assert core.handle(arrived(2, 2)) == [Sum(1, (0, 1, 2), (1 / 3, 1 / 3, 1 / 3))]
 
 
+def test_a_client_that_was_to_finish_and_goes_before_loses_its_task() -> None:
+    core = started()
+    assert core.handle(Left(2, 1.0, "offline", finishes=True)) == []
+    assert core.handle(Left(2, 2.0, "died")) == [Release(2, "lost", "died")]
+    assert (core.idle, core.connected(2), core.lost) == ([], False, 1)
+
+
 def test_a_client_that_leaves_idle_is_forgotten() -> None:
     core = started(strategy=FedBuff(buffer_size=3, restart="new-version"))
     core.handle(arrived(0, 0))
