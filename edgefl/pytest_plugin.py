@@ -37,31 +37,16 @@ _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("edgefl", "edgefl: tests on emulated devices")
-    add = group.addoption
-    add(
-        "--edgefl-save",
-        action="store_true",
-        help="Keep what passes as the baseline: edgefl-baselines/MODULE.json beside each test module.",
-    )
+    add = parser.getgroup("edgefl", "edgefl: tests on emulated devices").addoption
+    kept = "Keep what passes as the baseline: edgefl-baselines/MODULE.json beside each test module."
+    add("--edgefl-save", action="store_true", help=kept)
     add("--edgefl-compare", action="store_true", help="Fail where a function takes more than its baseline.")
-    add(
-        "--edgefl-tolerance",
-        metavar="PCT",
-        default="5",
-        help="By how many percent a median may grow (default: 5).",
-    )
-    add(
-        "--edgefl-invalid",
-        choices=("fail", "skip"),
-        default="fail",
-        help="What becomes of a test whose figures cannot be believed (default: fail). It never passes.",
-    )
-    add(
-        "--edgefl-time-scale",
-        metavar="X",
-        help="Wall seconds for one second of a device (default: 1); 0 does not wait for it.",
-    )
+    grows = "By how many percent a median may grow (default: 5)."
+    add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
+    never = "What becomes of a test whose figures cannot be believed (default: fail). It never passes."
+    add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
+    wall = "Wall seconds for one second of a device (default: 1); 0 does not wait for it."
+    add("--edgefl-time-scale", metavar="X", help=wall)
     add("--edgefl-repetitions", metavar="N", help="Repetitions at least, whatever the marks say; 9 or more.")
 
 
@@ -102,9 +87,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
     """The device of the test's mark: ``edge_device.run(function, …)`` runs a function on it."""
     if not hasattr(request, "param"):
-        pytest.fail(
-            'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")', pytrace=False
-        )
+        which = 'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")'
+        pytest.fail(which, pytrace=False)
     return _make(request, request.param)
 
 
@@ -118,18 +102,15 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     from edgefl.errors import ConfigError
     from edgefl.regression.device import DeviceTest, EdgeDevice
 
-    node = request.node
-    others = [
-        f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in (FIXTURE, ITSELF)
-    ]
+    node, own = request.node, (FIXTURE, ITSELF)
+    others = [f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in own]
     group = f"{node.nodeid.partition('[')[0]} {','.join(others)}"
     devices = len(node.get_closest_marker("edge_device").args)
     test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices)
     try:
-        made = EdgeDevice(options, test, _session(request.config))
+        made = node.stash[_DEVICE] = EdgeDevice(options, test, _session(request.config))
     except ConfigError as error:
         pytest.fail(str(error), pytrace=False)
-    node.stash[_DEVICE] = made
     return made
 
 
@@ -179,9 +160,7 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
         # A report's attributes travel from a worker of pytest-xdist as they are.
@@ -228,11 +207,7 @@ class _SessionReport:
 
 
 def _in_short(message: str) -> str:
-    """Shorten a message to what the table has room for: of a traceback, where it was and the exception.
-
-    >>> _in_short('step failed:\\n  File "a.py", line 3, in step\\nValueError: the loss is\\nnot finite')
-    'step failed: ValueError: the loss is not finite'
-    """
+    """Shorten a message to what the table has room for: of a traceback, where it was and the exception."""
     first, *rest = message.split("\n")
     after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # a traceback's frames are indented
     return " ".join(" ".join((first, *itertools.islice(after, _LINES))).split())
@@ -256,16 +231,12 @@ def _session(config: pytest.Config) -> Session:
     if _SESSION not in config.stash:
         from edgefl.regression.device import Session, SessionOptions
 
-        repetitions = _number(config, "repetitions")
-        config.stash[_SESSION] = Session(
-            SessionOptions(
-                save=config.getoption("edgefl_save"),
-                compare=config.getoption("edgefl_compare"),
-                tolerance=(_number(config, "tolerance") or 0.0) / 100,
-                time_scale=_number(config, "time_scale"),
-                repetitions=None if repetitions is None else int(repetitions),
-            )
+        save, compare = config.getoption("edgefl_save"), config.getoption("edgefl_compare")
+        tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))
+        options = SessionOptions(
+            save, compare, tolerance / 100, _number(config, "time_scale"), int(repetitions) or None
         )
+        config.stash[_SESSION] = Session(options)
     return config.stash[_SESSION]
 
 

@@ -1,7 +1,6 @@
 """Baselines: earlier measurements, in a JSON file beside the tests, to be kept in git.
 
-One file a test module, entries in a fixed order, each metric's samples on one line. An entry belongs to a
-test, a function and a host: another host's figures do not compare, so a file may hold those of several.
+An entry belongs to a test, a function and a host: another host's figures do not compare.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +28,7 @@ from edgefl.regression.repetition import REFERENCE_VERSION
 
 FORMAT = 1
 FOLDER = "edgefl-baselines"
+SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 LOAD_MAX = 1.2
 """Factor between the reference's CPU times then and now, up to which figures of both compare."""
 LOAD_SAME = 1.05
@@ -110,15 +110,6 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
         return None
 
-    def uneven(self) -> str | None:
-        """Return which row has another number of repetitions than ``cpu_s``; None if none has."""
-        rows = {name: getattr(self, name) for name in ("host_cpu_s", "peak_mib", "sent_mib")}
-        rows["reference.host_cpu_s"] = self.reference.host_cpu_s
-        for name, row in rows.items():
-            if len(row) != len(self.cpu_s):
-                return f"{name}: got {len(row)} figures; allowed: {len(self.cpu_s)}, as many as cpu_s has"
-        return None
-
     def loads_apart(self, now: BaselineEntry) -> str | None:
         """Return why the host was too busy, then or now, for the two to be compared; None if it was not."""
         factor = self._load(now)
@@ -130,10 +121,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     def drift(self, now: BaselineEntry) -> float:
-        """Return the share of the CPU clock that may be due to the host's load: 0 where that is the same.
-
-        A busy host slows the reference, but not exactly as it slows the function.
-        """
+        """Return the share of the CPU clock that may be due to the host's load: 0 where that is the same."""
         slower = max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
         return DRIFT * slower + DRIFT_WAITED * abs(now.waited - self.waited)
 
@@ -157,7 +145,7 @@ def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
         profile_sha256=profile_sha256(plan.device, plan.network),
         seed=0,
         mechanism="work-paced" if plan.time_scale else "not paced",
-        edgefl=_version(),
+        edgefl=next((one.version for one in metadata.distributions(name="edgefl")), "not installed"),
         host=this_host(),
         steal=_rounded(measured.steal) if measured.steal is not None else None,
         waited=_rounded(measured.waited),
@@ -168,10 +156,7 @@ def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
             host_cpu_s=_row(measured.reference_cpu_s),
         ),
         flop=trial.flop,
-        host_cpu_s=_row(measured.host_cpu_s),
-        cpu_s=_row(measured.cpu_s),
-        peak_mib=_row(measured.peak_mib),
-        sent_mib=_row(measured.sent_mib),
+        **{name: _row(getattr(measured, name)) for name in SAMPLES},
     )
 
 
@@ -188,19 +173,12 @@ def this_host() -> BaselineHost:
 
 def together(first: BaselineEntry, second: BaselineEntry) -> BaselineEntry:
     """Join the samples of two measurements of the same function; all else is the first's."""
-    samples = {
-        name: getattr(first, name) + getattr(second, name)
-        for name in ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
-    }
+    samples = {name: getattr(first, name) + getattr(second, name) for name in SAMPLES}
     return msgspec.structs.replace(first, **samples)
 
 
 def path_of(test_file: Path) -> Path:
-    """Return the path of a test module's baselines.
-
-    >>> path_of(Path("tests/test_step.py")).as_posix()
-    'tests/edgefl-baselines/test_step.json'
-    """
+    """Return the path of a test module's baselines: ``edgefl-baselines/MODULE.json`` beside it."""
     return test_file.parent / FOLDER / f"{test_file.stem}.json"
 
 
@@ -221,8 +199,13 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
     if file.edgefl_baselines != FORMAT:
         raise ConfigError(f"{path}: edgefl_baselines: got {file.edgefl_baselines}; allowed: {FORMAT}")
     for place, one in enumerate(file.entries):
-        if (why := one.uneven()) is not None:
-            raise ConfigError(f"{path}: entries[{place}].{why}")
+        rows = {name: getattr(one, name) for name in SAMPLES} | {
+            "reference.host_cpu_s": one.reference.host_cpu_s
+        }
+        for name, row in rows.items():
+            if len(row) != (many := len(one.cpu_s)):
+                got = f"got {len(row)} figures; allowed: {many}, as many as cpu_s has"
+                raise ConfigError(f"{path}: entries[{place}].{name}: {got}")
     return {one.key: one for one in file.entries}
 
 
@@ -266,10 +249,3 @@ def _row(samples: Sequence[float]) -> Figures:
 
 def _rounded(figure: float) -> float:
     return float(f"{figure:.{_DIGITS}g}")
-
-
-def _version() -> str:
-    try:
-        return version("edgefl")
-    except PackageNotFoundError:
-        return "not installed"

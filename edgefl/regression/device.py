@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,15 +48,7 @@ class MarkOptions(NamedTuple):
 
 
 def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkOptions]:
-    """Check a mark's arguments. ConfigError for a profile, a key or a value that is not allowed.
-
-    >>> [one.profile for one in mark_options(["pixel-3a", "pi-4"], {"seconds": 2.0})]
-    ['pixel-3a', 'pi-4']
-    >>> mark_options(["pixel-3a"], {"second": 2.0})
-    Traceback (most recent call last):
-    edgefl.errors.ConfigError: edge_device key 'second' not found; did you mean 'seconds'? have: joules, \
-limit_s, network, peak_mib, repetitions, seconds, sent_mib, time_scale
-    """
+    """Check a mark's arguments. ConfigError for a profile, a key or a value that is not allowed."""
     if not profiles:
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
     for profile in profiles:
@@ -73,11 +66,12 @@ limit_s, network, peak_mib, repetitions, seconds, sent_mib, time_scale
     budgets = {name: _number(name, options.pop(name)) for name in BUDGETS if name in options}
     if options.get("time_scale") is not None:
         _number("time_scale", options["time_scale"])
-    if not 0 < _number("limit_s", options.get("limit_s", DEFAULT_LIMIT_S)) <= MOST_LIMIT_S:
+    limit_s = options.get("limit_s", DEFAULT_LIMIT_S)
+    if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
         raise ConfigError(
-            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {options['limit_s']!r})"
+            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {limit_s!r})"
         )
-    count = options.get("repetitions", LEAST_REPETITIONS)
+    count = options.get("repetitions")
     if count is not None and (type(count) is not int or count < LEAST_REPETITIONS):
         raise ConfigError(
             f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {count!r})"
@@ -120,8 +114,7 @@ class Session:
     def changed(self, group: str, devices: int, compared: list[Compared]) -> list[Compared]:
         """Return those of the metrics that grew, by Holm's correction over the group's devices.
 
-        Those of devices that are still to come are not known yet and count as not changed. That costs no
-        alarm: whatever they are, Holm rejects any of a group only if it rejects the clearest alone.
+        Those of devices that are still to come count as not changed.
         """
         known = self._compared.setdefault(group, [])
         known += compared
@@ -162,20 +155,12 @@ class EdgeDevice:
             )
         self._network_name = mark.network or self.profile.network
         self.network: Network | None = load_network(self._network_name) if self._network_name else None
+        self.name = self.profile.id
         self.results: list[DeviceResult] = []
-        self._calls: dict[str, int] = {}
-
-    @property
-    def name(self) -> str:
-        """The profile's id."""
-        return self.profile.id
+        self._calls: Counter[str] = Counter()
 
     def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        setup: Callable[..., Any] | None = None,
-        **kwargs: Any,
+        self, function: Callable[..., Any], *args: Any, setup: Callable[..., Any] | None = None, **kwargs: Any
     ) -> DeviceResult:
         """Run ``function(*args, **kwargs)`` as this device would, in processes of their own.
 
@@ -183,34 +168,39 @@ class EdgeDevice:
         tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but within the
         device's memory; what it returns is the function's first argument. A parameter named ``edge_device``
         is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has not enough
-        memory, `Invalid` if the figures cannot be believed, ConfigError for a function that cannot be
-        handed over.
+        memory, `Invalid` for figures that cannot be believed, ConfigError for what cannot be handed over.
         """
         __tracebackhide__ = True
         location = locate(function)
-        label = self._label(function)
+        self._calls[location.qualname] += 1
+        calls = self._calls[location.qualname]
+        label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
         before = self._before(label)
+        options, mark = self._session.options, self._mark
         request = PrepareRequest(
             function=location,
             setup=None if setup is None else locate(setup, "setup"),
             args=[_plain(f"argument {place}", value) for place, value in enumerate(args)],
             kwargs={name: _plain(f"argument {name}", value) for name, value in kwargs.items()},
             path=list(sys.path),
-            device=self._mark.profile,
+            device=mark.profile,
             network=self._network_name,
             shots=None if before is None else before.reference.against,
-            limit_s=self._mark.limit_s,
+            limit_s=mark.limit_s,
         )
-        result = DeviceResult(label, self._measure(request))
+        repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
+        if options.save:
+            repetitions *= BASELINE_TIMES
+        scale = options.time_scale if options.time_scale is not None else mark.time_scale
+        scale = 1.0 if scale is None else scale
+        plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
+        result = DeviceResult(label, measure(self._session.process(self._test.file), plan))
         self.results.append(result)
         self._believe(result, result.measured)
         return result
 
     def judge(self) -> None:
-        """Hold the results of a test that is over to its mark's budgets and to the baselines.
-
-        `NotMet` or `Invalid` for the first that fails.
-        """
+        """Hold a test's results to its mark's budgets and the baselines: `NotMet` or `Invalid`."""
         __tracebackhide__ = True
         if not (self._calls or self.results):
             raise NotMet(
@@ -227,8 +217,7 @@ class EdgeDevice:
         """Return the metrics that take more than their baseline. `Invalid` where the load leaves that open.
 
         Where one seems to, or is on the way to it, the function is measured a second time and both
-        measurements count together: what a neighbour on the host did may look like a change for some seconds,
-        or hide one. A load at which nothing compares may pass, too.
+        measurements count together: what a neighbour did may look like a change, or hide one.
         """
         __tracebackhide__ = True
         tolerance, devices = self._session.options.tolerance, self._test.devices
@@ -270,23 +259,6 @@ class EdgeDevice:
         if reasons := list(measured.reasons()):
             raise self._invalid(result, "; ".join(reasons))
 
-    def _measure(self, request: PrepareRequest) -> Measurement:
-        __tracebackhide__ = True
-        options, mark = self._session.options, self._mark
-        repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
-        if options.save:
-            repetitions *= BASELINE_TIMES
-        scale = options.time_scale if options.time_scale is not None else mark.time_scale
-        plan = MeasurementPlan(
-            self.profile, self.network, request, repetitions, 1.0 if scale is None else scale
-        )
-        return measure(self._session.process(self._test.file), plan)
-
-    def _label(self, function: Callable[..., Any]) -> str:
-        name = function.__qualname__
-        self._calls[name] = self._calls.get(name, 0) + 1
-        return name if self._calls[name] == 1 else f"{name} {self._calls[name]}"
-
     def _compare(self, result: DeviceResult) -> None:
         __tracebackhide__ = True
         before = self._baseline(result.function)
@@ -310,14 +282,12 @@ class EdgeDevice:
     def _before(self, label: str) -> BaselineEntry | None:
         """Return the baseline that the function will be compared with, before minutes are spent.
 
-        Figures are taken against the reference that it names. ConfigError if its file is broken, `Invalid` if
-        there is nothing to learn: neither a baseline that compares nor a budget.
+        ConfigError if its file is broken, `Invalid` if neither a baseline compares nor there is a budget.
         """
         __tracebackhide__ = True
-        options = self._session.options
-        if options.save:
+        if self._session.options.save:
             baseline.load(baseline.path_of(self._test.file))
-        before = self._baseline(label) if options.compare else None
+        before = self._baseline(label) if self._session.options.compare else None
         if not isinstance(before, str):
             return before
         if not self._mark.budgets:
@@ -327,13 +297,11 @@ class EdgeDevice:
     def _baseline(self, function: str) -> BaselineEntry | str:
         """Return the function's baseline, or why there is none that compares."""
         file = baseline.path_of(self._test.file)
-        here, entries = baseline.this_host(), baseline.load(file)
-        if (found := entries.get((self._test.test, function, here.fingerprint))) is not None:
+        here, entries, mine = baseline.this_host(), baseline.load(file), (self._test.test, function)
+        if (found := entries.get((*mine, here.fingerprint))) is not None:
             outdated = found.outdated(profile_sha256(self.profile, self.network))
             return found if outdated is None else f"{outdated}; save it again with --edgefl-save"
-        if others := {
-            one.host.software for key, one in entries.items() if key[:2] == (self._test.test, function)
-        }:
+        if others := {one.host.software for key, one in entries.items() if key[:2] == mine}:
             return (
                 f"the baseline in {file.name} is of another host or software "
                 f"({'; '.join(sorted(others))}; here: {here.software}); save one here with --edgefl-save"

@@ -1,7 +1,6 @@
 """A function's figures on one device: repeated until they are known, or found not to be believable.
 
-Repetitions are independent draws; nothing is assumed of their distribution. Resamples come from a seeded
-stream, so that the same samples always give the same bounds.
+Resamples come from a seeded stream, so that the same samples always give the same bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,22 +56,14 @@ class Interval(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """Half the interval's width as a share of the median; infinite where the median is 0 and it is not.
-
-        >>> Interval(2.0, 1.9, 2.1).half_width
-        0.05
-        """
+        """Half the interval's width as a share of the median; infinite where only the median is 0."""
         if self.high == self.low:
             return 0.0
         return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """Return the 90% bootstrap interval of the median (Efron 1979); its bounds are one-sided at 95%.
-
-    >>> median_interval([5.0] * 9)
-    Interval(median=5.0, low=5.0, high=5.0)
-    """
+    """Return the 90% bootstrap interval of the median (Efron 1979); its bounds are one-sided at 95%."""
     resamples = stream(0, "bootstrap", len(samples)).choice(samples, (RESAMPLES, len(samples)))
     low, high = np.quantile(np.median(resamples, axis=1), [0.05, 0.95])
     return Interval(statistics.median(samples), float(low), float(high))
@@ -106,9 +97,8 @@ class Measurement:
         """Counted FLOP over the device's rate: the same for every repetition."""
         # The least of a repetition's shots: interference only adds time, and seldom to all of them.
         self.host_cpu_s = [min(one.cpu_s) / shots.calls for one in repetitions]
-        """CPU seconds of this host that a call takes."""
         self.reference_cpu_s = [min(one.reference_cpu_s) / shots.units for one in repetitions]
-        """CPU seconds of this host that a unit of the reference takes."""
+        """CPU seconds of this host that a call, and a unit of the reference, takes."""
         unit_s, units = trial.reference_flop / rate, shots.units / shots.calls
         self.cpu_s = [
             min(one.cpu_s) / min(one.reference_cpu_s) * units * unit_s + one.blocked_s for one in repetitions
@@ -194,16 +184,15 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     meter = StealMeter()
     trial = _ask(process, plan, plan.request)
     assert isinstance(trial, TrialRun)
-    most = max(MOST_REPETITIONS, plan.repetitions)
     repetitions: list[Repetition] = []
-    while True:
-        found = _ask(process, plan, RepeatRequest(len(repetitions), plan.time_scale))
+    for index in range(max(MOST_REPETITIONS, plan.repetitions)):
+        found = _ask(process, plan, RepeatRequest(index, plan.time_scale))
         assert isinstance(found, Repetition)
         repetitions.append(found)
-        if len(repetitions) < plan.repetitions:
-            continue
-        if len(repetitions) >= most or Measurement(plan, trial, repetitions, None).noise <= PRECISE:
-            return Measurement(plan, trial, repetitions, meter.share())
+        enough = index + 1 >= plan.repetitions
+        if enough and Measurement(plan, trial, repetitions, None).noise <= PRECISE:
+            break
+    return Measurement(plan, trial, repetitions, meter.share())
 
 
 def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> TrialRun | Repetition:
@@ -211,30 +200,22 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
     answer = process.ask(request)
     if not isinstance(answer, Failure):
         return answer
-    device, name = plan.device.id, plan.request.function.qualname
+    device, name, why = plan.device.id, plan.request.function.qualname, answer.why
     match answer.kind:
         case "memory":
             raise OutOfDeviceMemory(f"out of memory on {device}: {plan.device.app_limit_mib:g} MiB allowed")
         case "signal":
-            raise NotMet(f"{name} on {device}: its process was ended by {answer.why}")
+            raise NotMet(f"{name} on {device}: its process was ended by {why}")
         case "late":
-            raise NotMet(
-                f"{name} on {device}: not done after {answer.why} s; limit_s= in the mark allows more"
-            )
+            raise NotMet(f"{name} on {device}: not done after {why} s; limit_s= in the mark allows more")
         case _:
-            raise NotMet(f"{name} failed on {device}:\n{answer.why}")
+            raise NotMet(f"{name} failed on {device}:\n{why}")
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
     """Return 16 hex digits of all figures of the device and its network, wherever their files lie."""
-    figures = [to_json(device), None if network is None else _figures(network)]
-    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _figures(network: Network) -> dict[str, Any]:
-    """Return the network with the digests of its traces for their paths."""
-    plain = to_json(network)
-    for way in (plain["down"], plain["up"]):
+    plain = None if network is None else to_json(network)
+    for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:
             way["trace"] = hashlib.sha256(Path(way["trace"]).read_bytes()).hexdigest()
-    return plain
+    return hashlib.sha256(json.dumps([to_json(device), plain], sort_keys=True).encode()).hexdigest()[:16]

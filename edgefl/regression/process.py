@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import psutil
@@ -51,17 +51,14 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference of a function, and how much of each is timed as one shot.
+    """The reference of a function, and how many units of it, and calls of the function, are one shot.
 
-    They belong to a function's figures: a shot of two units finds the second one's data in the caches, and is
-    not twice one of one unit.
+    A shot of two units finds the second one's data in the caches: it is not twice one of one unit.
     """
 
     reference: ReferenceName
     units: AtATime
-    """Units of the reference in a shot of it."""
     calls: AtATime
-    """Calls of the function in a shot of it."""
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
@@ -139,15 +136,11 @@ Answer = TrialRun | Repetition | Failure
 
 
 class MeasuringProcess:
-    """Runs one module's functions; `close` it at the end.
-
-    Its state does not depend on what was measured before: it forks, and measures in the forks only.
-    """
+    """Runs one module's functions, in forks only; `close` it at the end."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        root, given = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
+        environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{given}" if given else root}
         environment.pop("PYTHONHASHSEED", None)
         self._channel: Channel[Answer]
         self.popen, self._channel = start_process("edgefl.regression.worker", Answer, environment)
@@ -185,10 +178,8 @@ class MeasuringProcess:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other edgefl test measures on this host: two at once spoil each other.
-
-    The lock is on the folder of temporary files itself, so that no file is left behind.
-    """
+    """Wait until no other edgefl test measures on this host: two at once spoil each other."""
+    # The lock is on the folder of temporary files itself, so that no file is left behind.
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -215,24 +206,19 @@ finds it (got a lambda)
             f"{name} must be defined at the top of a module, so that another process finds it (got {why})"
         )
     file = Path(str(inspect.getsourcefile(function))).resolve()
-    module = function.__module__
     # A script's own functions are in a module that has another name in another process.
-    return FunctionLocation(
-        f"_script_{file.stem}" if module == "__main__" else module, str(file), function.__qualname__
-    )
+    module = f"_script_{file.stem}" if function.__module__ == "__main__" else function.__module__
+    return FunctionLocation(module, str(file), function.__qualname__)
 
 
 def _deferred(function: Any) -> str | None:
     """Return the kind of a function whose call gives an object at once and does its work later."""
     while isinstance(function, functools.partial):
         function = function.func
-    for kind, known in (
-        ("a coroutine function", inspect.iscoroutinefunction),
-        ("a generator function", inspect.isgeneratorfunction),
-        ("an async generator function", inspect.isasyncgenfunction),
-    ):
-        if known(function):
-            return f"{function.__qualname__}, {kind}"
+    for kind in ("coroutine", "generator", "asyncgen"):
+        if getattr(inspect, f"is{kind}function")(function):
+            article = f"a {kind}" if kind != "asyncgen" else "an async generator"
+            return f"{function.__qualname__}, {article} function"
     return None
 
 
@@ -261,12 +247,11 @@ def _hidden(function: Any) -> str | None:
 def find(where: FunctionLocation) -> Callable[..., Any]:
     """Return the function. ConfigError if its module cannot be imported or does not have it."""
     try:
-        found: Any = functools.reduce(getattr, where.qualname.split("."), _module(where))
+        module: Any = _module(where)
+        return cast(Callable[..., Any], functools.reduce(getattr, where.qualname.split("."), module))
     except Exception as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error
-    function: Callable[..., Any] = found
-    return function
 
 
 def _module(where: FunctionLocation) -> ModuleType:

@@ -3,12 +3,9 @@
     device time = max(t_model, t_cpu) + blocked + transfers
 
 t_model is counted FLOP over the device's rate, t_cpu the process's CPU time times the device's slowdown.
-Pacing by the first alone would hide code that became slow, since it fits into the wait. Computing is waited
-out where the function sends something, and where it ends.
-
-The CPU time that the same work takes rises when a neighbour shares a cache or the clock falls: up to three
-times was seen on a busy virtual machine. A reference, a short and fixed piece of work that runs in turn with
-the function and is like it, rises with it: the ratio of the two is what can be compared between loads.
+Pacing by the first alone would hide code that became slow, since it fits into the wait. CPU time rises, up to
+threefold, when a neighbour shares a cache or the clock falls; that of a reference, a short and fixed piece of
+work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -68,10 +65,8 @@ WAITING_S = 0.3
 HANDLE = "edge_device"
 """Name of the function's parameter that is given the device."""
 
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
+_PROC = Path("/proc/self")
 _RESET_PEAK = "5"
-_SCHEDSTAT = Path("/proc/self/schedstat")
 
 
 class DeviceCall(NamedTuple):
@@ -113,7 +108,11 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
     with FlopCount() as count:
         run()
-    cpu_s, wall_s = (min(both) for both in zip(*(_cpu_and_wall_s(run) for _ in range(2)), strict=True))
+    cpu_s = wall_s = math.inf
+    for _ in range(2):
+        start_ns = time.monotonic_ns()
+        cpu_s = min(cpu_s, _cpu_s(run))
+        wall_s = min(wall_s, (time.monotonic_ns() - start_ns) / 1e9)
     most_calls = max(1, round(WAITING_S / wall_s))
     name = wanted.reference if wanted is not None else _most_like(count.total, count.operations, cpu_s)
     reference = make_reference(name)
@@ -133,63 +132,49 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
 
 
 def prepared(call: DeviceCall, trial: TrialRun) -> Callable[[RepeatRequest], Repetition]:
-    """Return what measures the function once; its reference is ready to run."""
+    """Return what measures the function once. MemoryError where it needs more than the device has."""
     reference = make_reference(trial.shots.reference)
     reference.run(1)
-    return partial(repeat, call, trial, reference)
-
-
-def repeat(call: DeviceCall, trial: TrialRun, reference: ReferenceWork, request: RepeatRequest) -> Repetition:
-    """Measure once. MemoryError where the function needs more than the device has."""
-    limit = call.limit()
-    handle = DeviceHandle(call.device, call.network, request.index)
-    run = call.bind(handle)
-    reference.run(trial.shots.units)
-    rate = call.device.train_flop_per_s
-    peak = Peak()
-    clock = DeviceClock(reference.flop / rate / trial.unit_cpu_s, request.time_scale)
-    handle.begin(clock)
-    run()
-    first = clock.end(trial.flop / rate)
-    peak_mib, sent_bytes = peak.mib(), handle.sent_bytes
-    handle.begin(None)
-    if limit is not None and max(peak_mib, limit.peak_mib) > limit.limit_mib:
-        raise MemoryError
-    keep_freed_memory()
-    before = ProcessUsage.now()
-    cpu_s, reference_cpu_s = _in_turn(run, trial, reference)
-    used = ProcessUsage.now().since(before)
-    return Repetition(
-        cpu_s=cpu_s,
-        reference_cpu_s=reference_cpu_s,
-        peak_mib=peak_mib,
-        sent_bytes=sent_bytes,
-        **first._asdict(),
-        waited=used.runnable_ns / max(1, used.runnable_ns + used.cpu_ns),
-    )
-
-
-def _in_turn(
-    run: Callable[[], Any], trial: TrialRun, reference: ReferenceWork
-) -> tuple[list[float], list[float]]:
-    """Time shots of the function and of the reference in turn, the reference first and last."""
-
-    def shot() -> None:
-        for _ in range(trial.shots.calls):
-            run()
-
     reference_shot = partial(reference.run, trial.shots.units)
-    gc.collect()
-    cpu_s, reference_cpu_s = [], [_cpu_s(reference_shot)]
-    for _ in range(trial.pairs):
-        cpu_s.append(_cpu_s(shot))
-        reference_cpu_s.append(_cpu_s(reference_shot))
-    return cpu_s, reference_cpu_s
 
+    def repeat(request: RepeatRequest) -> Repetition:
+        limit = call.limit()
+        handle = DeviceHandle(call.device, call.network, request.index)
+        run = call.bind(handle)
+        reference_shot()
+        rate = call.device.train_flop_per_s
+        peak = Peak()
+        clock = DeviceClock(reference.flop / rate / trial.unit_cpu_s, request.time_scale)
+        handle.begin(clock)
+        run()
+        first = clock.end(trial.flop / rate)
+        peak_mib, sent_bytes = peak.mib(), handle.sent_bytes
+        handle.begin(None)
+        if limit is not None and max(peak_mib, limit.peak_mib) > limit.limit_mib:
+            raise MemoryError
+        keep_freed_memory()
 
-def _cpu_and_wall_s(run: Callable[[], Any]) -> tuple[float, float]:
-    start_ns = time.monotonic_ns()
-    return _cpu_s(run), (time.monotonic_ns() - start_ns) / 1e9
+        def shot() -> None:
+            for _ in range(trial.shots.calls):
+                run()
+
+        before = ProcessUsage.now()
+        gc.collect()
+        cpu_s, reference_cpu_s = [], [_cpu_s(reference_shot)]
+        for _ in range(trial.pairs):
+            cpu_s.append(_cpu_s(shot))
+            reference_cpu_s.append(_cpu_s(reference_shot))
+        used = ProcessUsage.now().since(before)
+        return Repetition(
+            cpu_s=cpu_s,
+            reference_cpu_s=reference_cpu_s,
+            peak_mib=peak_mib,
+            sent_bytes=sent_bytes,
+            **first._asdict(),
+            waited=used.runnable_ns / max(1, used.runnable_ns + used.cpu_ns),
+        )
+
+    return repeat
 
 
 def _cpu_s(run: Callable[[], Any]) -> float:
@@ -216,18 +201,13 @@ class ProcessUsage(NamedTuple):
 
     @classmethod
     def now(cls) -> ProcessUsage:
-        gave_up = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-        return cls(time.monotonic_ns(), _cpu_ns(), _runnable_ns(), gave_up)
+        runnable_ns, gave_up = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            runnable_ns = int((_PROC / "schedstat").read_bytes().split()[1])
+        return cls(time.monotonic_ns(), _cpu_ns(), runnable_ns, gave_up)
 
     def since(self, before: ProcessUsage) -> ProcessUsage:
         return ProcessUsage(*(now - then for now, then in zip(self, before, strict=True)))
-
-
-def _runnable_ns() -> int:
-    try:
-        return int(_SCHEDSTAT.read_bytes().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 class CallTimes(NamedTuple):
@@ -242,8 +222,7 @@ class CallTimes(NamedTuple):
 class DeviceClock:
     """Keeps one call, which begins now, at the device's pace.
 
-    ``slowdown`` is emulated seconds for one CPU second of this host; ``time_scale`` is wall seconds for one
-    emulated second, 0 does not wait.
+    ``slowdown`` is emulated seconds for one CPU second of this host; ``time_scale`` 0 does not wait.
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
@@ -289,10 +268,7 @@ class DeviceClock:
 
 
 class DeviceHandle:
-    """The device and its link as the measured function sees them, in its parameter ``edge_device``.
-
-    A stand-in for it in other tests needs `name` and `send` only.
-    """
+    """The device and its link as the measured function sees them, in its parameter ``edge_device``."""
 
     def __init__(self, device: Device, network: Network | None, index: int) -> None:
         self._device = device
@@ -339,11 +315,7 @@ class DeviceHandle:
 
 
 def nbytes(data: Any) -> int:
-    """Return the bytes that ``data`` holds. TypeError if it holds none.
-
-    >>> nbytes(b"abc"), nbytes(torch.zeros(4))
-    (3, 16)
-    """
+    """Return the bytes that ``data`` holds. TypeError if it holds none."""
     try:
         return int(data.nbytes if hasattr(data, "nbytes") else memoryview(data).nbytes)
     except TypeError:
@@ -366,7 +338,7 @@ class Peak:
     def __init__(self) -> None:
         # Where it cannot be reset the peak since the process began is taken: in a fresh process the same.
         with contextlib.suppress(OSError):
-            _CLEAR_REFS.write_text(_RESET_PEAK)
+            (_PROC / "clear_refs").write_text(_RESET_PEAK)
         now = _status_kib()
         self._start_kib = now["RssAnon"] + now["RssShmem"]
 
@@ -377,18 +349,13 @@ class Peak:
 
 
 def _status_kib() -> dict[str, int]:
-    found = dict.fromkeys(("VmHWM", "RssAnon", "RssFile", "RssShmem"), 0)
-    for line in _STATUS.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in found:
-            found[name] = int(value.split()[0])
-    return found
+    lines = (line.split() for line in (_PROC / "status").read_text().splitlines() if line.endswith(" kB"))
+    return {name.removesuffix(":"): int(kib) for name, kib, _ in lines}
 
 
 class ReferenceWork(NamedTuple):
     """A piece of work whose ``run(n)`` does n units, each of ``flop`` floating-point operations."""
 
-    name: ReferenceName
     flop: float
     operations: int
     """Calls into torch in a unit."""
@@ -396,15 +363,11 @@ class ReferenceWork(NamedTuple):
 
 
 def make_reference(name: ReferenceName) -> ReferenceWork:
-    """Return the reference of that name, ready to run.
-
-    >>> make_reference("train-small").flop < make_reference("train-large").flop
-    True
-    """
+    """Return the reference of that name, ready to run."""
     if name == "interpreted":
-        return ReferenceWork(name, INTERPRETED_FLOP, 0, _interpreted)
+        return ReferenceWork(INTERPRETED_FLOP, 0, _interpreted)
     with torch_seed(0):
-        net, inputs = _NETS[name]()
+        net, inputs = _net(name)
     # A rate of 0, so that each step does what the one before did.
     step = sgd_step(net, inputs, torch.arange(len(inputs)) % 10, 0.0)
 
@@ -414,15 +377,11 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
 
     with FlopCount() as count:
         run(1)
-    return ReferenceWork(name, float(count.total), count.operations, run)
+    return ReferenceWork(float(count.total), count.operations, run)
 
 
 def _most_like(flop: float, operations: int, cpu_s: float) -> ReferenceName:
-    """Return the reference most like a function of so many FLOP, calls into torch and CPU seconds.
-
-    >>> _most_like(0.0, 0, 1.0)
-    'interpreted'
-    """
+    """Return the reference most like a function of so many FLOP, calls into torch and CPU seconds."""
     small = make_reference("train-small")
     small_s = min(_cpu_s(partial(small.run, 1)) for _ in range(20))
     if not operations or flop < LITTLE * small.flop / small_s * cpu_s:
@@ -433,26 +392,18 @@ def _most_like(flop: float, operations: int, cpu_s: float) -> ReferenceName:
         reference = make_reference(name)
         return abs(math.log(reference.flop / reference.operations) - per_operation)
 
-    return min(cast("list[ReferenceName]", list(_NETS)), key=distance)
+    names: tuple[ReferenceName, ...] = ("train-small", "train-large")
+    return min(names, key=distance)
 
 
-def _small() -> tuple[nn.Module, torch.Tensor]:
-    """Make a net whose step is dominated by what a call into torch costs."""
-    return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)), torch.randn(32, 64)
-
-
-def _large() -> tuple[nn.Module, torch.Tensor]:
-    """Make a net whose step is dominated by convolutions and products."""
+def _net(name: ReferenceName) -> tuple[nn.Module, torch.Tensor]:
+    if name == "train-small":  # dominated by what a call into torch costs
+        return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)), torch.randn(32, 64)
+    # dominated by convolutions and products
     first = nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
     last = nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)
     return nn.Sequential(*first, *second, *last), torch.randn(8, 1, 28, 28)
-
-
-_NETS: dict[ReferenceName, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "train-small": _small,
-    "train-large": _large,
-}
 
 
 def _interpreted(units: int) -> None:

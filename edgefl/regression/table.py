@@ -98,17 +98,12 @@ def lines(found: Sequence[ResultRow]) -> Iterator[str]:
         figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.outcome}"
         if row.outcome != "PASS":
-            yield from textwrap.wrap(
-                " ".join(row.why.split()), WIDTH, initial_indent="    ", subsequent_indent="    "
-            )
+            why = textwrap.wrap(" ".join(row.why.split()), WIDTH - 4)
+            yield from (f"    {line}" for line in why)
 
 
 def _time(seconds: float | None) -> str:
-    """Return three digits and a unit.
-
-    >>> _time(3.11e-6), _time(0.0147), _time(2.01), _time(None)
-    ('3.11 µs', '14.7 ms', '2.01 s', '–')
-    """
+    """Return three digits and a unit."""
     if seconds is None:
         return "–"
     for unit, one in (("s", 1.0), ("ms", 1e-3)):
@@ -124,11 +119,7 @@ def _amount(value: float | None) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """Shorten a long name to its end, which says more than its beginning.
-
-    >>> _short("tests/test_step.py::test_training_step", 20)
-    '…:test_training_step'
-    """
+    """Shorten a long name to its end, which says more than its beginning."""
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 

@@ -35,7 +35,6 @@ class DeviceResult:
         self.seconds = statistics.median(measured.seconds)
         """Device time of a call, its transfers included."""
         self.host_cpu_s = statistics.median(measured.host_cpu_s)
-        """CPU seconds that a call takes this host."""
         self.peak_mib = statistics.median(measured.peak_mib)
         """Memory that a call takes at its peak, on top of what was there before it."""
         self.sent_mib = statistics.median(measured.sent_mib)
@@ -106,11 +105,7 @@ class DeviceResult:
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
     """Return p-values adjusted by Holm's step-down: rejecting those ≤ α keeps the chance of an alarm ≤ α.
 
-    Of the ``tests`` some may not be known yet: these count as 1, so what is rejected now stays rejected
-    when they are.
-
-    >>> holm([0.01, 0.04, 0.03], 3), holm([0.01], tests=3)
-    ([0.03, 0.06, 0.06], [0.03])
+    Of the ``tests`` those not known yet count as 1, so what is rejected now stays rejected when they are.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -126,9 +121,8 @@ class Compared(NamedTuple):
     device: str
     metric: str
     before: float
-    """Median."""
     now: float
-    """Median."""
+    """Medians."""
     p: float
     """Two-sided Mann–Whitney test: how likely so different ranks are if nothing changed."""
     tolerance: float
@@ -168,30 +162,25 @@ def compare(
 
     ``drift`` is how much of the CPU clock may be the host's load; None: what the two entries' loads say.
     """
+    from scipy.stats import mannwhitneyu  # half a second to import: only where something is compared
+
     found = []
     for metric in TESTED:
         old, new = getattr(before, metric), getattr(now, metric)
         median, least = statistics.median(old), LEAST_MIB if metric == "peak_mib" else 0.0
+        differ = len({*old, *new}) > 1
         found.append(
             Compared(
                 device=now.device,
                 metric=metric,
                 before=median,
                 now=statistics.median(new),
-                p=_p_value(old, new),
+                p=float(mannwhitneyu(new, old, alternative="two-sided").pvalue) if differ else 1.0,
                 tolerance=max(tolerance, least / median if median else math.inf if least else 0.0),
                 drift=0.0 if metric != "cpu_s" else before.drift(now) if drift is None else drift,
             )
         )
     return found
-
-
-def _p_value(old: Sequence[float], new: Sequence[float]) -> float:
-    if len({*old, *new}) == 1:
-        return 1.0
-    from scipy.stats import mannwhitneyu  # half a second to import: only where something is compared
-
-    return float(mannwhitneyu(new, old, alternative="two-sided").pvalue)
 
 
 def more_flop(before: BaselineEntry, now: BaselineEntry, tolerance: float = TOLERANCE) -> str | None:
@@ -209,11 +198,5 @@ def changed(known: Sequence[Compared], tests: int) -> list[bool]:
 
 
 def figure(value: float) -> str:
-    """Return four digits.
-
-    >>> figure(1234.5), figure(0.00123456), figure(0.0)
-    ('1234', '0.001235', '0')
-    """
-    if abs(value) >= 1e6:
-        return f"{value:.4g}"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """Return four digits, and whole numbers below a million."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

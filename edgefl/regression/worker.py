@@ -1,8 +1,7 @@
 """The measuring process: imports the user's function once, then forks a process for each repetition.
 
-``python -m edgefl.regression.worker CHANNEL_FD PARENT_PID``, started by `edgefl.regression.process`. It never
-runs the function itself, so that every repetition starts from the same memory, and it has one thread, so that
-a fork is safe. Addresses and hashes are not random in it: code and data lie in the same place every time.
+It never runs the function itself, so that every repetition starts from the same memory, and it has one
+thread, so that a fork is safe. Addresses and hashes are not random in it.
 """
 
 from __future__ import annotations
@@ -82,10 +81,9 @@ class RegressionWorker:
             return process.Failure("refused", str(error))
 
     def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
-        """Return what ``measure`` returns in a process of its own, or how that ended.
+        """Return what ``measure`` returns in a process of its own, or how that ended; nothing of it is left.
 
-        `Closed` if nobody waits any more. Once this returns or raises, that process and whatever it started
-        have ended.
+        `Closed` if nobody waits any more.
         """
         read, write = os.pipe()
         parent = os.getpid()
@@ -97,15 +95,14 @@ class RegressionWorker:
         os.close(write)
         child = os.pidfd_open(pid)
         try:
-            data = self._read_until_it_ends(read, child)
-            return process.Failure("late", f"{self._limit_s:g}") if data is None else _outcome(data, pid)
+            return self._answer(read, child, pid)
         finally:
             os.close(child)
             os.close(read)
             _end_children()
 
-    def _read_until_it_ends(self, read: int, child: int) -> bytes | None:
-        """Return what it wrote; None if it is not done in time. Its children may keep the pipe open."""
+    def _answer(self, read: int, child: int, pid: int) -> process.Answer:
+        """Return what the process wrote before it ended. Its children may keep the pipe open."""
         until_s = time.monotonic() + self._limit_s
         data = bytearray()
         poller = select.poll()
@@ -121,19 +118,13 @@ class RegressionWorker:
                 if not part:
                     poller.unregister(read)
             elif child in ready:
-                return bytes(data)
-        return None
-
-
-def _outcome(data: bytes, pid: int) -> process.Answer:
-    _, status = os.waitpid(pid, 0)
-    if data:
-        return _decoder.decode(data)
-    if os.WIFSIGNALED(status):
-        return process.Failure("signal", signal.Signals(os.WTERMSIG(status)).name)
-    return process.Failure(
-        "raised", f"the function ended its process with exit code {os.WEXITSTATUS(status)}"
-    )
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                if data:
+                    return _decoder.decode(data)
+                if code < 0:
+                    return process.Failure("signal", signal.Signals(-code).name)
+                return process.Failure("raised", f"the function ended its process with exit code {code}")
+        return process.Failure("late", f"{self._limit_s:g}")
 
 
 def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: bool) -> NoReturn:
@@ -158,23 +149,16 @@ def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: b
 def _result(measure: Callable[[], Any]) -> Any:
     try:
         return measure()
-    except MemoryError:
-        return process.Failure("memory", "")
     except ConfigError as error:
         return process.Failure("refused", str(error))
     except BaseException as error:
-        if "can't allocate memory" in str(error):  # how torch says MemoryError
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # as torch says it
             return process.Failure("memory", "")
-        return process.Failure("raised", _traceback(error))
-
-
-def _traceback(error: BaseException) -> str:
-    """Return the traceback from the user's own code on."""
-    here = str(Path(__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    while frames and frames[0].filename.startswith(here):
-        frames.pop(0)
-    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
+        frames = traceback.extract_tb(error.__traceback__)
+        while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
+            frames.pop(0)  # the user's own code comes first
+        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+        return process.Failure("raised", "".join(lines).rstrip())
 
 
 def _become_forkable(file: str) -> None:
@@ -189,7 +173,10 @@ def _become_forkable(file: str) -> None:
             f"{file}: importing it starts {count - 1} threads, and a process with threads cannot be forked "
             "safely; start them in the function or its setup"
         )
-    return_free_memory()
+    gc.collect()
+    # The allocator's free pages go back to the system, so that using memory again is seen as growth.
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     gc.freeze()
 
 
@@ -214,26 +201,6 @@ def _end_children() -> None:
                 pass
 
 
-def return_free_memory() -> None:
-    """Give the allocator's free pages back to the system, so that using memory again is seen as growth."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _fix_addresses() -> None:
-    """Start again without random addresses and hashes, where the system lets a process choose."""
-    if not sys.platform.startswith("linux") or os.environ.get("PYTHONHASHSEED") == "0":
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        personality = ctypes.CDLL(None).personality
-        current = personality(0xFFFFFFFF)
-        if current >= 0:
-            personality(current | _ADDR_NO_RANDOMIZE)
-    os.environ["PYTHONHASHSEED"] = "0"
-    os.execv(sys.executable, [sys.executable, "-m", "edgefl.regression.worker", *sys.argv[1:]])
-
-
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-regression")
     adopt_orphans()
@@ -244,5 +211,10 @@ def main(channel_fd: int, parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    _fix_addresses()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # start again without random addresses and hashes
+        personality = ctypes.CDLL(None).personality
+        if (current := personality(0xFFFFFFFF)) >= 0:  # where a process may choose
+            personality(current | _ADDR_NO_RANDOMIZE)
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "edgefl.regression.worker", *sys.argv[1:]])
     main(int(sys.argv[1]), int(sys.argv[2]))
