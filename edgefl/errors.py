@@ -67,6 +67,14 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? have: pi-4, pixel-3a"
     """
     names = sorted(allowed)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"{what} {got!r} not found;{hint} have: {', '.join(names) or 'none'}"
+    return f"{what} {got!r} not found;{near(got, names)} have: {', '.join(names) or 'none'}"
+
+
+def near(got: str, allowed: Iterable[str]) -> str:
+    """A question for the allowed name that is nearest to ``got``; empty if none is near.
+
+    >>> near("versoins", ["trips", "versions"])
+    " did you mean 'versions'?"
+    """
+    found = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
+    return f" did you mean {found[0]!r}?" if found else ""

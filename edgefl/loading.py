@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,14 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
     if not colon or not all(part.isidentifier() for part in [*parts, attribute]):
         raise ConfigError(f"{key} must look like 'my_module:name' (got {name!r})")
     folders = list(dict.fromkeys(str(Path(folder).resolve()) for folder in (*search_path, ".")))
-    with _first_on_path(folders):
+    sys.path[:0] = folders
+    importlib.invalidate_caches()
+    try:
         module = _import(module_name, key, folders)
+    finally:
+        for folder in folders:
+            if folder in sys.path:
+                sys.path.remove(folder)
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -61,21 +66,18 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
         raise ConfigError(f"{key}: {name!r} raised {type(error).__name__}: {_line(error)}") from error
 
 
-def _import(module_name: str, key: str, folders: Sequence[str]) -> Any:
-    _forget_stranger(module_name.partition(".")[0])
+def _import(name: str, key: str, folders: Sequence[str]) -> Any:
+    _forget_stranger(name.partition(".")[0])
+    module = f"{key}: module {name!r}"
     try:
-        return importlib.import_module(module_name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             looked = ", ".join(folders)
-            raise ConfigError(
-                f"{key}: module {module_name!r} not found; looked in {looked} and Python's path"
-            ) from None
-        raise ConfigError(f"{key}: module {module_name!r} needs {error.name!r} (not installed)") from error
+            raise ConfigError(f"{module} not found; looked in {looked} and Python's path") from None
+        raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
     except Exception as error:
-        raise ConfigError(
-            f"{key}: module {module_name!r} does not import: {type(error).__name__}: {_line(error)}"
-        ) from error
+        raise ConfigError(f"{module} does not import: {type(error).__name__}: {_line(error)}") from error
 
 
 def _forget_stranger(top: str) -> None:
@@ -88,18 +90,6 @@ def _forget_stranger(top: str) -> None:
     if found is not None and found.origin is not None and Path(found.origin) != Path(origin):
         for name in [name for name in sys.modules if name == top or name.startswith(top + ".")]:
             del sys.modules[name]
-
-
-@contextmanager
-def _first_on_path(folders: Sequence[str]) -> Iterator[None]:
-    sys.path[:0] = folders
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        for folder in folders:
-            if folder in sys.path:
-                sys.path.remove(folder)
 
 
 def _line(error: BaseException) -> str:

@@ -1,9 +1,7 @@
 """Reads pickles of strangers as data: nothing is imported or called, and a file costs what its length is.
 
-A pickle is a program for a stack machine that may call anything. This is Python's own machine with the few
-instructions that build dictionaries, lists, tuples, texts and numbers; names are never looked up, and of
-calls those are known that pickles of numpy's numbers, of uint8 arrays and of bytes make. It is the only
-module of edgefl that may import `pickle`.
+Python's own stack machine with the few instructions of plain data: names are never looked up, and the known
+calls are those of numpy's numbers, uint8 arrays and bytes. No other module of edgefl may import `pickle`.
 """
 
 from __future__ import annotations
@@ -13,25 +11,24 @@ import math
 import pickle
 import pickletools
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-_INSTRUCTIONS = """
+_PLAIN = """
     PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE
     BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8
     BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8
     EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS
     BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL
 """
-_ARRAY, _SCALAR = "numpy._core.multiarray._reconstruct", "numpy._core.multiarray.scalar"
-_NAMES = {_ARRAY, _SCALAR, "numpy.ndarray", "numpy.dtype", "_codecs.encode", "builtins.bytes"}
+_CODES = [getattr(pickle, name)[0] for name in _PLAIN.split()]
+_NAMES = {"_codecs.encode", "builtins.bytes", "numpy.ndarray", "numpy.dtype"}
+_NAMES |= {f"numpy._core.multiarray.{name}" for name in ("_reconstruct", "scalar")}
 _NUMBERS = {"f8", "f4", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "b1"}
 """Kinds and sizes of numpy's numbers that are read."""
 _LARGEST_KEY = 1 << 60
 """Python's hash of a smaller whole number is the number itself: keys cannot be made to collide."""
-_DEEPEST = 1000
 
 
 class PickleError(ValueError):
@@ -68,7 +65,7 @@ def write_plain_pickle(value: Any) -> bytes:
     return pickle.dumps(value, protocol=2)
 
 
-class _PickledName(str):
+class _Name(str):
     """A name that the pickle gives, or numpy's name of a kind of numbers; never looked up."""
 
 
@@ -80,29 +77,19 @@ class _Instructions(dict[int, Any]):
 
 class _Machine(pickle._Unpickler):
     stack: list[Any]
-    metastack: list[Any]
-    load_mark: Callable[[], None]
-    pop_mark: Callable[[], list[Any]]
+    pop_mark: Any
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="latin-1")
         self._left = 2 * len(data)  # protocol 2 gives the bytes of an array twice: as text and encoded
 
-    def find_class(self, module: str, name: str) -> _PickledName:
+    def find_class(self, module: str, name: str) -> _Name:
         full = f"{module}.{name}".replace("numpy.core.", "numpy._core.").replace("__builtin__.", "builtins.")
-        if full not in _NAMES:
-            raise PickleError(f"not plain data: it names {module}.{name}"[:200])
-        return _PickledName(full)
-
-    def mark(self) -> None:
-        if len(self.metastack) > _DEEPEST:
-            raise PickleError("not plain data: nested too deep")
-        self.load_mark()
+        _require(full in _NAMES, f"it names {module}.{name}"[:180])
+        return _Name(full)
 
     def set_item(self) -> None:
-        pair = self.stack[-2:]
-        del self.stack[-2:]
-        self._set(pair)
+        self._set([self.stack.pop(-2), self.stack.pop()])
 
     def set_items(self) -> None:
         self._set(self.pop_mark())
@@ -117,52 +104,45 @@ class _Machine(pickle._Unpickler):
 
     def call(self) -> None:
         """Put the value that a call of one of the known names gives in its place."""
-        arguments, name = self.stack.pop(), _expect(self.stack.pop(), _PickledName)
+        arguments, name = self.stack.pop(), _expect(self.stack.pop(), _Name)
         match name, arguments:
             case "numpy._core.multiarray._reconstruct", _:
-                self.stack.append(np.empty(0, np.uint8))
+                value: Any = np.empty(0, np.uint8)
             case "numpy.dtype", (str(kind), *_):
-                if kind.lstrip("|<") not in _NUMBERS:
-                    raise PickleError(f"not plain data: a numpy dtype {kind!r}")
-                self.stack.append(_PickledName(kind.lstrip("|<")))
-            case "numpy._core.multiarray.scalar", (_PickledName() as kind, raw) if len(raw) == int(kind[1]):
-                self.stack.append(np.frombuffer(self._bytes(raw), f"<{kind}").item())
+                value = _Name(kind.lstrip("|<"))
+                _require(value in _NUMBERS, f"a numpy dtype {kind!r}")
+            case "numpy._core.multiarray.scalar", (_Name() as kind, raw) if len(raw) == int(kind[1]):
+                value = np.frombuffer(self._bytes(raw), f"<{kind}").item()
             case "_codecs.encode", (str(text), "latin1"):
-                self.stack.append(self._bytes(text))
+                value = self._bytes(text)
             case "builtins.bytes", ():
-                self.stack.append(b"")
+                value = b""
             case _:
                 raise PickleError(f"not plain data: it calls {name}")
+        self.stack.append(value)
 
     def build(self) -> None:
         """Fill the array, or check the kind of numbers, on the stack with its state."""
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, _PickledName):
-            if state[1] not in ("<", "|"):
-                raise PickleError(f"not plain data: numbers in byte order {state[1]!r}")
+        if isinstance(target, _Name):
+            _require(_expect(state[1], str) in "<|", f"numbers in byte order {state[1]!r}")
             return
         _, shape, kind, fortran, raw = state
-        if _expect(kind, _PickledName) != "u1":
-            raise PickleError(f"not plain data: arrays must be uint8 (got {str(kind)!r})")
+        _require(_expect(kind, _Name) == "u1", f"arrays must be uint8 (got {str(kind)!r})")
         content = self._bytes(raw)
-        if any(_expect(side, int) < 0 for side in shape) or math.prod(shape) != len(content):
-            raise PickleError(f"not plain data: an array of shape {shape} has {len(content)} bytes")
+        fits = all(_expect(side, int) >= 0 for side in shape) and math.prod(shape) == len(content)
+        _require(fits, f"an array of shape {shape} has {len(content)} bytes")
         _expect(target, np.ndarray).__setstate__((1, shape, np.dtype(np.uint8), bool(fortran), content))
 
     def _bytes(self, raw: Any) -> bytes:
         """The bytes of an array or number, in all no more than the file has, however often they are named."""
         self._left -= len(raw)
-        if self._left < 0:
-            raise PickleError("not plain data: more bytes in arrays than in the file")
+        _require(self._left >= 0, "more bytes in arrays than in the file")
         return raw.encode("latin-1") if isinstance(raw, str) else bytes(_expect(raw, bytes))
 
     dispatch = _Instructions(
-        {
-            code: pickle._Unpickler.dispatch[code]
-            for code in (getattr(pickle, name)[0] for name in _INSTRUCTIONS.split())
-        }
+        {code: pickle._Unpickler.dispatch[code] for code in _CODES}
         | {
-            pickle.MARK[0]: mark,
             pickle.SETITEM[0]: set_item,
             pickle.SETITEMS[0]: set_items,
             pickle.REDUCE[0]: call,
@@ -171,7 +151,11 @@ class _Machine(pickle._Unpickler):
     )
 
 
+def _require(true: bool, otherwise: str) -> None:
+    if not true:
+        raise PickleError(f"not plain data: {otherwise}")
+
+
 def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise PickleError(f"not plain data: a {type(value).__name__} where a {kind.__name__} must be")
+    _require(isinstance(value, kind), f"a {type(value).__name__} where a {kind.__name__} must be")
     return value

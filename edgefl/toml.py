@@ -1,15 +1,9 @@
-"""Reads and writes TOML: every fault of a file is one line that says where it is.
-
-read(path)            a file as plain data
-assignment("a.b=3")   one ``--set`` as (keys, value)
-write(tables)         plain data as text that `read` gives back unchanged
-"""
+"""Reads and writes TOML: every fault of a file is one line that says where it is."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -63,8 +57,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{source}: arrays or tables are nested too deep") from None
     except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
-        found = _AT.search(str(error))
-        what = _AT.sub("", str(error))
+        found, what = _AT.search(str(error)), _AT.sub("", str(error))
         if found is None:
             raise ConfigError(f"{source}: {what}") from None
         if found[1] is None or int(found[1]) > text.count("\n"):  # Python names the last line either way
@@ -96,7 +89,16 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     value = value.strip()
     if not value:
         raise ConfigError(f"{shown}: no value; an empty string is written {key.strip()}='\"\"'")
-    return keys, _value(value, shown)
+    try:
+        table = tomllib.loads(f"value = {value}")
+    except RecursionError:
+        raise ConfigError(f"{shown}: arrays or tables are nested too deep") from None
+    except ValueError as error:
+        if value[0] in "{['\"":
+            raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
+        return keys, value
+    dated = isinstance(table["value"], (datetime.date, datetime.time))  # no key of ours is a date
+    return keys, value if dated or len(table) > 1 else table["value"]
 
 
 def _keys(key: str) -> tuple[str, ...] | None:
@@ -112,20 +114,6 @@ def _keys(key: str) -> tuple[str, ...] | None:
         name, table = next(iter(table.items()))
         keys.append(name)
     return tuple(keys) if table == 0 else None
-
-
-def _value(text: str, shown: str) -> Any:
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except RecursionError:
-        raise ConfigError(f"{shown}: arrays or tables are nested too deep") from None
-    except ValueError as error:
-        if text[0] in "{['\"":
-            raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
-        return text
-    value = table["value"]
-    dated = isinstance(value, (datetime.date, datetime.time))
-    return text if dated or len(table) > 1 else value  # no key of ours is a date
 
 
 def write(tables: Mapping[str, Any]) -> str:
@@ -154,12 +142,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _string(key)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return key if _BARE_KEY.fullmatch(key) else literal(key)
 
 
 def literal(value: Any) -> str:
@@ -173,9 +156,10 @@ def literal(value: Any) -> str:
     if isinstance(value, int):
         return int.__repr__(value)
     if isinstance(value, float):
-        return float.__repr__(value) if math.isfinite(value) else repr(float(value))
+        return float.__repr__(value)
     if isinstance(value, str):
-        return _string(value)
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inside = ", ".join(_line(key, item) for key, item in value.items() if item is not None)
         return f"{{ {inside} }}" if inside else "{}"

@@ -3,27 +3,25 @@
 Types say what is allowed: structs and dataclasses for tables, literals, unions, and numbers, strings and
 arrays with bounds, ``Annotated[float, msgspec.Meta(gt=0)]``. A ``description`` in the ``Meta`` is said in
 place of the type and its bounds. Numbers must be finite everywhere.
-
-faults(value, of)    all that is wrong with a value, one `Fault` each
-convert(value, of)   the value as that type; raises the first `Fault`
-wrong(key, …)        the `Fault` of a rule that no type can say, in the same words
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from itertools import chain
+from operator import ge, gt, le, lt
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, near
 from edgefl.toml import literal
 
 T = TypeVar("T")
+_Table: TypeAlias = inspect.StructType | inspect.DataclassType
 _LONGEST = 60
 
 
@@ -66,7 +64,7 @@ def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
 "training.momentum: must be a finite number above 0, got 'x'"]
     """
     kind = inspect.type_info(of)
-    return _faults(value, kind, key, [f"{key}.{inner}" if key else inner for inner in _keys(kind)])
+    return _faults(value, kind, key, [join(key, inner) for inner in _keys(kind)])
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:
@@ -93,16 +91,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def near(got: str, allowed: Iterable[str]) -> str:
-    """A question for the allowed name that is nearest to ``got``; empty if none is near.
-
-    >>> near("versoins", ["trips", "versions"])
-    " did you mean 'versions'?"
-    """
-    found = difflib.get_close_matches(got, list(allowed), n=1, cutoff=0.6)
-    return f" did you mean {found[0]!r}?" if found else ""
-
-
 def join(key: str, name: str) -> str:
     """The dotted key of ``name`` in the table ``key``, which is empty for the top."""
     return f"{key}.{name}" if key else name
@@ -114,8 +102,11 @@ def join(key: str, name: str) -> str:
 def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Iterator[Fault]:
     part = next((part for part in _parts(kind) if _is_a(value, part) and _within(value, part)), None)
     if part is None:
-        yield _unfit(value, kind, key)
-    elif isinstance(part, inspect.StructType | inspect.DataclassType):
+        literals = (part.values for part in _parts(kind) if isinstance(part, inspect.LiteralType))
+        hint = near(value, map(str, chain.from_iterable(literals))) if isinstance(value, str) else ""
+        found = wrong(key, _allowed(kind), value)
+        yield Fault(key, f"{found};{hint}") if hint else found
+    elif isinstance(part, _Table):
         yield from _table_faults(value, part, key, known)
     elif isinstance(part, inspect.DictType):
         for name, item in value.items():
@@ -131,12 +122,7 @@ def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Itera
             yield from _faults(item, of, f"{key}[{place}]", known)
 
 
-def _table_faults(
-    table: Mapping[str, Any],
-    kind: inspect.StructType | inspect.DataclassType,
-    key: str,
-    known: list[str],
-) -> Iterator[Fault]:
+def _table_faults(table: Mapping[str, Any], kind: _Table, key: str, known: list[str]) -> Iterator[Fault]:
     fields = {field.encode_name: field for field in kind.fields}
     for name, value in table.items():
         if name in fields:
@@ -147,13 +133,6 @@ def _table_faults(
         if field.required and name not in table:
             missing = join(key, name)
             yield Fault(missing, f"{missing}: missing; must be {_allowed(field.type)}")
-
-
-def _unfit(value: Any, kind: inspect.Type, key: str) -> Fault:
-    words = [word for part in _parts(kind) if isinstance(part, inspect.LiteralType) for word in part.values]
-    hint = near(value, map(str, words)) if isinstance(value, str) else ""
-    found = wrong(key, _allowed(kind), value)
-    return Fault(key, f"{found};{hint}") if hint else found
 
 
 def _parts(kind: inspect.Type) -> Iterator[inspect.Type]:
@@ -199,12 +178,8 @@ def _within(value: Any, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
         return False
     if isinstance(kind, inspect.IntType | inspect.FloatType):
-        return (
-            (kind.ge is None or value >= kind.ge)
-            and (kind.gt is None or value > kind.gt)
-            and (kind.le is None or value <= kind.le)
-            and (kind.lt is None or value < kind.lt)
-        )
+        bounds = ((ge, kind.ge), (gt, kind.gt), (le, kind.le), (lt, kind.lt))
+        return all(limit is None or holds(value, limit) for holds, limit in bounds)
     if isinstance(kind, inspect.StrType) and kind.pattern and not re.search(kind.pattern, value):
         return False
     least = getattr(kind, "min_length", None)
@@ -243,9 +218,7 @@ def _allowed(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.StrType) and kind.pattern:
         return f"a string that matches {kind.pattern}"
     least = getattr(kind, "min_length", None) or 0
-    length = (
-        "" if least == 0 else " that is not empty" if least == 1 else f" with a length of at least {least}"
-    )
+    length = {0: "", 1: " that is not empty"}.get(least, f" with a length of at least {least}")
     return f"{_WORDS.get(type(kind), 'a value')}{length}"
 
 
@@ -276,7 +249,7 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
     """Every dotted key that the type knows, of inner tables too; not those of tables in arrays."""
-    tables = [part for part in _parts(kind) if isinstance(part, inspect.StructType | inspect.DataclassType)]
+    tables = [part for part in _parts(kind) if isinstance(part, _Table)]
     if key and not tables:
         yield key
     for table in tables:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from edgefl.errors import ProfileError, unknown
-from edgefl.experiment import MAX_CLIENTS, Churn, Experiment, Fleet
-from edgefl.validation import Fault, join, near, shown, wrong
+from edgefl.errors import ProfileError, near, unknown
+from edgefl.experiment import MAX_CLIENTS, Experiment, Fleet
+from edgefl.validation import Fault, join, shown, wrong
 
 
 class ProfileFault(Fault, ProfileError):
@@ -19,9 +19,11 @@ def check_relations(found: Experiment) -> None:
     assert isinstance(found.fleet.devices, dict)
     if (total := sum(found.fleet.devices.values())) > MAX_CLIENTS:
         raise Fault("fleet.devices", f"fleet.devices: at most {MAX_CLIENTS} clients in all, got {total}")
-    _check_churn(found.fleet.churn)
-    _check_cells(found.fleet)
-    _check_name(found.name)
+    _check_fleet(found.fleet)
+    name = found.name
+    if not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith(".") or not name.isprintable():
+        rule = "1 to 100 bytes that name a folder: printable, no '/', no '.' at the start"
+        raise wrong("name", rule, name)
     _check_training(found)
     if found.stop == type(found.stop)():
         ends = ", ".join(found.stop.__struct_fields__)
@@ -31,14 +33,11 @@ def check_relations(found: Experiment) -> None:
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
 
 
-def _check_churn(churn: Churn) -> None:
+def _check_fleet(fleet: Fleet) -> None:
     pair = ("mean_online_s", "mean_offline_s")
-    missing = [f"fleet.churn.{name}" for name in pair if getattr(churn, name) is None]
+    missing = [f"fleet.churn.{name}" for name in pair if getattr(fleet.churn, name) is None]
     if len(missing) == 1:
         raise Fault(missing[0], f"{missing[0]}: missing; {' and '.join(pair)} only work together")
-
-
-def _check_cells(fleet: Fleet) -> None:
     if fleet.charge != 1.0 and not fleet.battery:
         text = f"fleet.charge: has no effect without fleet.battery = true, got {shown(fleet.charge)}"
         raise Fault("fleet.charge", text)
@@ -107,7 +106,7 @@ def check_storable(value: Any, key: str = "") -> None:
 
 def check_profiles(fleet: Fleet) -> None:
     """Raise a `ProfileFault` if what a resolved ``[fleet]`` names does not exist or lacks what it needs."""
-    from edgefl.devices import load_device
+    from edgefl.devices import load_device, load_network
     from edgefl.devices.presence import read_availability
 
     devices, network = fleet.devices, fleet.network
@@ -115,31 +114,21 @@ def check_profiles(fleet: Fleet) -> None:
     for name in devices:
         _try(load_device, name, "fleet.devices", f"fleet.devices.{name}")
     _check_figures(fleet, devices)
-    _check_leaving(fleet, devices)
     if fleet.availability:
         _try(read_availability, fleet.availability, "fleet.availability")
     if isinstance(network, str):
         _try(_read_network, network, "fleet.network")
-        _check_rates(fleet, [network])
-        return
-    for name, net in network.items():
-        if name not in devices:
-            key = f"fleet.network.{name}"
-            raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
-        _try(_read_network, net, f"fleet.network.{name}")
-    missing = [name for name in devices if name not in network]
-    if missing:
-        text = f"fleet.network: no network for {', '.join(missing)}; give one for each device, or one for all"
-        raise ProfileFault("fleet.network", text)
-    _check_rates(fleet, network.values())
-
-
-def _check_rates(fleet: Fleet, networks: Iterable[str]) -> None:
-    """Raise a `ProfileFault` if clients of a cell have links whose own rate varies."""
-    from edgefl.devices import load_network
-
-    for name in networks if fleet.cells else ():
-        if load_network(name).replays:
+    else:
+        for name, net in network.items():
+            if name not in devices:
+                key = f"fleet.network.{name}"
+                raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
+            _try(_read_network, net, f"fleet.network.{name}")
+        if missing := ", ".join(name for name in devices if name not in network):
+            text = f"fleet.network: no network for {missing}; give one for each device, or one for all"
+            raise ProfileFault("fleet.network", text)
+    for name in [network] if isinstance(network, str) else network.values():
+        if fleet.cells and load_network(name).replays:
             raise ProfileFault("fleet.cells", f"fleet.cells: not together with network {name!r}, a trace")
 
 
@@ -155,36 +144,25 @@ def _read_network(name: str) -> None:
 
 
 def _check_figures(fleet: Fleet, names: Iterable[str]) -> None:
-    """Raise a `ProfileFault` if heat or batteries are asked for and no profile has the figures for them."""
+    """Raise a `ProfileFault` if what is asked for has no effect on any of the fleet's profiles."""
     from edgefl.devices import load_device
     from edgefl.devices.condition import power_of
     from edgefl.devices.thermal import thermal_model
 
     devices = [load_device(name) for name in names]
     if fleet.thermal and not any(thermal_model(device) for device in devices):
-        needs = "trips, ambient_c, r_c_per_w, tau_s and busy_w"
-        raise ProfileFault(
-            "fleet.thermal", f"fleet.thermal: no device of the fleet gives all of thermal.{needs}"
-        )
+        needs = "thermal.trips, ambient_c, r_c_per_w, tau_s and busy_w"
+        raise ProfileFault("fleet.thermal", f"fleet.thermal: no device of the fleet gives all of {needs}")
     if fleet.battery:
         for name in names:
             _try(lambda name: power_of(load_device(name)), name, "fleet.battery")
         if not any(device.battery for device in devices):
             raise ProfileFault("fleet.battery", "fleet.battery: no device of the fleet has a [battery]")
-
-
-def _check_leaving(fleet: Fleet, names: Iterable[str]) -> None:
-    """Raise a `ProfileFault` if ``on_leave`` is given and no client ever leaves by itself."""
-    from edgefl.devices import load_device
-
     leaves = fleet.availability or fleet.battery or fleet.thermal or fleet.churn.mean_online_s is not None
-    if fleet.on_leave == "lose" or leaves:
-        return
-    if not any(load_device(name).availability for name in names):
+    if fleet.on_leave == "finish" and not leaves and not any(device.availability for device in devices):
         ways = "fleet.churn.mean_online_s, fleet.availability, fleet.battery or fleet.thermal"
-        raise ProfileFault(
-            "fleet.on_leave", f"fleet.on_leave: has no effect where no phone leaves by itself; give {ways}"
-        )
+        text = f"fleet.on_leave: has no effect where no phone leaves by itself; give {ways}"
+        raise ProfileFault("fleet.on_leave", text)
 
 
 def _try(load: Callable[[str], object], name: str, said: str, key: str | None = None) -> None:

@@ -93,11 +93,7 @@ def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
 
 
 def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
-    """``tables`` with ``fleet.devices`` as profile = count and every path in it absolute.
-
-    A fleet file gives its devices, and its networks if ``fleet.network`` is not there. A path is looked for
-    in ``base``, then in the working directory. Raises `ProfileFault` if the fleet file is missing or wrong.
-    """
+    """``tables`` with a fleet file's devices (and networks, if none are given) and every path absolute."""
     fleet, data = dict(tables["fleet"]), dict(tables.get("data", {}))
     if isinstance(fleet["devices"], str):
         from edgefl.devices import load_fleet
@@ -152,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
-    """Put ``value`` at ``keys``; returns the dotted key that came to be, a table on the way or the value."""
+    """Put ``value`` at ``keys``; returns the dotted key of the value, or of the first table made for it."""
     table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):
         if key not in table:

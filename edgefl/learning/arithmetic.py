@@ -27,13 +27,12 @@ def torch_seed(seed: int) -> Iterator[None]:
     ...     bool(torch.rand(1) == first)
     True
     """
-    generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(seed)
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
-        generator.set_state(before)
+        torch.set_rng_state(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,6 @@ class Arithmetic:
 
     @classmethod
     def of(cls, training: Training) -> Arithmetic:
-        """The choices of the experiment's ``[training]``."""
         return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
 
     def check(self) -> None:
@@ -81,9 +79,8 @@ class Arithmetic:
 
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Around a step's forward pass: layers that gain by it compute in the lower precision."""
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        lower = self.precision == "bfloat16"
+        return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()
 
     @contextmanager
     def seed(self, seed: int, device: torch.device) -> Iterator[None]:

@@ -71,11 +71,8 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
 
 
 def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]) -> list[Path]:
-    folders = [
-        folder / name if name else folder
-        for folder in _homes(spec, search_path)
-        for name in (*FOLDERS[spec.name], "")
-    ]
+    homes = _homes(spec, search_path)
+    folders = [folder / name for folder in homes for name in (*FOLDERS[spec.name], "")]
     for folder in folders:
         if (files := find(folder)) is not None:
             return files
@@ -112,15 +109,8 @@ def _checked(got: Any, name: str) -> Dataset:
         train_x, train_y, test_x, test_y = got
         labels = [_labels(train_y, name, "train_y"), _labels(test_y, name, "test_y")]
         inputs = [_inputs(train_x, name, "train_x"), _inputs(test_x, name, "test_x")]
-        got = Dataset(
-            name=name,
-            train_x=inputs[0],
-            train_y=labels[0],
-            test_x=inputs[1],
-            test_y=labels[1],
-            classes=1 + max(int(part.max()) for part in labels),
-            input_shape=inputs[0].shape[1:],
-        )
+        classes = 1 + max(int(part.max()) for part in labels)
+        got = Dataset.of(name, zip(inputs, labels, strict=True), classes)
     if not isinstance(got, Dataset):
         raise ConfigError(
             f"data.name: {name!r} must return a Dataset or (train_x, train_y, test_x, test_y) "
@@ -130,14 +120,11 @@ def _checked(got: Any, name: str) -> Dataset:
         y = _labels(y, name, f"{part}_y")
         if len(x) != len(y):
             raise ConfigError(f"data.name: {name!r}: {part}_x has {len(x)} rows and {part}_y {len(y)}")
-        if x[:1].shape[1:] != tuple(got.input_shape):
-            raise ConfigError(
-                f"data.name: {name!r}: {part}_x holds {x[:1].shape[1:]}, input_shape is {got.input_shape}"
-            )
-        if int(y.max()) >= got.classes:
-            raise ConfigError(
-                f"data.name: {name!r}: {part}_y must be in [0, {got.classes}) (got {int(y.max())})"
-            )
+        held, shape = x[:1].shape[1:], tuple(got.input_shape)
+        if held != shape:
+            raise ConfigError(f"data.name: {name!r}: {part}_x holds {held}, input_shape is {shape}")
+        if (top := int(y.max())) >= got.classes:
+            raise ConfigError(f"data.name: {name!r}: {part}_y must be in [0, {got.classes}) (got {top})")
     return got
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,10 @@ class Tokens:
         return Tokens(self.raw[rows])
 
 
+Labels: TypeAlias = NDArray[np.int64]
+Part: TypeAlias = tuple[Examples, Labels]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Examples to train and to test on: inputs by row, labels int64 in [0, classes).
@@ -103,3 +107,10 @@ class Dataset:
     input_shape: tuple[int, ...]
     owners: NDArray[np.int64] | None = None
     """The user of each training example by number, where the data set has users: for ``natural``."""
+
+    @classmethod
+    def of(cls, name: str, parts: Iterable[Part], classes: int, owners: Labels | None = None) -> Dataset:
+        """The data set of two parts, each inputs and labels: to train on and to test on."""
+        (x, y), (test_x, test_y) = parts
+        tests: dict[str, Any] = {"test_x": test_x, "test_y": test_y, "input_shape": x[:1].shape[1:]}
+        return cls(name=name, train_x=x, train_y=y, classes=classes, owners=owners, **tests)

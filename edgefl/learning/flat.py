@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,7 +27,11 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    @property
+    def part(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
 
 
 class FlatModel:
@@ -66,26 +71,30 @@ class FlatModel:
         self.size = sum(tensor.numel() for tensor in tensors.values())
         self.trainable = sum(tensor.numel() for tensor in trainable.values())
         self.vector = torch.empty(self.size, dtype=torch.float32)
-        self.weights = self.vector[: self.trainable]
-        self.grad = torch.zeros(self.trainable, dtype=torch.float32)
         self.array = self.vector.numpy()
         self._apart = False
-        self._views: list[tuple[str, Tensor]] = []
-        self._gradients: list[tuple[Tensor, Tensor]] = []
-        layout = []
-        offset = 0
+        layout, offset = [], 0
         for name, tensor in tensors.items():
-            end = offset + tensor.numel()
-            view = self.vector[offset:end].view(tensor.shape)
-            view.copy_(tensor.detach())
-            tensor.data = view
-            self._views.append((name, view))
-            if name in trainable:
-                self._gradients.append((tensor, self.grad[offset:end].view(tensor.shape)))
             layout.append(Entry(name, tuple(tensor.shape), offset))
-            offset = end
+            offset += tensor.numel()
+            self.vector[layout[-1].part].view(tensor.shape).copy_(tensor.detach())
         self.layout = tuple(layout)
         self._fixed = [(name, tensor.clone()) for name, tensor in fixed.items()]
+        self._bind(set(trainable))
+
+    def _bind(self, trainable: Collection[str]) -> None:
+        """Make the module's tensors views of the vector, and the gradients of one of their own."""
+        self.weights = self.vector[: self.trainable]
+        self.grad = torch.zeros_like(self.weights)
+        self._views: list[tuple[str, Tensor]] = []
+        self._gradients: list[tuple[str, Tensor, Tensor]] = []
+        for entry in self.layout:
+            tensor = _tensor(self.module, entry.name)
+            tensor.data = view = self.vector[entry.part].view(entry.shape)
+            self._views.append((entry.name, view))
+            if entry.name in trainable:
+                tensor.grad = None  # which may be of another device
+                self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
         self.prepare()
 
     def load(self, source: Floats) -> None:
@@ -100,21 +109,9 @@ class FlatModel:
         """Compute there from now on; `push` and `pull` move the parameters between ``array`` and there."""
         self._apart = True
         self.vector = self.vector.to(device, copy=True)
-        self.weights = self.vector[: self.trainable]
-        self.grad = torch.zeros(self.trainable, dtype=torch.float32, device=device)
-        gradients = {id(tensor) for tensor, _ in self._gradients}
-        self._gradients = []
-        for place, (name, _) in enumerate(self._views):
-            entry, tensor = self.layout[place], _tensor(self.module, name)
-            part = slice(entry.offset, entry.offset + entry.size)
-            tensor.data = view = self.vector[part].view(entry.shape)
-            self._views[place] = (name, view)
-            if id(tensor) in gradients:
-                tensor.grad = None  # of the device that it was on
-                self._gradients.append((tensor, self.grad[part].view(entry.shape)))
         self._fixed = [(name, first.to(device)) for name, first in self._fixed]
         self.module.to(device)  # what is not in the vector
-        self.prepare()
+        self._bind([name for name, _, _ in self._gradients])
 
     def push(self) -> None:
         """Bring what is in ``array`` to the device."""
@@ -128,13 +125,12 @@ class FlatModel:
 
     def prepare(self) -> None:
         """Point the gradients at ``grad`` and put what is outside the vector back to its first state."""
-        for parameter, gradient in self._gradients:
+        for _, parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        if self._fixed:
-            with torch.no_grad():
-                for name, first in self._fixed:
-                    self.module.get_buffer(name).copy_(first)
+        with torch.no_grad():
+            for name, first in self._fixed:
+                self.module.get_buffer(name).copy_(first)
 
     def check_bound(self) -> None:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
@@ -161,8 +157,7 @@ def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], d
             fixed[name] = buffer
     if not trainable:
         raise ConfigError(f"model: {type(module).__name__} has no trainable parameters (need at least one)")
-    averaged = trainable | frozen | buffers
-    _refuse_overlap(averaged)
+    _refuse_overlap(trainable | frozen | buffers)
     return trainable, frozen | buffers, fixed
 
 
@@ -180,19 +175,16 @@ def _refuse(name: str, tensor: Tensor) -> None:
 
 def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
     """Two parameter objects over the same memory would come apart: tying is by the same object."""
-    ranges = sorted(_ranges(tensors))
-    for (_, end, first), (start, _, second) in pairwise(ranges):
+    ranges = []
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            ranges.append((tensor.data_ptr(), tensor.data_ptr() + 4 * (reach + 1), name))
+    for (_, end, first), (start, _, second) in pairwise(sorted(ranges)):
         if start < end:
             raise ConfigError(
                 f"model: {first!r} and {second!r} share memory; tie them by using one parameter twice"
             )
-
-
-def _ranges(tensors: dict[str, Tensor]) -> Iterator[tuple[int, int, str]]:
-    for name, tensor in tensors.items():
-        if tensor.numel():
-            reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            yield tensor.data_ptr(), tensor.data_ptr() + 4 * (reach + 1), name
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

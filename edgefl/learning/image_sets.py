@@ -1,6 +1,4 @@
-"""Sets of images: scikit-learn's digits, MNIST and FashionMNIST, CIFAR-10.
-
-Digits are 1,797 images of 8×8 that scikit-learn carries, so an experiment needs no download.
+"""Sets of images: scikit-learn's digits (1,797 of 8×8, without a download), MNIST, FashionMNIST, CIFAR-10.
 
 IDX is the format of MNIST's and FashionMNIST's publishers, gzipped or not: a big-endian header (two zero
 bytes, type 0x08 for uint8, the number of dimensions, each dimension as a 32-bit number) and then the bytes,
@@ -48,15 +46,8 @@ def load_digits(test_fraction: float, seed: int) -> Dataset:
     pixels, labels = _read_digits()
     test = held_out(labels, test_fraction, seed)
     images = Images(pixels.reshape(-1, 1, 8, 8), top=DIGITS_TOP, mean=[DIGITS_MEAN], std=[DIGITS_STD])
-    return Dataset(
-        name="digits",
-        train_x=images.take(np.flatnonzero(~test)),
-        train_y=labels[~test],
-        test_x=images.take(np.flatnonzero(test)),
-        test_y=labels[test],
-        classes=CLASSES,
-        input_shape=(1, 8, 8),
-    )
+    parts = ((images.take(np.flatnonzero(part)), labels[part]) for part in (~test, test))
+    return Dataset.of("digits", parts, CLASSES)
 
 
 def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
@@ -77,14 +68,14 @@ def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[n
 def _read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     # Importing scikit-learn would take a second, tens of megabytes and OpenMP into every forked client.
     spec = importlib.util.find_spec("sklearn")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+    if spec is None:
+        raise ConfigError("data.name 'digits' needs scikit-learn, which carries it (got no scikit-learn)")
+    for folder in spec.submodule_search_locations or []:
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             with gzip.open(file, "rt", encoding="ascii") as lines:
                 table = np.loadtxt(lines, delimiter=",", dtype=np.float64)
             return table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
-    if spec is None:
-        raise ConfigError("data.name 'digits' needs scikit-learn, which carries it (got no scikit-learn)")
     from sklearn.datasets import load_digits as ask
 
     pixels, labels = ask(return_X_y=True)
@@ -123,33 +114,19 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
         if int(labels.max()) >= CLASSES:
             raise ConfigError(f"{labels_file}: labels must be in [0, {CLASSES}) (got {int(labels.max())})")
         parts.append((Images(pixels[:, None], top=255, mean=[mean], std=[std]), labels.astype(np.int64)))
-    (train_x, train_y), (test_x, test_y) = parts
-    if train_x.shape[1:] != test_x.shape[1:]:
-        raise ConfigError(
-            f"{files[2]}: images of {_by(test_x.shape[2:])}, but {files[0].name} has {_by(train_x.shape[2:])}"
-        )
-    return Dataset(
-        name=name,
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        classes=CLASSES,
-        input_shape=train_x.shape[1:],
-    )
+    train, test = (_by(images.shape[2:]) for images, _ in parts)
+    if train != test:
+        raise ConfigError(f"{files[2]}: images of {test}, but {files[0].name} has {train}")
+    return Dataset.of(name, parts, CLASSES)
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
     """The uint8 array of so many dimensions in an IDX file; raises `ConfigError` for another."""
     try:
-        with _open_idx(file) as stream:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return _parse_idx(file, stream, dimensions)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
-
-
-def _open_idx(file: Path) -> gzip.GzipFile | IO[bytes]:
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
 def _parse_idx(file: Path, stream: gzip.GzipFile | IO[bytes], dimensions: int) -> NDArray[np.uint8]:
@@ -198,17 +175,11 @@ def find_cifar(folder: Path) -> list[Path] | None:
 def load_cifar(files: Sequence[Path]) -> Dataset:
     """CIFAR-10 from the files that `find_cifar` gives; raises `ConfigError` for a bad one."""
     *train, test = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
-    return Dataset(
-        name="cifar-10",
-        train_x=Images(
-            np.concatenate([pixels for pixels, _ in train]), top=255, mean=CIFAR_MEAN, std=CIFAR_STD
-        ),
-        train_y=np.concatenate([labels for _, labels in train]),
-        test_x=Images(np.ascontiguousarray(test[0]), top=255, mean=CIFAR_MEAN, std=CIFAR_STD),
-        test_y=test[1],
-        classes=CLASSES,
-        input_shape=CIFAR_SHAPE,
-    )
+    parts = []
+    for batches in (train, [test]):
+        pixels, labels = map(np.concatenate, zip(*batches, strict=True))
+        parts.append((Images(pixels, top=255, mean=CIFAR_MEAN, std=CIFAR_STD), labels))
+    return Dataset.of("cifar-10", parts, CLASSES)
 
 
 def _read_binary(file: Path) -> Batch:
@@ -219,7 +190,10 @@ def _read_binary(file: Path) -> Batch:
     if raw.size == 0 or raw.size % RECORD_BYTES:
         raise ConfigError(f"{file}: must be whole records of {RECORD_BYTES} bytes (got {raw.size} bytes)")
     records = raw.reshape(-1, RECORD_BYTES)
-    return _batch(file, records[:, 1:], records[:, 0])
+    labels = records[:, 0].astype(np.int64)
+    if labels.max() >= CLASSES:
+        raise ConfigError(f"{file}: labels must be in [0, {CLASSES}) (got {labels.max()})")
+    return records[:, 1:].reshape(-1, *CIFAR_SHAPE), labels
 
 
 def _read_python(file: Path) -> Batch:
@@ -237,10 +211,4 @@ def _read_python(file: Path) -> Batch:
         raise ConfigError(f"{file}: 'labels' must be a list of {len(data)} whole numbers")
     if not labels or not all(0 <= label < CLASSES for label in labels):
         raise ConfigError(f"{file}: labels must be in [0, {CLASSES}), at least one")
-    return _batch(file, data, np.array(labels))
-
-
-def _batch(file: Path, pixels: NDArray[np.uint8], labels: NDArray[np.integer]) -> Batch:
-    if int(labels.max()) >= CLASSES:
-        raise ConfigError(f"{file}: labels must be in [0, {CLASSES}) (got {int(labels.max())})")
-    return pixels.reshape(-1, *CIFAR_SHAPE), labels.astype(np.int64)
+    return data.reshape(-1, *CIFAR_SHAPE), np.array(labels, np.int64)

@@ -27,7 +27,7 @@ import string
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,8 +37,6 @@ from edgefl.errors import ConfigError
 from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 
 Labels = NDArray[np.int64]
-Finished = tuple[Examples, Examples, tuple[int, ...]]
-"""Training inputs, test inputs, and the shape of one."""
 
 WORDS = 25
 """Words of a tweet: LEAF's models see so many. Shorter ones are filled up in front, so that the last thing
@@ -70,19 +68,17 @@ class Kind:
         top = MOST_LABELS if self.classes is None else self.classes
         numbers = []
         for value in values:
-            number = value
-            if (isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)) or (
-                isinstance(value, float) and value.is_integer()
-            ):
-                number = int(value)
+            whole = isinstance(value, float) and value.is_integer()
+            digits = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value)
+            number = int(value) if whole or digits else value
             if type(number) is not int or not 0 <= number < top:
                 got = repr(value)[:40]
                 raise ConfigError(f"{where}: a label must be a whole number from 0 to {top - 1} (got {got})")
             numbers.append(number)
         return np.array(numbers, np.int64)
 
-    def finish(self, train: list[Any], test: list[Any]) -> Finished:
-        """Returns all users' inputs together."""
+    def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
+        """Returns all users' inputs together, of training and of test."""
         raise NotImplementedError
 
 
@@ -106,10 +102,9 @@ class Numbers(Kind):
             raise ConfigError(f"{where}: each x must be {self._width} finite numbers")
         return rows
 
-    def finish(self, train: list[Any], test: list[Any]) -> Finished:
-        if self._width != 784:
-            return np.concatenate(train), np.concatenate(test), (self._width,)
-        return _images(train), _images(test), (1, 28, 28)
+    def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
+        together = _images if self._width == 784 else np.concatenate
+        return together(train), together(test)
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
@@ -133,7 +128,7 @@ class Tweets(Kind):
             raise ConfigError(f"{where}: each x must be five strings, the last one the tweet")
         return [_WORD.findall(str(text).lower())[:WORDS] for text in texts]
 
-    def finish(self, train: list[Any], test: list[Any]) -> Finished:
+    def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
         counts = Counter(word for user in train for tweet in user for word in tweet)
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:VOCABULARY]
         numbers = {word: number for number, (word, _) in enumerate(ranked, FIRST_WORD)}
@@ -145,7 +140,7 @@ class Tweets(Kind):
                 out[row, WORDS - len(tweet) :] = [numbers.get(word, UNKNOWN) for word in tweet]
             return Tokens(out)
 
-        return tokens(train), tokens(test), (WORDS,)
+        return tokens(train), tokens(test)
 
 
 class Lines(Kind):
@@ -169,8 +164,8 @@ class Lines(Kind):
     def labels(self, values: list[Any], where: str) -> Labels:
         return np.array([self._number(value, "a label", where) for value in values], np.int64)
 
-    def finish(self, train: list[Any], test: list[Any]) -> Finished:
-        return Tokens(np.concatenate(train)), Tokens(np.concatenate(test)), (self._length,)
+    def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
+        return Tokens(np.concatenate(train)), Tokens(np.concatenate(test))
 
     def _number(self, letter: Any, what: str, where: str) -> int:
         number = self._numbers.get(letter) if isinstance(letter, str) else None
@@ -210,11 +205,10 @@ class Photos(Kind):
             out[row] = self._picture(self._pictures / value, where)
         return out
 
-    def finish(self, train: list[Any], test: list[Any]) -> Finished:
-        def images(parts: list[NDArray[np.uint8]]) -> Images:
-            return Images(np.concatenate(parts), top=255, mean=HALF, std=HALF)
-
-        return images(train), images(test), (3, self._size, self._size)
+    def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
+        pictures = map(np.concatenate, (train, test))
+        first, second = (Images(part, top=255, mean=HALF, std=HALF) for part in pictures)
+        return first, second
 
     def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
         from PIL import Image  # only where there are photos: every client is forked from this process
@@ -246,15 +240,6 @@ class _User(msgspec.Struct):
     y: list[Any]
 
 
-class Owned(NamedTuple):
-    """The examples of one user in one file."""
-
-    where: str
-    """File and user, for errors."""
-    x: list[Any]
-    y: list[Any]
-
-
 _file = msgspec.json.Decoder(_File)
 _user = msgspec.json.Decoder(_User)
 
@@ -275,30 +260,23 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
     examples: dict[str, list[Any]] = {split: [] for split in SPLITS}
     labels: dict[str, list[Labels]] = {split: [] for split in SPLITS}
     for split in SPLITS:
-        for owned in _owned(folder / split):
-            kind = kind or kind_of(owned.x[0], owned.where, folder, image_size)
-            examples[split].append(kind.take(owned.x, owned.where))
-            labels[split].append(kind.labels(owned.y, owned.where))
+        for where, user in _users(folder / split):
+            kind = kind or kind_of(user.x[0], where, folder, image_size)
+            examples[split].append(kind.take(user.x, where))
+            labels[split].append(kind.labels(user.y, where))
         if not labels[split]:
             raise ConfigError(f"{folder / split}: no user has an example")
     assert kind is not None
-    train_x, test_x, shape = kind.finish(examples["train"], examples["test"])
+    train_x, test_x = kind.finish(examples["train"], examples["test"])
     train_y, test_y = (np.concatenate(labels[split]) for split in SPLITS)
     counts = [len(part) for part in labels["train"]]
-    return Dataset(
-        name=f"leaf-{kind.name}",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
-        classes=kind.classes or 1 + int(max(train_y.max(), test_y.max())),
-        input_shape=shape,
-        owners=np.repeat(np.arange(len(counts)), counts),
-    )
+    classes = kind.classes or 1 + int(max(train_y.max(), test_y.max()))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    return Dataset.of(f"leaf-{kind.name}", ((train_x, train_y), (test_x, test_y)), classes, owners)
 
 
-def _owned(folder: Path) -> Iterator[Owned]:
-    """Each user of a folder that has an example, in the order of the files' names and of their lists."""
+def _users(folder: Path) -> Iterator[tuple[str, _User]]:
+    """Each user with examples, behind its file and name for errors, in the order of files and lists."""
     seen: set[str] = set()
     for file in sorted(folder.glob("*.json")):
         found = _read(file)
@@ -307,12 +285,17 @@ def _owned(folder: Path) -> Iterator[Owned]:
             if user in seen:
                 raise ConfigError(f"{where}: listed twice in {folder.name}")
             seen.add(user)
-            data = _data_of(found, user, where)
+            if user not in found.user_data:
+                raise ConfigError(f"{where}: listed in users, but not in user_data")
+            try:
+                data = _user.decode(found.user_data[user])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{where}: not LEAF's x and y: {error}") from None
             if not len(data.x) == len(data.y) == count:
                 got = f"{len(data.x)} and {len(data.y)}"
                 raise ConfigError(f"{where}: num_samples says {count}, but x and y hold {got}")
             if count:
-                yield Owned(where, data.x, data.y)
+                yield where, data
 
 
 def _read(file: Path) -> _File:
@@ -326,25 +309,14 @@ def _read(file: Path) -> _File:
     return found
 
 
-def _data_of(found: _File, user: str, where: str) -> _User:
-    if user not in found.user_data:
-        raise ConfigError(f"{where}: listed in users, but not in user_data")
-    try:
-        return _user.decode(found.user_data[user])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: not LEAF's x and y: {error}") from None
-
-
 def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
     """Returns the kind of data that the first example shows."""
     if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
         return Numbers(len(first))
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):
         return Tweets()
-    if isinstance(first, str) and PHOTO.fullmatch(first):
-        return Photos(folder, image_size)
     if isinstance(first, str) and first:
-        return Lines(len(first))
+        return Photos(folder, image_size) if PHOTO.fullmatch(first) else Lines(len(first))
     raise ConfigError(
         f"{where}: x must hold numbers, tweets of five strings, names of photos or lines of letters "
         f"(got {repr(first)[:60]})"

@@ -7,6 +7,7 @@ int64 of shape (batch, length).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -27,21 +28,14 @@ def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: f
     >>> sum(p.numel() for p in cnn_fedbuff((3, 32, 32), 10).parameters())
     31786
     """
-    channels = _image(input_shape)
     _positive("width", width)
     _rate("dropout", dropout)
     layers: list[nn.Module] = []
-    for before in (channels, width, width, width):
-        layers += [
-            nn.Conv2d(before, width, 3, padding=2),
-            nn.GroupNorm(width, width),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-    features = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(dropout))
-    return nn.Sequential(
-        *features, nn.Linear(_latent(input_shape, width, lambda side: (side + 2) // 2, 4), classes)
-    )
+    for before in (_image(input_shape), width, width, width):
+        layers += [nn.Conv2d(before, width, 3, padding=2), nn.GroupNorm(width, width)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    latent = _latent(input_shape, width, lambda side: (side + 2) // 2, 4)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(dropout), nn.Linear(latent, classes))
 
 
 def cnn_defedavg(
@@ -62,18 +56,8 @@ def cnn_defedavg(
     for number in channels:
         _positive("channels", number)
     _positive("hidden", hidden)
-    first, second = channels
-    features = nn.Sequential(
-        nn.Conv2d(_image(input_shape), first, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(first, second, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
-    latent = _latent(input_shape, second, lambda side: (side - 4) // 2, 2)
-    return nn.Sequential(*features, nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    latent = _latent(input_shape, channels[1], lambda side: (side - 4) // 2, 2)
+    return _two_and_two(_image(input_shape), channels, latent, hidden, classes)
 
 
 def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Module:
@@ -86,16 +70,11 @@ def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Modul
     >>> sum(p.numel() for p in cnn_celeba((3, 84, 84), 2).parameters())
     31202
     """
-    channels = _image(input_shape)
     _positive("width", width)
     layers: list[nn.Module] = []
-    for before in (channels, width, width, width):
-        layers += [
-            nn.Conv2d(before, width, 3, padding="same"),
-            nn.GroupNorm(width, width),
-            nn.MaxPool2d(2, ceil_mode=True),
-            nn.ReLU(),
-        ]
+    for before in (_image(input_shape), width, width, width):
+        layers += [nn.Conv2d(before, width, 3, padding="same"), nn.GroupNorm(width, width)]
+        layers += [nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
     latent = _latent(input_shape, width, lambda side: (side + 1) // 2, 4)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(latent, classes))
 
@@ -110,17 +89,19 @@ def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.M
     6603710
     """
     _positive("hidden", hidden)
-    features = nn.Sequential(
-        nn.Conv2d(_image(input_shape), 32, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding="same"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-    )
     latent = _latent(input_shape, 64, lambda side: side // 2, 2)
-    return nn.Sequential(*features, nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return _two_and_two(_image(input_shape), (32, 64), latent, hidden, classes, padding="same")
+
+
+def _two_and_two(
+    before: int, channels: tuple[int, int], latent: int, hidden: int, classes: int, padding: int | str = 0
+) -> nn.Module:
+    """Two 5×5 convolutions, each with ReLU and a 2×2 max pool, and two linear layers."""
+    layers: list[nn.Module] = []
+    for one, after in pairwise((before, *channels)):
+        layers += [nn.Conv2d(one, after, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    head = (nn.Flatten(), nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(*layers, *head)
 
 
 def cnn_groupnorm(
@@ -142,31 +123,16 @@ def cnn_groupnorm(
         _rate("dropout", rate)
     if hidden < 32 or hidden % 32:
         raise ConfigError(f"model.args.hidden must be a multiple of its norm's 32 groups (got {hidden})")
-    early, late = dropout
-    features = nn.Sequential(
-        *_normed(_image(input_shape), 32, groups=8),
-        *_normed(32, 32, groups=8),
-        nn.MaxPool2d(2),
-        nn.Dropout2d(early),
-        *_normed(32, 64, groups=16),
-        *_normed(64, 64, groups=16),
-        nn.MaxPool2d(2),
-        nn.Dropout2d(late),
-        nn.Flatten(),
-    )
+    layers: list[nn.Module] = []
+    stages = ((_image(input_shape), 32, dropout[0]), (32, 64, dropout[1]))
+    for image, channels, rate in stages:
+        for before in (image, channels):
+            conv = nn.Conv2d(before, channels, 3, padding="same")
+            layers += [conv, nn.ReLU(), nn.GroupNorm(channels // 4, channels)]
+        layers += [nn.MaxPool2d(2), nn.Dropout2d(rate)]
     latent = _latent(input_shape, 64, lambda side: side // 2, 2)
-    return nn.Sequential(
-        *features,
-        nn.Linear(latent, hidden),
-        nn.ReLU(),
-        nn.GroupNorm(32, hidden),
-        nn.Dropout(late),
-        nn.Linear(hidden, classes),
-    )
-
-
-def _normed(before: int, after: int, groups: int) -> list[nn.Module]:
-    return [nn.Conv2d(before, after, 3, padding="same"), nn.ReLU(), nn.GroupNorm(groups, after)]
+    layers += [nn.Flatten(), nn.Linear(latent, hidden), nn.ReLU(), nn.GroupNorm(32, hidden)]
+    return nn.Sequential(*layers, nn.Dropout(dropout[1]), nn.Linear(hidden, classes))
 
 
 def _image(input_shape: Shape) -> int:
@@ -178,9 +144,10 @@ def _image(input_shape: Shape) -> int:
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
     """Numbers that remain of an image after ``shrink`` took its height and width so many times."""
-    _, *sides = input_shape
+    _image(input_shape)
+    sides = input_shape[1:]
     for _ in range(times):
-        sides = [shrink(side) for side in sides]
+        sides = tuple(shrink(side) for side in sides)
     if min(sides) < 1:
         raise ConfigError(f"model: images of shape {input_shape} are too small for this CNN")
     return channels * sides[0] * sides[1]

@@ -33,17 +33,11 @@ Rows = NDArray[np.int64]
 
 
 def partition(
-    spec: Data,
-    labels: Rows,
-    profiles: Sequence[str],
-    classes: int,
-    seed: int,
-    owners: Rows | None = None,
+    spec: Data, labels: Rows, profiles: Sequence[str], classes: int, seed: int, owners: Rows | None = None
 ) -> list[Rows]:
     """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
 
-    ``labels`` are the training examples' (int64, shape (n,)), ``profiles`` each client's device profile,
-    ``owners`` each example's user, for ``natural``.
+    ``labels`` (int64, shape (n,)) are the training examples', ``owners`` their users, for ``natural``.
     Raises `ConfigError` if the split asked for cannot be made.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
@@ -55,10 +49,8 @@ def partition(
         raise ConfigError(
             f"data: {clients} clients cannot share {len(labels)} training examples (each needs at least one)"
         )
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise ConfigError(
-            f"data: labels must be in [0, {classes}) (got {int(labels.min())} to {int(labels.max())})"
-        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ConfigError(f"data: labels must be in [0, {classes}) (got {labels.min()} to {labels.max()})")
     rng = stream(seed, "partition")
     match spec.partition:
         case "iid":
@@ -141,10 +133,8 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
 def _holders(named: dict[str, list[int]], profiles: Sequence[str], classes: int) -> dict[int, list[int]]:
     """The clients that may hold each label."""
     for profile, wanted in named.items():
-        if max(wanted) >= classes:
-            raise ConfigError(
-                f"data.labels: {profile!r}: labels must be in [0, {classes}) (got {max(wanted)})"
-            )
+        if (top := max(wanted)) >= classes:
+            raise ConfigError(f"data.labels: {profile!r}: labels must be in [0, {classes}) (got {top})")
     used = {label for wanted in named.values() for label in wanted}
     others = sorted(set(range(classes)) - used) or list(range(classes))
     holders: dict[int, list[int]] = {label: [] for label in range(classes)}

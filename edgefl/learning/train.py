@@ -4,8 +4,6 @@
 
 with momentum m, weight decay λ and FedProx's μ (Li et al. 2020). With LR normalisation a step on a short
 batch of n < B examples uses η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 and C.6).
-
-`evaluate` is the server's test of a model.
 """
 
 from __future__ import annotations
@@ -54,9 +52,7 @@ class Trainer:
         self._flat = flat
         self._loss = loss
         self._arithmetic = arithmetic or Arithmetic()
-        self._scratch: Tensor | None = None
-        self._start: Tensor | None = None
-        self._velocity: Tensor | None = None
+        self._vectors: dict[str, Tensor] = {}
 
     def run(
         self,
@@ -71,21 +67,18 @@ class Trainer:
         """One trip from the model's present state on the examples ``rows`` of ``x`` and ``y`` (all if None).
 
         Batches follow a fresh order of the rows each epoch. ``steps`` ends the trip after so many, where the
-        rule has more. ``done(n)`` is called after each step with the
-        number of examples that it used; what it raises ends the training and reaches the caller. The same
-        ``rng`` gives the same bits, dropout included; torch's global stream is left as it was.
+        rule has more. ``done(n)`` is called after each step with the number of its examples; what it raises
+        ends the training. The same ``rng`` gives the same bits, dropout included.
         """
         own = np.arange(len(y), dtype=np.int64) if rows is None else rows
         if len(own) == 0:
             raise ValueError("rows must name at least one example (got none)")
-        flat = self._flat
+        flat, arithmetic, device = self._flat, self._arithmetic, self._flat.vector.device
         flat.prepare()
         flat.module.train()
         flat.push()
         step = self._stepper(rule)
-        arithmetic, device = self._arithmetic, flat.vector.device
         module, loss_of, grad = flat.module, self._loss, flat.grad
-        full_batch, normalize, rate = rule.batch_size, rule.lr_normalization, rule.lr
         made = examples = 0
         total = 0.0
         with arithmetic.seed(int(rng.integers(2**63)), device):
@@ -100,7 +93,7 @@ class Trainer:
                 with arithmetic.cast(device):
                     loss = loss_of(module(inputs), labels)
                 loss.backward()  # type: ignore[no-untyped-call]
-                step(rate * size / full_batch if normalize else rate)
+                step(rule.lr * size / rule.batch_size if rule.lr_normalization else rule.lr)
                 total += loss.item() * size
                 made += 1
                 examples += size
@@ -113,35 +106,27 @@ class Trainer:
     def _stepper(self, rule: LocalRule) -> Callable[[float], None]:
         """The update of the weights for this rule: only the terms that it has."""
         weights, grad = self._flat.weights, self._flat.grad
-        if not (rule.momentum or rule.weight_decay or rule.prox_mu):
-
-            def plain(rate: float) -> None:
-                weights.add_(grad, alpha=-rate)
-
-            return plain
-        if rule.prox_mu:
-            if self._start is None or self._scratch is None or self._start.device != weights.device:
-                self._start, self._scratch = torch.empty_like(weights), torch.empty_like(weights)
-            self._start.copy_(weights)
-        if rule.momentum:
-            if self._velocity is None or self._velocity.device != weights.device:
-                self._velocity = torch.empty_like(weights)
-            self._velocity.zero_()
-        start, scratch, velocity = self._start, self._scratch, self._velocity
+        start = self._vector("start").copy_(weights) if rule.prox_mu else None
+        scratch = self._vector("scratch") if rule.prox_mu else None
+        velocity = self._vector("velocity").zero_() if rule.momentum else None
 
         def step(rate: float) -> None:
             if rule.weight_decay:
                 grad.add_(weights, alpha=rule.weight_decay)
-            if rule.prox_mu and start is not None and scratch is not None:
-                torch.sub(weights, start, out=scratch)
-                grad.add_(scratch, alpha=rule.prox_mu)
-            if rule.momentum and velocity is not None:
+            if start is not None:
+                grad.add_(torch.sub(weights, start, out=scratch), alpha=rule.prox_mu)
+            if velocity is not None:
                 velocity.mul_(rule.momentum).add_(grad)
-                weights.add_(velocity, alpha=-rate)
-            else:
-                weights.add_(grad, alpha=-rate)
+            weights.add_(grad if velocity is None else velocity, alpha=-rate)
 
         return step
+
+    def _vector(self, name: str) -> Tensor:
+        """A vector like the weights, kept from trip to trip."""
+        weights, kept = self._flat.weights, self._vectors.get(name)
+        if kept is None or kept.device != weights.device:
+            kept = self._vectors[name] = torch.empty_like(weights)
+        return kept
 
 
 class EvalResult(NamedTuple):
@@ -176,9 +161,8 @@ def evaluate(
         raise ValueError("y must hold at least one example (got none)")
     if int(y.min()) < 0 or int(y.max()) >= classes:
         raise ValueError(f"labels must be in [0, {classes}) (got {int(y.min())} to {int(y.max())})")
-    module, device = flat.module, flat.vector.device
+    module, device, training = flat.module, flat.vector.device, flat.module.training
     flat.push()
-    training = module.training
     module.eval()
     guesses = np.empty(len(y), np.int64)
     total = 0.0
