@@ -5,7 +5,6 @@ events     what it is told and what it answers; the journal holds the events as 
 ledger     its books: who trains what, which updates are held, and what a strategy sees
 answers    what a strategy answers, as the core takes it
 arrivals   when clients come and ask, where a strategy says that they come by themselves
-unfinished what had been asked for and not answered when a journal ends
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ class Core(Ledger):
             task = self.task_of(client)
             if task is None:
                 raise answers.wrong(self.strategy, "cancel", "clients with a task", f"client {client}")
-            if task not in self._cancelled:
-                self._cancelled.add(task)
+            if task not in self.cancelled:
+                self.cancelled.add(task)
                 actions.append(Revoke(client, task))
         if self.version % self._evaluate_every == 0:
             self._evaluate(actions)

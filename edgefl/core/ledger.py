@@ -67,7 +67,7 @@ class Ledger:
         self._next_task = 0
         self._tasks: dict[int, RunningTask] = {}
         self._running: dict[int, int] = {}  # client → task, in the order of starting
-        self._cancelled: set[int] = set()
+        self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that go when they have finished their task
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = [0] * count
@@ -162,8 +162,8 @@ class Ledger:
         if client in self._leaving:
             self._leaving.remove(client)
             self.disconnect(client)
-        cancelled = task in self._cancelled
-        self._cancelled.discard(task)
+        cancelled = task in self.cancelled
+        self.cancelled.discard(task)
         return cancelled
 
     def forget_base(self, client: int) -> None:

@@ -32,8 +32,6 @@ AT_ONCE = 256
 """Most messages that are taken in before the server looks at its other duties."""
 LENT_BYTES = 1024 * 1024
 """Frames from this size on are lent to ZeroMQ and not copied: models. What may change is always copied."""
-BACKLOG = 1024
-"""Connections that may wait to be accepted: a whole fleet connects at once."""
 LINGER_MS = 200
 """Milliseconds that the server's last messages may take to leave."""
 PEER_LINGER_MS = 1000
@@ -108,7 +106,7 @@ class ServerSocket(_Socket):
         super().__init__(zmq.ROUTER, marks=8)
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = largest_bytes
-        self._socket.backlog = BACKLOG
+        self._socket.backlog = 1024  # a whole fleet connects at once
         self._folder: str | None = None
         try:  # have the kernel refuse peers of other users
             if sys.platform != "linux":
@@ -199,17 +197,6 @@ class Leave(Exception):
     """The run is over, or whoever started this process is gone."""
 
 
-def failure(error: Exception) -> str:
-    """Why a task is given back, in one line; raises `MemoryError` for what torch says instead of it."""
-    if isinstance(error, MemoryError):
-        raise error
-    if isinstance(error, SlotError | WireError | Disconnected):
-        return str(error)
-    if "can't allocate memory" in str(error):
-        raise MemoryError(str(error)) from error
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-
-
 class Connection:
     """A peer's connection to the server: it sends, receives, and is heard also while it waits."""
 
@@ -254,15 +241,22 @@ class Connection:
             self._socket.close()
 
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
-        """Carry out a task, or give it back to the server with the reason why it has no update."""
+        """Carry out a task, or give it back to the server with the reason why it has no update, in one line.
+
+        Raises `MemoryError`, also for what torch says instead of it.
+        """
         try:
             carry_out()
         except Cancelled:
             self.give_back(task, "cancelled")
-        except Leave:
+        except (Leave, MemoryError):
             raise
+        except (SlotError, WireError, Disconnected) as error:
+            self.give_back(task, str(error))
         except Exception as error:  # a user's model may raise anything: it costs the task, not the run
-            self.give_back(task, failure(error))
+            if "can't allocate memory" in str(error):
+                raise MemoryError(str(error)) from error
+            self.give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
     def give_back(self, task: messages.Task, reason: str) -> None:
         self.say(messages.Gone(task.client, self._spec.epoch, task.task, reason))

@@ -8,6 +8,7 @@ comes out as a `Refusal`, which costs the sender its process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgefl.errors import SlotError, WireError
@@ -39,21 +40,19 @@ class Refusal(NamedTuple):
 Checked = messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Refusal
 
 
+@dataclass(eq=False)
 class Gate:
     """Reads, decodes and checks what comes in; encodes and sends what goes out. It waits for no peer."""
 
-    def __init__(
-        self,
-        socket: ServerSocket,
-        transport: ShmServer,
-        peers: Peers,
-        aggregator: Aggregator,
-        gauge: Gauge,
-        watch: Stopwatch,
-    ) -> None:
-        self.socket, self.transport = socket, transport
-        self._peers, self._aggregator, self._gauge, self._watch = peers, aggregator, gauge, watch
-        self._buffer: ParameterBuffer = aggregator.buffer
+    socket: ServerSocket
+    transport: ShmServer
+    _peers: Peers
+    _aggregator: Aggregator
+    _gauge: Gauge
+    _watch: Stopwatch
+
+    def __post_init__(self) -> None:
+        self._buffer: ParameterBuffer = self._aggregator.buffer
         self._stuck: list[Peer] = []
         self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterable[Checked]]] = {
             messages.Ready: self._ready,

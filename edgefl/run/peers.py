@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from edgefl.experiment import Experiment
@@ -37,10 +38,11 @@ class Peer:
     ready: bool = False
     expelled: bool = False
     deaths_in_a_row: int = 0
-    identity: bytes = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.identity = control.routing_id(self.role, self.number, self.epoch)
+    @cached_property
+    def identity(self) -> bytes:
+        """The name of its socket."""
+        return control.routing_id(self.role, self.number, self.epoch)
 
 
 class Peers:
@@ -116,22 +118,20 @@ class Peers:
         return sum(not peer.ready for peer in self._by_name.values())
 
 
+@dataclass(eq=False)
 class Roster:
     """Ends, replaces or gives up the peers of one run that are silent, send what is no message, or die."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        experiment: Experiment,
-        store: Store,
-        clock: WallClock,
-        alarms: Alarms,
-        channel: Channel[Any],
-    ) -> None:
-        self._peers, self._experiment, self._store = peers, experiment, store
-        self._clock, self._alarms, self._channel = clock, alarms, channel
+    _peers: Peers
+    _experiment: Experiment
+    _store: Store
+    _clock: WallClock
+    _alarms: Alarms
+    _channel: Channel[Any]
+
+    def __post_init__(self) -> None:
         self.incidents: Counter[str] = Counter()
-        self.look_every_s = max(0.1, experiment.server.heartbeat_s / 4)
+        self.look_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
         """Wall seconds between two calls of `find_silent`."""
         self.returning = 0
         """Peers that are dead and will be started again."""
@@ -159,8 +159,7 @@ class Roster:
         if not peer.expelled:
             memory = message.reason.startswith(control.OUT_OF_MEMORY)
             self._note(peer, "oom" if memory else "death", message.reason)
-        client, fleet = peer.role == control.CLIENT, self._experiment.fleet
-        deaths = peer.deaths_in_a_row + 1
+        client, fleet, deaths = peer.role == control.CLIENT, self._experiment.fleet, peer.deaths_in_a_row + 1
         if client and fleet.on_death == "drop":
             return peer, True
         if deaths >= MOST_DEATHS_IN_A_ROW:
@@ -168,13 +167,14 @@ class Roster:
             return peer, True
         self.returning += 1
         rejoin_s = fleet.rejoin_s * self._clock.time_scale if client else 0.0
-        self._alarms.after(rejoin_s, lambda: self._replace(peer, deaths))
-        return peer, False
 
-    def _replace(self, peer: Peer, deaths: int) -> None:
-        self.returning -= 1
-        again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
-        self._channel.send(control.Replace(again.role, again.number, again.epoch))
+        def replace() -> None:
+            self.returning -= 1
+            again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
+            self._channel.send(control.Replace(again.role, again.number, again.epoch))
+
+        self._alarms.after(rejoin_s, replace)
+        return peer, False
 
     def _note(self, peer: Peer, kind: str, detail: str) -> None:
         client = peer.number if peer.role == control.CLIENT else None

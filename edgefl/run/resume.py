@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.core import Core
-from edgefl.core.unfinished import Unfinished
+from edgefl.core.events import Evaluate, Evaluated, Release, Train
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
@@ -65,10 +65,20 @@ def restore(
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     store.truncate(last.journal_seq)
-    unfinished = Unfinished()
+    tasks: dict[int, tuple[Train, float]] = {}
+    assessing: dict[int, tuple[float, int]] = {}
     for _, event in store.replay():
         actions = core.handle(event)
-        unfinished.observe(event, actions, core)
+        if isinstance(event, Evaluated):
+            assessing.pop(event.version, None)
+        for action in actions:
+            match action:
+                case Train(task=task):
+                    tasks[task] = action, core.now_s
+                case Release(task=task):
+                    tasks.pop(task, None)
+                case Evaluate(version=version):
+                    assessing[version] = core.now_s, core.trips
         if dynamics is not None:
             dynamics.observe(event, actions, core.now_s)
     buffer = aggregator.buffer
@@ -85,7 +95,8 @@ def restore(
         update = last.held[held.task]
         aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)
     answers = {answer.task: answer for answer in _answers.decode(last.answers)} if last.answers else {}
-    return Restored(last, unfinished, entries, answers)
+    running = {task: tasks[task] for task in sorted(core.tasks)}
+    return Restored(last, running, assessing, entries, answers)
 
 
 def _refill_ring(folder: Path, last: SavedState, aggregator: Aggregator) -> dict[int, int]:

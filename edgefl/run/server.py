@@ -64,7 +64,7 @@ class ServerLoop:
     def run(self) -> None:
         """Serve until the run is over, then leave the record and a checkpoint behind."""
         if (restored := self._restored) is not None:
-            self._engine.assess_again(restored.unfinished.assessing, restored.entries)
+            self._engine.assess_again(restored.assessing, restored.entries)
             self._take(self._timeline.restore(restored, self._engine.order))
         self._timeline.expect()
         self._peers.expect(control.EVALUATOR, 0)

@@ -19,7 +19,7 @@ import psutil
 from edgefl import config, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import dynamics_of
-from edgefl.devices.fleet import ClientInfo, Trips, device_of, network_of
+from edgefl.devices.fleet import Trips, device_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, FolderError, RunError
 from edgefl.kernels.steps import start
@@ -150,25 +150,22 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
         toml=config.dump(experiment),
     )
-    store.clients(
-        _client_row(experiment.seed, info, known.examples, labels)
-        for info, known, labels in zip(plan.clients, prepared.clients, prepared.labels, strict=True)
-    )
-
-
-def _client_row(seed: int, info: ClientInfo, examples: int, labels: list[int]) -> ClientRow:
-    device, network = device_of(seed, info.client, info.profile), network_of(info.network)
-    return ClientRow(
-        client=info.client,
-        profile=device.id,
-        network=network.id,
-        examples=examples,
-        labels=tuple(labels),
-        train_gflops=device.train_flop_per_s / 1e9 if device.cpu is not None else None,
-        memory_mib=device.app_limit_mib,
-        down_mbps=mean_mbps(network.down),
-        up_mbps=mean_mbps(network.up),
-    )
+    rows = []
+    for info, known, labels in zip(plan.clients, prepared.clients, prepared.labels, strict=True):
+        device, network = device_of(experiment.seed, info.client, info.profile), network_of(info.network)
+        row = ClientRow(
+            client=info.client,
+            profile=device.id,
+            network=network.id,
+            examples=known.examples,
+            labels=tuple(labels),
+            train_gflops=device.train_flop_per_s / 1e9 if device.cpu is not None else None,
+            memory_mib=device.app_limit_mib,
+            down_mbps=mean_mbps(network.down),
+            up_mbps=mean_mbps(network.up),
+        )
+        rows.append(row)
+    store.clients(rows)
 
 
 def _version(package: str) -> str:

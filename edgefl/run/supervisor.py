@@ -32,7 +32,6 @@ from edgefl.limits.capacity import (
     Burst,
     Demand,
     TimeScale,
-    Usage,
     UsageMeter,
     choose_time_scale,
     usable_cores,
@@ -182,12 +181,16 @@ class _Supervisor:
             stack.enter_context(self._view)
             end = self._loop()
         try:
-            _write_results(self._folder, self._memory, self._usage.usage())
+            from edgefl.results import report, summary, trace
+
+            with Store(self._folder) as store:
+                store.set_meta(memory=self._memory, **self._usage.usage()._asdict())
+            for write in (summary.write_summary, trace.write_trace, report.write_report):
+                write(self._folder)
         except (EdgeflError, OSError) as error:
             way_on = run_folder.way_on(self._folder) if end.interrupted else ""
-            raise RunError(
-                f"the run's summary, report or trace cannot be written: {error}{way_on}"
-            ) from error
+            what = "the run's summary, report or trace cannot be written"
+            raise RunError(f"{what}: {error}{way_on}") from error
         if end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
@@ -205,7 +208,11 @@ class _Supervisor:
                 unheard = any(channel.waiting for channel in channels.values())
                 ready = {key.fd for key, _ in selector.select(0 if unheard else None)}
                 if self._wakeup[0] in ready:
-                    self._interrupted()
+                    os.read(self._wakeup[0], 64)
+                    if self._interrupts > 1 or not self._address:
+                        raise KeyboardInterrupt
+                    self._view.say("interrupted: writing a checkpoint (again to stop at once)")
+                    self._server.send(control.Interrupt("interrupted"))
                 for name, channel in channels.items():
                     if channel.fileno() not in ready and not channel.waiting:
                         continue
@@ -214,7 +221,14 @@ class _Supervisor:
                             self._take(message)
                     except Closed:
                         if self._end is None:
-                            raise RunError(self._death(name)) from None
+                            how = "closed its channel"
+                            with contextlib.suppress(subprocess.TimeoutExpired):
+                                code = self._children[name].wait(1.0)
+                                how = (
+                                    f"ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+                                )
+                            way_on = run_folder.way_on(self._folder)
+                            raise RunError(f"the {name} process {how}{way_on}") from None
         return self._end
 
     def _take(self, message: control.FromZygote | control.FromServer) -> None:
@@ -225,7 +239,11 @@ class _Supervisor:
                 assert self._buffer is not None
                 self._server.send(self._plan, fd=self._buffer.fd)
             case control.Listening(endpoint=endpoint):
-                self._listening(endpoint)
+                self._address = endpoint
+                self._usage.begin()
+                self._spawn(control.EVALUATOR, 0, 0)
+                for number in range(self._workers):
+                    self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
             case control.Spawned(role=role, peer=peer, pid=pid):
                 self._pids[role, peer] = pid
             case control.Departed(role=role, peer=peer):
@@ -233,7 +251,10 @@ class _Supervisor:
                 with contextlib.suppress(Closed):
                     self._server.send(message)
             case control.Progress():
-                self._progress(message)
+                self._view.update(message)
+                if message.trips >= self._measured_at_trips and message.connected is None:
+                    self._measured_at_trips *= 8
+                    self._memory = self._memory_now()
             case control.Replace(role=role, peer=peer, epoch=epoch):
                 self._spawn(role, peer, epoch)
             case control.Expel():
@@ -244,22 +265,9 @@ class _Supervisor:
             case control.Refused():
                 raise ConfigError(message.message) if message.config else RunError(message.message)
 
-    def _interrupted(self) -> None:
-        os.read(self._wakeup[0], 64)
-        if self._interrupts > 1 or not self._address:
-            raise KeyboardInterrupt
-        self._view.say("interrupted: writing a checkpoint (again to stop at once)")
-        self._server.send(control.Interrupt("interrupted"))
-
-    def _death(self, name: str) -> str:
-        how = "closed its channel"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._children[name].wait(1.0)
-            how = f"ended early (signal {-code})" if code < 0 else f"ended early (exit code {code})"
-        return f"the {name} process {how}{run_folder.way_on(self._folder)}"
-
     def _prepared(self, prepared: control.Prepared) -> None:
-        scale = self._virtual_scale() if self._virtual else self._wall_scale(prepared)
+        why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
+        scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
         self._view.describe(self._clients, prepared, scale)
         self._plan = control.Serve(
             experiment=self._experiment,
@@ -291,25 +299,8 @@ class _Supervisor:
             together="always" if self._strategy.lockstep else "at first" if at_once else "never",
         )
 
-    def _virtual_scale(self) -> TimeScale:
-        why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
-        return TimeScale(1.0, 0.0, 0.0, why, "fits")
-
-    def _listening(self, endpoint: str) -> None:
-        self._address = endpoint
-        self._usage.begin()
-        self._spawn(control.EVALUATOR, 0, 0)
-        for number in range(self._workers):
-            self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
-
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
         self._zygote.send(control.Spawn(role, peer, epoch, self._address, self._plan.time_scale))
-
-    def _progress(self, progress: control.Progress) -> None:
-        self._view.update(progress)
-        if progress.trips >= self._measured_at_trips and progress.connected is None:
-            self._measured_at_trips *= 8
-            self._memory = self._memory_now()
 
     def _memory_now(self) -> MemoryUse:
         assert self._buffer is not None
@@ -372,22 +363,8 @@ class _Supervisor:
             os.close(fd)
 
 
-def _write_results(folder: Path, memory: MemoryUse, usage: Usage) -> None:
-    """Complete the record with what the supervisor saw, and write summary, report and trace."""
-    from edgefl.results import report, summary, trace
-
-    with Store(folder) as store:
-        store.set_meta(memory=memory, **usage._asdict())
-    summary.write_summary(folder)
-    trace.write_trace(folder)
-    report.write_report(folder)
-
-
 def _proportional_mib(pid: int | None) -> float | None:
-    """Returns a process's proportional set size: a shared page counts once over all who map it.
-
-    None without a process, and where the system does not tell.
-    """
+    """A process's proportional set size; None without a process, and where the system does not tell."""
     if pid is None:
         return None
     try:

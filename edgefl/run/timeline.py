@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from edgefl.core import Core
 from edgefl.core.events import Event, Train
-from edgefl.core.unfinished import Unfinished
 from edgefl.devices.dynamics import Dynamics
 from edgefl.experiment import Experiment
 from edgefl.parameters.checkpoint import SavedState
@@ -57,7 +56,10 @@ class Restored:
     """The state that a resumed run goes on from, besides its core, its buffer and its record."""
 
     checkpoint: SavedState
-    unfinished: Unfinished
+    tasks: dict[int, tuple[Train, float]]
+    """Tasks that were running, and when they were given out, emulated s; in order."""
+    assessing: dict[int, tuple[float, int]]
+    """Versions that were to be measured: when each was published, and the client trips until then."""
     entries: dict[int, int]
     """Versions that were to be read, and the ring entries that hold them now."""
     answers: dict[int, Answer]

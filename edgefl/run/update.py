@@ -68,23 +68,19 @@ class UpdateMaker:
         elif self._plain:
             self._sum = None
             part = slice(start // 4, stop // 4)
-            values = raw[start:stop].view(np.float32)
+            floats = raw[start:stop].view(np.float32)
             if model:
-                np.copyto(values, trained[part])
+                np.copyto(floats, trained[part])
             else:
-                np.subtract(trained[part], base[part], out=values)
+                np.subtract(trained[part], base[part], out=floats)
         elif start == 0:
-            self._round(raw, client, trained, base)
-
-    def _round(self, raw: Raw, client: int, trained: Floats, base: Floats) -> None:
-        """The update in few bits, and what that leaves for the client's next one."""
-        old = new = None
-        if self._workload.upload == "delta":
-            np.subtract(trained, base, out=trained)
-            if self._shape.residuals:
-                old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
-        values, scales = self._parts(raw)
-        kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
+            old = new = None  # what rounding left of the client's last update, and leaves for its next one
+            if not model:
+                np.subtract(trained, base, out=trained)
+                if self._shape.residuals:
+                    old, new = self._buffer.residual(client), self._buffer.residual(client, new=True)
+            values, scales = self._parts(raw)
+            kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
 
     def checksum(self, raw: Raw) -> int:
         """The checksum of the whole update that was written last."""

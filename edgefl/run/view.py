@@ -25,14 +25,11 @@ from edgefl.run import control
 LINE_S = 5.0
 """Wall seconds between two lines of progress at least."""
 MOST_COLUMNS = 120
-"""Width of a line of progress at most."""
 REDRAW_S = 0.5
 """Wall seconds between two pictures at least: the host should be left to the clients."""
 PACE_S = 600.0
 """Wall seconds of the past from which the remaining time is estimated."""
-MOST_PROFILES = 12
-LINES_BESIDES_PROFILES = 15
-MOST_NAME = 20
+MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
 class Goal(NamedTuple):
@@ -114,13 +111,11 @@ class RunView:
 
     def fidelity(self, progress: control.Progress) -> str:
         """Returns VALID or INVALID, ``times computed`` on the virtual clock, nothing while it is unknown."""
-        if self.scale is not None and self.scale.verdict == "overloaded":
+        overloaded = self.scale is not None and self.scale.verdict == "overloaded"
+        if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
-        if progress.fidelity_median is None:
-            return ""
-        if progress.invalid:
-            return "INVALID"
-        return "VALID" if self.experiment.clock.kind == "wall" else "times computed"
+        valid = "VALID" if self.experiment.clock.kind == "wall" else "times computed"
+        return "" if progress.fidelity_median is None else valid
 
     def figures(self, progress: control.Progress) -> dict[str, str]:
         """Returns every figure that is known, the most important first."""
@@ -146,10 +141,8 @@ class RunView:
         """Returns how the run ended, in a word or two."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
-        if not self.running:
-            return "ended before the start"
         # After the start, what goes on besides training is that somebody wants it to end.
-        return self.note.partition(":")[0] or "done"
+        return self.note.partition(":")[0] or "done" if self.running else "ended before the start"
 
 
 class LineView(RunView):
@@ -317,11 +310,7 @@ def make_view(experiment: Experiment, quiet: bool) -> RunView:
 
 
 def printable(text: str) -> str:
-    """Returns ``text`` with nothing in it that a terminal would take for a command.
-
-    >>> printable("a\\x1b[2Jb")
-    'a?[2Jb'
-    """
+    """Returns ``text`` with ``?`` for each character that a terminal could take for a command."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

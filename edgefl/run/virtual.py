@@ -296,8 +296,7 @@ class VirtualTimeline(Timeline):
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The clients know nothing of an interruption: every trip goes on that was under way."""
-        for number in sorted(self.core.tasks):
-            train, sent_s = restored.unfinished.tasks[number]
+        for number, (train, sent_s) in restored.tasks.items():
             client, version, answer = train.client, train.version, restored.answers.get(number)
             if isinstance(answer, messages.TaskResult):  # its update was computed before it was due
                 lease = self.aggregator.restore(
@@ -307,7 +306,7 @@ class VirtualTimeline(Timeline):
                 entry = restored.entries.get(version, -1)
                 lease = self.aggregator.resume(task=number, client=client, version=version, entry=entry)
             self.give(order(train, lease, sent_s, sent_s), sent_s)
-            if number in restored.unfinished.cancelled:
+            if number in self.core.cancelled:
                 self.cancel(client, number)
             elif answer is not None:
                 self._dispatch.take_back(number)

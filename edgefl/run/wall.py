@@ -119,7 +119,10 @@ class WallTimeline(Timeline):
             if due.kind == TICK:
                 yield Ticked(self.clock.now_s())
             elif due.kind == JOIN:
-                yield from self._come(due)
+                dynamics, client = self.dynamics, due.client
+                if dynamics is None or client not in dynamics or dynamics.move(client) == (due.at_s, "back"):
+                    self._coming.discard(client)
+                    yield from self._join(client, due.at_s)
             else:
                 yield from self._go(due)
             self._follow()
@@ -139,14 +142,6 @@ class WallTimeline(Timeline):
         if at_s < math.inf:
             self._coming.add(client)
             self.agenda.enter(Due(at_s, JOIN, client))
-
-    def _come(self, due: Due) -> Iterator[Happening]:
-        if self.dynamics is not None and due.client in self.dynamics:
-            move = self.dynamics.move(due.client)
-            if not move.comes or move.at_s != due.at_s:
-                return
-        self._coming.discard(due.client)
-        yield from self._join(due.client, due.at_s)
 
     def _join(self, client: int, at_s: float) -> Iterator[Happening]:
         peer = self.peers.get(control.CLIENT, client)

@@ -51,34 +51,24 @@ class Workload:
         strategy = resolve(experiment.strategy, [base])
         self.upload = strategy.upload
         self.data = load_data(experiment.data, seed, [base])
-        self._rows = partition(
-            experiment.data,
-            self.data.train_y,
-            [info.profile for info in clients],
-            self.data.classes,
-            seed,
-            self.data.owners,
-        )
+        data, profiles = self.data, [info.profile for info in clients]
+        self._rows = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners)
         module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
-        declared = experiment.model.flops_per_example
-        dtype = self.data.train_x[:1].dtype
-        self.flops_per_example = (
-            flops_per_example(module, self.data.input_shape, dtype) if declared is None else declared
-        )
+        cost = experiment.model.flops_per_example
+        if cost is None:
+            cost = flops_per_example(module, self.data.input_shape, self.data.train_x[:1].dtype)
+        self.flops_per_example = cost
         self.flat = FlatModel(module)
         self._trainer = Trainer(self.flat, arithmetic=self._arithmetic)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
         examples = [len(rows) for rows in self._rows]
         up_bytes = FORMATS[experiment.server.update_format].nbytes(self.flat.size)
-        self._trips = Trips(
-            experiment, clients, examples, self.flops_per_example, 4 * self.flat.size, up_bytes
-        )
+        self._trips = Trips(experiment, clients, examples, cost, 4 * self.flat.size, up_bytes)
         self.ns_per_flop = 0.0
         """CPU time of one FLOP of training on this host, once `prepared` has measured it."""
-        cells = experiment.fleet.cells
-        self.cells = (
-            None if cells is None else CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
-        )
+        self.cells: CellMeter | None = None
+        if (cells := experiment.fleet.cells) is not None:
+            self.cells = CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
         """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 

@@ -84,24 +84,23 @@ class Zygote:
 
     def _answer(self, message: control.ToZygote) -> None:
         match message:
-            case control.Prepare():
-                self._prepare(message)
+            case control.Prepare(experiment=experiment, clients=clients, base=base):
+                # Loaded once, for all: a client that loads its own code starts five times slower.
+                try:
+                    kernels.backend()
+                    self._enforcement = message.enforcement
+                    self._workload = self._make_workload(experiment, clients, Path(base))
+                    self._channel.send(self._workload.prepared())
+                except EdgeflError as error:
+                    self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
             case control.Adopt(initialise=initialise):
                 self._adopt(initialise)
             case control.Spawn():
                 self._spawn(message)
-            case control.Expel():
-                self._expel(message)
-
-    def _prepare(self, message: control.Prepare) -> None:
-        try:
-            # Loaded once, for all: a client that loads its own code starts five times slower.
-            kernels.backend()
-            self._enforcement = message.enforcement
-            self._workload = self._make_workload(message.experiment, message.clients, Path(message.base))
-            self._channel.send(self._workload.prepared())
-        except EdgeflError as error:
-            self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
+            case control.Expel(role=role, peer=peer, epoch=epoch):
+                for pid, (spec, _) in self._children.items():
+                    if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
+                        _kill(pid)
 
     def _adopt(self, initialise: bool) -> None:
         assert self._workload is not None
@@ -113,7 +112,10 @@ class Zygote:
         gc.collect()
         gc.freeze()
         if self._enforcement.throttle != "paced":
-            self._start_governor()
+            ours, self._requests = os.pipe()
+            kind, lifeline = self._enforcement.throttle, self._lifeline[0]
+            self._governor = self._fork("edgefl-governor", lambda: govern(kind, ours, lifeline))
+            os.close(ours)
         self._channel.send(control.Adopted())
 
     # ---- children ------------------------------------------------------------------------------
@@ -146,22 +148,11 @@ class Zygote:
         else:
             Evaluator(spec, workload, buffer, lifeline).run()
 
-    def _start_governor(self) -> None:
-        ours, self._requests = os.pipe()
-        kind, lifeline = self._enforcement.throttle, self._lifeline[0]
-        self._governor = self._fork("edgefl-governor", lambda: govern(kind, ours, lifeline))
-        os.close(ours)
-
     def _fork(self, name: str, life: Callable[[], None]) -> int:
-        """Fork a process that calls ``life``, and return its process id."""
+        """Fork a process that calls ``life`` and ends, and return its process id."""
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._be_child(parent, name, life)
-        return pid
-
-    def _be_child(self, parent: int, name: str, life: Callable[[], None]) -> None:
-        """Call ``life`` and end the process; this never returns."""
+        if (pid := os.fork()) != 0:
+            return pid
         code = BROKEN_EXIT
         try:
             signal.set_wakeup_fd(-1)
@@ -179,11 +170,6 @@ class Zygote:
                 sys.stderr.flush()
         finally:
             os._exit(code)
-
-    def _expel(self, which: control.Expel) -> None:
-        for pid, (spec, _) in self._children.items():
-            if (spec.role, spec.peer, spec.epoch) == (which.role, which.peer, which.epoch):
-                _kill(pid)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
