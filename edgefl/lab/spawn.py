@@ -15,9 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 import psutil
 
@@ -26,6 +25,7 @@ from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
 from edgefl.learning.train import TrainResult
 from edgefl.limits.capacity import host
+from edgefl.results import tables
 from edgefl.run import supervisor
 from edgefl.run.workload import Workload
 
@@ -45,23 +45,11 @@ print(seconds, flush=True); input()
 """
 
 
-class ProcessMemory(NamedTuple):
-    """A process's memory, MiB: a shared page counts once over all that map it, or not at all."""
-
-    proportional_mib: float
-    own_mib: float
-
-
-class ClientStart(msgspec.Struct):
-    """A client's notes of itself; times are of the system's monotonic clock."""
-
-    forked_s: float
-    trained_s: float
-    memory: ProcessMemory
-
-
 class StartWorkload(Workload):
-    """The real workload, whose clients write their `ClientStart` into the run's base folder."""
+    """The real workload, whose clients write down in the run's base folder how they started.
+
+    When they were forked and first trained by the system's monotonic clock, and their memory, as `_memory`.
+    """
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
@@ -78,8 +66,8 @@ class StartWorkload(Workload):
         if trip == 0:
             self._trained_s = time.monotonic()
         elif done is not None:  # of a client, not of the zygote
-            note = ClientStart(self._forked_s, self._trained_s, _memory(os.getpid()))
-            (self._notes / f"{client}.json").write_bytes(msgspec.json.encode(note))
+            note = json.dumps([self._forked_s, self._trained_s, *_memory(os.getpid())])
+            (self._notes / f"{client}.json").write_text(note)
         return super().train(client, trip, done, steps)
 
 
@@ -100,16 +88,27 @@ def run(
     Raises `RunError` if a client ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
-    torch = [_import_torch() for _ in range(repetitions)]
+    import_s, shared, own = np.median([_import_torch() for _ in range(repetitions)], axis=0).tolist()
+    rows = []
+    for clients in counts or (QUICK_COUNTS if quick else COUNTS):
+        turns = [started(clients) for _ in range(repetitions)]
+        low, ready_s, high = np.percentile([seconds for seconds, _ in turns], [25, 50, 75]).tolist()
+        proportional_mib, own_mib = np.median([each for _, found in turns for each in found], axis=0).tolist()
+        rows.append(
+            {
+                "clients": clients,
+                "ready_s": ready_s,
+                "spread": (high - low) / ready_s,
+                "ms_a_client": ready_s / clients * 1e3,
+                "proportional_mib": proportional_mib,
+                "own_mib": own_mib,
+            }
+        )
     result = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
         "repetitions": repetitions,
-        "torch": {
-            "import_s": float(np.median([seconds for seconds, _ in torch])),
-            "proportional_mib": float(np.median([memory.proportional_mib for _, memory in torch])),
-            "own_mib": float(np.median([memory.own_mib for _, memory in torch])),
-        },
-        "rows": [_row(count, repetitions) for count in counts or (QUICK_COUNTS if quick else COUNTS)],
+        "torch": {"import_s": import_s, "proportional_mib": shared, "own_mib": own},
+        "rows": rows,
     }
     _print(result)
     if json_path is not None:
@@ -117,21 +116,7 @@ def run(
     return result
 
 
-def _row(clients: int, repetitions: int) -> dict[str, Any]:
-    turns = [started(clients) for _ in range(repetitions)]
-    low, ready_s, high = np.percentile([seconds for seconds, _ in turns], [25, 50, 75]).tolist()
-    memory = [one for _, found in turns for one in found]
-    return {
-        "clients": clients,
-        "ready_s": ready_s,
-        "spread": (high - low) / ready_s,
-        "ms_a_client": ready_s / clients * 1e3,
-        "proportional_mib": float(np.median([one.proportional_mib for one in memory])),
-        "own_mib": float(np.median([one.own_mib for one in memory])),
-    }
-
-
-def started(clients: int) -> tuple[float, list[ProcessMemory]]:
+def started(clients: int) -> tuple[float, list[list[float]]]:
     """Start so many clients, let each make two trips: seconds until all were ready, and each one's memory."""
     experiment = Experiment(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
@@ -150,18 +135,19 @@ def started(clients: int) -> tuple[float, list[ProcessMemory]]:
         with supervisor.run(experiment, base / "run", True, base, workload=workload).record as record:
             if record.incidents:
                 raise RunError(f"client {record.incidents[0].client}: {record.incidents[0].detail}")
-        notes = [msgspec.json.decode(file.read_bytes(), type=ClientStart) for file in base.glob("*.json")]
-    ready_s = min(note.trained_s for note in notes) - min(note.forked_s for note in notes)
-    return ready_s, [note.memory for note in notes]
+        notes = [json.loads(file.read_text()) for file in base.glob("*.json")]
+    forked_s, trained_s, *_ = (min(each) for each in zip(*notes, strict=True))
+    return trained_s - forked_s, [memory for _, _, *memory in notes]
 
 
-def _memory(pid: int) -> ProcessMemory:
+def _memory(pid: int) -> tuple[float, float]:
+    """A process's memory, MiB: a shared page counts once over all that map it, or not at all."""
     found = psutil.Process(pid).memory_full_info()
-    return ProcessMemory(found.pss / 2**20, found.uss / 2**20)
+    return found.pss / 2**20, found.uss / 2**20
 
 
-def _import_torch() -> tuple[float, ProcessMemory]:
-    """The cost of a process that imports torch for itself and takes one gradient."""
+def _import_torch() -> tuple[float, float, float]:
+    """Seconds and memory of a process that imports torch for itself and takes one gradient."""
     with subprocess.Popen(
         [sys.executable, "-c", _IMPORT],
         stdin=subprocess.PIPE,
@@ -170,26 +156,17 @@ def _import_torch() -> tuple[float, ProcessMemory]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
         assert process.stdout is not None
-        assert process.stdin is not None
         seconds = float(process.stdout.readline())
         memory = _memory(process.pid)
-        process.stdin.write("\n")
-        process.stdin.close()
-    return seconds, memory
+        process.communicate("\n")
+    return seconds, *memory
 
 
 def _print(result: dict[str, Any]) -> None:
-    from edgefl.results import tables
-
     heads = [">clients", ">all ready s", ">ms each", ">proportional MiB each", ">own MiB each"]
     rows = [
-        [
-            str(row["clients"]),
-            f"{row['ready_s']:.2f}",
-            f"{row['ms_a_client']:.1f}",
-            f"{row['proportional_mib']:.1f}",
-            f"{row['own_mib']:.1f}",
-        ]
+        f"{row['clients']} {row['ready_s']:.2f} {row['ms_a_client']:.1f} {row['proportional_mib']:.1f} "
+        f"{row['own_mib']:.1f}".split()
         for row in result["rows"]
     ]
     torch, facts = result["torch"], result["host"]
