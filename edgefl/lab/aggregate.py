@@ -325,7 +325,7 @@ def show(result: dict[str, Any]) -> None:
     if any(figures["turns"] < turns for row in rows for figures in row["contenders"].values()):
         tables.show(f"~ slow, so of fewer turns than {turns}")
     if result["skipped"]:
-        sizes = dict.fromkeys(f"{_short(d)}×{k}" for d, k, *_ in result["skipped"])
+        sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
         tables.show(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
 
 
@@ -384,11 +384,12 @@ def _ratio(value: float | None, to: float | None) -> str:
 
 
 def _size(row: dict[str, Any]) -> str:
-    return f"{_short(row['parameters'])}×{row['updates']}"
+    return f"{short(row['parameters'])}×{row['updates']}"
 
 
-def _short(parameters: int) -> str:
-    return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.0f}k"
+def short(parameters: int) -> str:
+    """A model's size in thousands or millions."""
+    return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
 
 
 MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}

@@ -27,6 +27,7 @@ import psutil
 from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+from edgefl.lab.aggregate import short
 from edgefl.lab.bare import Limit, LimitCase, Transport
 from edgefl.lab.workloads import IDLE
 from edgefl.limits.capacity import host
@@ -88,7 +89,13 @@ def run(
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
-    fitting = [size for size in sizes or (QUICK_SIZES if quick else SIZES) if _fits(size, clients)]
+    half = int(psutil.virtual_memory().available) // 2
+    vectors = UPDATES + (1 + COPIES) * clients
+    fitting = [
+        size
+        for size in sizes or (QUICK_SIZES if quick else SIZES)
+        if 4 * size * (ring_entries(size) + vectors) < half
+    ]
     result = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), "backend": kernels.backend()},
         "clients": clients,
@@ -105,12 +112,6 @@ def run(
     return result
 
 
-def _fits(parameters: int, clients: int) -> bool:
-    """Tells whether half of the free memory is enough for this case."""
-    vectors = ring_entries(parameters) + clients + UPDATES + COPIES * clients
-    return 4 * parameters * vectors < int(psutil.virtual_memory().available) // 2
-
-
 def _case(
     transport: Transport, parameters: int, clients: int, seconds: float, repetitions: int
 ) -> dict[str, Any]:
@@ -124,6 +125,7 @@ def _case(
             rates.append(limit_of(case))
     low, rate, high = np.percentile([turn.trips_per_s for turn in turns], [25, 50, 75]).tolist()
     stages = {stage: float(np.median([turn.stages_us[stage] for turn in turns])) for stage in STAGES}
+    allowed = {what: float(np.median(rates)) for what, rates in limits.items()}
     return {
         "transport": transport,
         "parameters": parameters,
@@ -134,10 +136,7 @@ def _case(
         "server_trip_us": float(np.median([turn.server_trip_us for turn in turns])),
         "server_us": sum(stages.values()) - stages["wait"],
         "stages_us": stages,
-        "limits": {
-            what: {"trips_per_s": float(np.median(rates)), "of_limit": rate / float(np.median(rates))}
-            for what, rates in limits.items()
-        },
+        "limits": {what: {"trips_per_s": most, "of_limit": rate / most} for what, most in allowed.items()},
     }
 
 
@@ -190,16 +189,16 @@ def _figures(record: Record) -> IngestFigures:
     applied = trips["fate"] == "applied"
     altered = int((trips["checksum_sent"][applied] != trips["checksum_seen"][applied]).sum())
     summed = int(record.versions["updates"].sum())
-    costs = {row.stage: row.seconds for row in record.costs}
+    count, costs = len(arrived), {row.stage: row.seconds for row in record.costs}
     if incidents or altered or int(applied.sum()) != summed:
         first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
             f"ingest: {len(incidents)} incidents{first}, {altered} altered updates, "
-            f"{int(applied.sum())} applied of {summed} summed, {len(arrived)} trips; every update must count"
+            f"{int(applied.sum())} applied of {summed} summed, {count} trips; every update must count"
         )
-    if len(arrived) < 2:
-        return IngestFigures(len(arrived), 0.0, 0.0, dict.fromkeys(STAGES, 0.0))
-    count, span_s = len(arrived), float(arrived[-1] - arrived[0])
+    if count < 2:
+        return IngestFigures(count, 0.0, 0.0, dict.fromkeys(STAGES, 0.0))
+    span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
     # The server also waited for the fleet to come and go: what is left of the span is its wait for updates.
@@ -209,11 +208,30 @@ def _figures(record: Record) -> IngestFigures:
 
 
 def _print(result: dict[str, Any]) -> None:
-    heads = ["", ">trips/s", ">GB/s", ">sock", ">mem", ">pass", ">trip"]
-    heads += [f">{head}" for head in SHOWN.values()]
-    rows: list[list[str]] = []
-    for transport in LIMITS:
-        rows += [_cells(case) for case in result["cases"] if case["transport"] == transport] + [[]]
+    heads = [
+        "",
+        ">trips/s",
+        ">GB/s",
+        ">sock",
+        ">mem",
+        ">pass",
+        ">trip",
+        *(f">{head}" for head in SHOWN.values()),
+    ]
+    rows = []
+    for case in result["cases"]:
+        limits = [case["limits"].get(what) for what in LIMITS["shm"]]
+        costs = [case["server_trip_us"], *(case["stages_us"][stage] for stage in SHOWN)]
+        rate = case["trips_per_s"]
+        rows.append(
+            [
+                f"{case['transport']} {short(case['parameters'])}",
+                f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
+                f"{case['gbytes_per_s']:.2f}",
+                *("" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits),
+                *(f"{us:.0f}" if us < 10_000 else f"{us / 1000:.0f}k" for us in costs),
+            ]
+        )
     facts = result["host"]
     tables.show(
         tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage"),
@@ -223,23 +241,3 @@ def _print(result: dict[str, Any]) -> None:
         "bare ZeroMQ does with the same frames, of what copying and summing the same bytes allows, and of a "
         "trip's passes over memory. trip: median µs of one trip, without the sum",
     )
-
-
-def _cells(case: dict[str, Any]) -> list[str]:
-    limits = [case["limits"].get(what) for what in LIMITS["shm"]]
-    return [
-        f"{case['transport']} {_short(case['parameters'])}",
-        f"{case['trips_per_s']:,.0f}" if case["trips_per_s"] >= 100 else f"{case['trips_per_s']:.1f}",
-        f"{case['gbytes_per_s']:.2f}",
-        *("" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits),
-        _us(case["server_trip_us"]),
-        *(_us(case["stages_us"][stage]) for stage in SHOWN),
-    ]
-
-
-def _us(figure: float) -> str:
-    return f"{figure:.0f}" if figure < 10_000 else f"{figure / 1000:.0f}k"
-
-
-def _short(parameters: int) -> str:
-    return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
