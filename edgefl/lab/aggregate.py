@@ -65,7 +65,7 @@ def run(
     quick: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """Measure, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
+    """Measure, print tables, write ``json_path`` if given, and return what it holds.
 
     ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, and for each contender its ``seconds`` (median), ``spread``
@@ -96,9 +96,7 @@ def run(
     result["seconds"] = round(time.monotonic() - started, 1)
     show(result)
     if json_path is not None:
-        path = Path(json_path)
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
+        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -165,7 +163,6 @@ SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Their threads wait for more work without sleeping."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
 """Those that are measured on one thread, too."""
-LIMITS = ("read loop", "STREAM triad")
 
 
 class SumArrays(NamedTuple):
@@ -295,7 +292,7 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
         yield "STREAM triad", lambda: _probe.triad(a, b, c, 0.0, threads)
 
 
-# ---- what is printed and drawn -----------------------------------------------------------------
+# ---- what is printed ---------------------------------------------------------------------------
 
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
@@ -308,29 +305,24 @@ def show(result: dict[str, Any]) -> None:
     floats = [row for row in rows if row["dtype"] == "float32" and row["threads"] == facts["threads"]]
     single = [row for row in rows if row["threads"] == 1 != facts["threads"]]
     typed = [row for row in rows if row["dtype"] != "float32"]
-    names = _names(floats)
-    main = [name for name in names if name != RAW]
-    tables.show(_bandwidths("Weighted sum of K float32 updates of D: GB/s", floats, main, turns))
+    names = list(dict.fromkeys(name for row in floats for name in row["contenders"]))
+    others = [name for name in names if name != RAW]
+    tables.show(_bandwidths("Weighted sum of K float32 updates of D: GB/s", floats, others, turns))
     if "edgefl c" in names:
-        tables.show(_against(floats, [name for name in main if name[:6] != "edgefl" and name != LIMITS[1]]))
+        tables.show(_against(floats, [name for name in others if name[:6] not in ("edgefl", "STREAM")]))
     if single:
-        tables.show(_bandwidths("On one thread: GB/s", single, _names(single), turns))
+        alone = [name for name in names if name in ONE_THREAD]
+        tables.show(_bandwidths("On one thread: GB/s", single, alone, turns))
     if typed and "edgefl c" in names:
         tables.show(_types(floats, typed))
     tables.show(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['backend']} "
-        f"({facts['instruction_set']}), load {facts['load_1min']}; medians of {turns} turns, "
-        f"in {result['seconds']:.0f} s\n* needs the updates stacked in one matrix"
+        f"({facts['instruction_set']}), load {facts['load_1min']}; medians of {turns} turns, ~ of fewer as "
+        f"slow, in {result['seconds']:.0f} s\n* needs the updates stacked in one matrix"
     )
-    if any(figures["turns"] < turns for row in rows for figures in row["contenders"].values()):
-        tables.show(f"~ slow, so of fewer turns than {turns}")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
         tables.show(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
-
-
-def _names(rows: Iterable[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["contenders"]))
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
@@ -339,12 +331,13 @@ def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> A
 
 
 def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns: int) -> Any:
-    def cell(row: dict[str, Any], name: str) -> str:
-        figures = row["contenders"].get(name)
-        mark = "~" if figures and figures["turns"] < turns else ""
-        return f"{mark}{figures['gbytes_per_s']:.1f}" if figures else ""
-
-    return _table(title, names, [[_size(row), *(cell(row, name) for name in names)] for row in rows])
+    cells = []
+    for row in rows:
+        found = [row["contenders"].get(name) for name in names]
+        marks = ["~" if each and each["turns"] < turns else "" for each in found]
+        rates = [f"{each['gbytes_per_s']:.1f}" if each else "" for each in found]
+        cells.append([_size(row), *map("".join, zip(marks, rates, strict=True))])
+    return _table(title, names, cells)
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
@@ -390,44 +383,3 @@ def _size(row: dict[str, Any]) -> str:
 def short(parameters: int) -> str:
     """A model's size in thousands or millions."""
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
-
-
-MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
-
-
-def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Gflop/s over flop per byte, one point a row and contender, to each of ``paths``.
-
-    A sum is K·D products and as many additions over the bytes that it moves; a roof is a limit's median
-    bandwidth times flop per byte, once for the largest row (memory) and once for the smallest (cache).
-    """
-    from matplotlib.figure import Figure
-
-    rows = [row for row in result["rows"] if row["threads"] == result["host"]["threads"]]
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    flops = [2.0 * row["updates"] * row["parameters"] for row in rows]
-    intensities = [flop / row["bytes"] for flop, row in zip(flops, rows, strict=True)]
-    span = np.array([0.8 * min(intensities), 1.25 * max(intensities)])
-    floats = sorted((row for row in rows if row["dtype"] == "float32"), key=lambda row: int(row["bytes"]))
-    for where, row, style in (("memory", floats[-1], "-"), ("cache", floats[0], "--")):
-        for limit, shade in zip(LIMITS, ("0.2", "0.6"), strict=True):
-            if limit in row["contenders"]:
-                rate = row["contenders"][limit]["gbytes_per_s"]
-                label = f"{limit}, {where}: {rate:.0f} GB/s"
-                axes.plot(span, span * rate, style, color=shade, linewidth=1, label=label)
-    names = [name for name in _names(rows) if name not in LIMITS]
-    for place, name in enumerate(names):
-        axes.plot([], [], "o", color=f"C{place % 10}", label=name)
-        for row, flop, x in zip(rows, flops, intensities, strict=True):
-            if name in row["contenders"]:
-                y = flop / row["contenders"][name]["seconds"] / 1e9
-                axes.plot(x, y, MARKERS[row["dtype"]], color=f"C{place % 10}", markersize=5, alpha=0.8)
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
-    axes.set(xscale="log", yscale="log", xlim=span, xlabel="flop per byte moved", ylabel="Gflop/s")
-    axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads")
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    axes.grid(visible=True, which="both", linewidth=0.3)
-    for path in paths:
-        figure.savefig(path, dpi=150)

@@ -65,10 +65,10 @@ def run(
     mechanisms: Sequence[Throttle] = MECHANISMS,
     say: Say = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure, print a table, write ``json_path`` and a picture beside it if given, return what it holds.
+    """Measure, print a table, write ``json_path`` if given, and return what it holds.
 
     ``lines`` has one entry a quantity and mechanism: the fields of `JudgedQuantity`. ``rates`` has the
-    compute rates of each trip by mechanism, FLOP/s, which the picture shows. ``skipped`` says which
+    compute rates of each trip by mechanism, FLOP/s. ``skipped`` says which
     mechanisms do not work here and why. ``say`` is told what is measured next.
     """
     length = length or {name: both[quick] for name, both in LENGTHS.items()}
@@ -101,9 +101,7 @@ def run(
     result["seconds"] = round(time.monotonic() - began_s, 1)
     show(result)
     if json_path is not None:
-        path = Path(json_path)
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
+        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -367,7 +365,7 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> JudgedQuantity:
     return judged("ranks", "paced", f"{count} devices", count, figures, "ρ from 0.99", held, run.conditions)
 
 
-# ---- what is printed and drawn -----------------------------------------------------------------
+# ---- what is printed ---------------------------------------------------------------------------
 
 
 def show(result: dict[str, Any]) -> None:
@@ -418,24 +416,3 @@ FORMS = {
     "rho": "ρ {rho:.4f}",
 }
 """The words for the figures of a quantity, by one that it has."""
-BAR = 3.0
-"""The compute rate's 95th percentile, %."""
-
-
-def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """The errors of the compute rate by mechanism, to each of ``paths``."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.subplots()
-    for name, rates in result["rates"].items():
-        errors = np.sort(np.abs(np.array(rates["achieved"]) / np.array(rates["declared"]) - 1.0)) * 100
-        axes.step(np.maximum(errors, 1e-3), np.arange(1, len(errors) + 1) / len(errors), label=name)
-    axes.axvline(BAR, color="0.6", linewidth=1, linestyle="--")
-    axes.axhline(0.95, color="0.6", linewidth=1, linestyle="--")
-    axes.set(xscale="log", xlabel="error of a trip's compute rate, %", ylabel="share of trips below it")
-    axes.set_title("Errors by mechanism; dashed: the 95th percentile's bar", fontsize=10)
-    axes.legend(fontsize=8)
-    figure.suptitle(f"Fidelity on {result['host']['cpu']}, {result['host']['cores']} cores", fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=130)

@@ -1,15 +1,13 @@
-"""What ``bench fidelity`` judges by: bars at their edges, figures that may not be believed, its picture."""
+"""What ``bench fidelity`` judges by: bars at their edges, and figures that may not be believed."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgefl.devices.thermal import ThermalModel
 from edgefl.lab import fidelity
-from edgefl.lab.fidelity import JITTER, distribution, draw
+from edgefl.lab.fidelity import JITTER, distribution
 from edgefl.lab.fidelity_runs import TIMES, TripTimes, stepped
 from edgefl.limits.fidelity import Conditions
 
@@ -90,11 +88,3 @@ def test_the_simulation_of_heat_is_the_closed_form() -> None:
     took_s, hot_c = stepped(model, 25.0, 0.0, 150.0)
     assert took_s == pytest.approx(model.compute(25.0, 150.0).total_s, rel=5e-3)
     assert stepped(model, hot_c, 60.0, 0.0)[1] == pytest.approx(model.after(hot_c, 0.0, 60.0), abs=0.05)
-
-
-def test_errors_by_mechanism_are_drawn(tmp_path: Path) -> None:
-    rates = {"declared": [1e9, 2e9], "achieved": [1e9, 1.9e9]}
-    paths = [tmp_path / "one.png", tmp_path / "one.svg"]
-    draw({"rates": {"paced": rates, "sigstop": rates}, "host": {"cpu": "a host", "cores": 2}}, paths)
-    assert paths[0].read_bytes().startswith(b"\x89PNG")
-    assert "a host" in paths[1].read_text()
