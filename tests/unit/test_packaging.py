@@ -48,16 +48,13 @@ def test_every_import_is_declared_and_every_dependency_is_imported(project: Any)
     assert declared - used == set()
 
 
-def test_every_dependency_is_pinned_and_torch_without_a_local_tag(project: Any) -> None:
+def test_every_dependency_is_pinned_explained_and_without_an_upper_bound(project: Any) -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = dict(line.split("==") for line in lines)
     extras = [name for extra in project["optional-dependencies"].values() for name in names(extra)]
     assert set(names(project["dependencies"]) + extras) <= set(pins)
-    assert all(re.fullmatch(r"[0-9.]+", version) for version in pins.values())
+    assert all(re.fullmatch(r"[0-9.]+", version) for version in pins.values())  # torch without a local tag
     assert sorted(pins) == list(pins)
-
-
-def test_dependencies_have_no_upper_bound_and_are_explained(project: Any) -> None:
     explained = (ROOT / "docs" / "dependencies.md").read_text()
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
         assert re.fullmatch(r"[a-z-]+>=[0-9.]+", requirement)
@@ -69,18 +66,10 @@ def test_command_and_module_start_the_same_thing(project: Any) -> None:
     assert "from edgefl.cli import main" in (ROOT / "edgefl" / "__main__.py").read_text()
 
 
-def test_the_function_run_is_not_hidden_by_the_package_of_its_name() -> None:
+def test_every_folder_of_code_is_a_package_and_none_hides_the_function_of_its_name() -> None:
+    assert [path for path in SOURCES if not (path.parent / "__init__.py").is_file()] == []
     importlib.import_module("edgefl.run.supervisor")
     assert callable(edgefl.run)
-
-
-def test_every_folder_of_code_is_a_package() -> None:
-    folders = {path.parent for path in SOURCES}
-    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
-
-
-def test_types_are_shipped() -> None:
-    assert (ROOT / "edgefl" / "py.typed").is_file()
 
 
 def test_nothing_from_outside_is_evaluated_or_unpickled() -> None:

@@ -93,20 +93,21 @@ def test_fedstaleweights_split():
     assert [len(part) for part in parts] == [360] * 10 + [480] * 5
 
 
-def test_profiles_not_named_share_all_labels_if_every_label_is_named():
-    labels = balanced(100, 2)
-    spec = Data(partition="by-device", labels={FAST: [0], SLOW: [1]})
-    parts = partition(spec, labels, [FAST, SLOW, "pi-4"], 2, seed=0)
-    assert [np.unique(labels[part]).tolist() for part in parts] == [[0], [1], [0, 1]]
-    assert [len(part) for part in parts] == [25, 25, 50]
-
-
-def test_labels_that_no_profile_holds_are_left_out():
-    spec = Data(partition="by-device", labels={FAST: [0, 1]})
-    labels = balanced(90, 3)
-    parts = partition(spec, labels, [FAST, FAST], 3, seed=0)
-    assert_shared_out(parts, 2, 90, all_of_them=False)
-    assert sum(map(len, parts)) == 60
+@pytest.mark.parametrize(
+    ("labels", "profiles", "classes", "held", "sizes"),
+    [
+        # Every label is named: profiles that are not share them all.
+        ({FAST: [0], SLOW: [1]}, [FAST, SLOW, "pi-4"], 2, [[0], [1], [0, 1]], [50, 50, 100]),
+        # Label 2 is no profile's: it is left out.
+        ({FAST: [0, 1]}, [FAST, FAST], 3, [[0, 1]] * 2, [66, 68]),
+    ],
+)
+def test_labels_that_all_or_no_profiles_hold(labels, profiles, classes, held, sizes):
+    spec, given = Data(partition="by-device", labels=labels), balanced(200, classes)
+    parts = partition(spec, given, profiles, classes, seed=0)
+    assert_shared_out(parts, len(profiles), 200, all_of_them=classes == 2)
+    assert [np.unique(given[part]).tolist() for part in parts] == held
+    assert [len(part) for part in parts] == sizes
 
 
 def test_dirichlet_is_skewed_by_a_small_alpha_and_even_with_a_large_one():

@@ -31,20 +31,14 @@ def test_the_nodes_of_a_prefix_cover_each_version_once() -> None:
         ]
         assert sorted(leaves) == list(range(1, version + 1))
         assert len(nodes(version)) == version.bit_count()
-
-
-def test_a_version_is_in_few_nodes() -> None:
-    """What makes the tree worth having: one update touches log2(T) + 1 nodes and not T prefixes."""
-    touched = {node for version in range(5, 129) for node in nodes(version) if holds(node, 5)}
-    assert len(touched) <= math.log2(128) + 1
-
-
-def holds(node: tuple[int, int], leaf: int) -> bool:
-    level, index = node
-    return (index - 1 << level) < leaf <= (index << level)
+    # What makes the tree worth having: one update touches log2(T) + 1 nodes and not T prefixes.
+    every = {node for version in range(5, 129) for node in nodes(version)}
+    assert sum((index - 1 << level) < 5 <= index << level for level, index in every) <= math.log2(128) + 1
 
 
 def test_steps_add_up_to_the_prefixs_noise() -> None:
+    first, again, other = (TreeNoise(seed, 1.0).step(7, 50) for seed in (1, 1, 2))
+    assert first.tobytes() == again.tobytes() != other.tobytes()
     noise = TreeNoise(seed=4, deviation=0.5)
     total = np.zeros(1000)
     for version in range(1, 41):
@@ -55,11 +49,6 @@ def test_steps_add_up_to_the_prefixs_noise() -> None:
         np.testing.assert_allclose(total, expected, atol=1e-5)
         deviation = 0.5 * math.sqrt(version.bit_count())
         assert np.std(expected) == pytest.approx(deviation, rel=0.12)
-
-
-def test_the_same_seed_draws_the_same_and_another_one_another() -> None:
-    first, again, other = (TreeNoise(seed, 1.0).step(7, 50) for seed in (1, 1, 2))
-    assert first.tobytes() == again.tobytes() != other.tobytes()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -131,7 +120,7 @@ def test_an_update_that_is_not_finite_is_found_all_the_same(aggregator: Aggregat
     [
         (
             {"noise_multiplier": 1.0},
-            "strategy.noise_multiplier must go with a strategy.clip_norm, got 1 without",
+            "strategy.noise_multiplier must go with a strategy.clip_norm, got 1 with",
         ),
         ({"clip_norm": 1.0, "normalize": True}, "strategy.normalize must be false with a strategy.clip_norm"),
     ],

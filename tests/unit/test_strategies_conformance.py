@@ -15,6 +15,7 @@ from edgefl.core import Core
 from edgefl.core.events import Left, Sum, Train
 from edgefl.errors import RunError
 from edgefl.strategies import Step, Strategy, View, names, resolve
+from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import check_strategy, fleet, run_in_memory
@@ -48,20 +49,15 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("table", SETTINGS, ids=str)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_conformance(table: dict[str, Any], seed: int) -> None:
+def test_conformance_and_the_same_seed_gives_the_same_bits(table: dict[str, Any], seed: int) -> None:
     strategy = resolve(table)
-    run = check_strategy(strategy, seed=seed)
+    run, again = (check_strategy(strategy, seed=seed) for _ in range(2))
+    assert [model.tobytes() for model in run.models] == [model.tobytes() for model in again.models]
+    assert run.events == again.events
     if strategy.optimizer().vectors == 0:  # momentum overshoots
         # Every client pulls the model towards its own number, 0 to 11: it may not end up outside.
         assert (run.models[-1] > 0.0).all()
         assert (run.models[-1] < 11.0).all()
-
-
-@pytest.mark.parametrize("table", SETTINGS, ids=str)
-def test_the_same_seed_gives_the_same_bits_and_time_is_what_the_clients_take(table: dict[str, Any]) -> None:
-    first, second = (check_strategy(resolve(table)) for _ in range(2))
-    assert [model.tobytes() for model in first.models] == [model.tobytes() for model in second.models]
-    assert first.events == second.events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,25 +127,35 @@ def test_a_client_is_never_given_two_tasks_whatever_the_draws() -> None:
             assert in_flight <= 4
 
 
-def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
-    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=8000))
-    run = run_in_memory(core, lambda client, trip: 1.0)
-    counts = np.bincount(list(run.owners.values()), minlength=20)
+def check_uniform(drawn: Sequence[int]) -> None:
+    counts = np.bincount(drawn, minlength=20)
     expected = counts.sum() / 20
     assert ((counts - expected) ** 2 / expected).sum() < 43.8  # χ² with 19 degrees of freedom, 0.1%
 
 
-def test_cohorts_are_drawn_uniformly_and_without_replacement() -> None:
-    core = Core(FedAvg(cohort=4, over_selection=1.5), fleet(20), 0, experiment.Stop(versions=2000))
-    run = run_in_memory(core, [1.0 + client for client in range(20)])
-    started: dict[int, list[int]] = {}
-    for action in run.actions:
-        if isinstance(action, Train):
-            started.setdefault(action.version, []).append(action.client)
-    assert all(len(set(clients)) == len(clients) == 6 for clients in started.values())
-    counts = np.bincount(np.concatenate(list(started.values())), minlength=20)
-    expected = counts.sum() / 20
-    assert ((counts - expected) ** 2 / expected).sum() < 43.8
+def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
+    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=8000))
+    check_uniform(list(run_in_memory(core, lambda client, trip: 1.0).owners.values()))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [(FedAvg(cohort=4, over_selection=1.5), 6), (FAVANO(participants=4, interval_s=1.0), 4)],
+)
+def test_cohorts_and_samples_are_drawn_uniformly_and_without_replacement(
+    strategy: Strategy, size: int
+) -> None:
+    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=2500))
+    run = run_in_memory(core, [0.3 + 0.2 * client for client in range(20)])
+    drawn: dict[int, list[int]] = {}
+    if isinstance(strategy, FAVANO):  # everybody trains, some are polled
+        drawn = {order.version: [update.client for update in updates] for order, updates in run.sums}
+    else:
+        for action in run.actions:
+            if isinstance(action, Train):
+                drawn.setdefault(action.version, []).append(action.client)
+    assert all(len(set(clients)) == len(clients) == size for clients in drawn.values())
+    check_uniform(np.concatenate(list(drawn.values())))
 
 
 def test_updates_of_a_client_that_left_for_good_are_used_and_the_run_goes_on() -> None:
