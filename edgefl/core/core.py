@@ -15,26 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgefl import experiment
-from edgefl.core import answers, arrivals
-from edgefl.core.events import (
-    Action,
-    Arrived,
-    Evaluate,
-    Evaluated,
-    Event,
-    Failed,
-    Finish,
-    Halted,
-    Joined,
-    Left,
-    Release,
-    Revoke,
-    Sum,
-    Summed,
-    Ticked,
-    Train,
-    Wake,
-)
+from edgefl.core import answers, arrivals, events
+from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
 from edgefl.errors import RunError
 from edgefl.seeds import stream
@@ -94,9 +76,9 @@ class Core(Ledger):
             Arrived: self._arrived,
             Failed: self._failed,
             Summed: self._summed,
-            Ticked: self._ticked,
-            Evaluated: self._measured,
-            Halted: self._halted,
+            events.Ticked: self._ticked,
+            events.Evaluated: self._measured,
+            events.Halted: self._halted,
         }
 
     def handle(self, event: Event) -> list[Action]:
@@ -220,20 +202,20 @@ class Core(Ledger):
         self._discard([update for update in late if self.holds(update)], actions)
         return True
 
-    def _ticked(self, event: Ticked, actions: list[Action]) -> bool:
+    def _ticked(self, event: events.Ticked, actions: list[Action]) -> bool:
         ahead = {at_s for at_s in self._wakes if at_s > self.now_s}
         if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # a timer that was early
             actions.append(Wake(min(ahead)))
         self._wakes = ahead
         return True
 
-    def _measured(self, event: Evaluated, actions: list[Action]) -> bool:
+    def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:
         if self._stop.accuracy is None or not event.accuracy >= self._stop.accuracy:
             return False
         self._halt = self._halt or "accuracy"
         return True
 
-    def _halted(self, event: Halted, actions: list[Action]) -> bool:
+    def _halted(self, event: events.Halted, actions: list[Action]) -> bool:
         self._halt = self._halt or event.reason
         return True
 
@@ -302,7 +284,7 @@ class Core(Ledger):
                 raise answers.wrong(self.strategy, "cancel", "clients with a task", f"client {client}")
             if task not in self.cancelled:
                 self.cancelled.add(task)
-                actions.append(Revoke(client, task))
+                actions.append(events.Revoke(client, task))
         if self.version % self._evaluate_every == 0:
             self._evaluate(actions)
 
@@ -329,7 +311,7 @@ class Core(Ledger):
         actions.extend([Release(update.task, "discarded", OVER) for update in self.held])
         self.forget(tuple(self._updates))
         self.stopped = reason
-        actions.append(Finish(reason))
+        actions.append(events.Finish(reason))
 
     # ---- small steps ---------------------------------------------------------------------------
 
@@ -361,7 +343,7 @@ class Core(Ledger):
 
     def _evaluate(self, actions: list[Action]) -> None:
         self._evaluated = self.version
-        actions.append(Evaluate(self.version))
+        actions.append(events.Evaluate(self.version))
 
     def _wake(self, at_s: float, actions: list[Action]) -> None:
         if self.now_s < at_s < math.inf and at_s not in self._wakes:

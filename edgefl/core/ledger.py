@@ -76,8 +76,6 @@ class Ledger:
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
-    # ---- the strategy's view -------------------------------------------------------------------
-
     @property
     def running(self) -> Collection[int]:
         """Clients with a task, in the order in which they were started."""
@@ -102,8 +100,6 @@ class Ledger:
         """The held update of ``task``, until its ``Release`` is returned; then `KeyError`."""
         return self._updates[task]
 
-    # ---- clients -------------------------------------------------------------------------------
-
     def connect(self, client: int) -> bool:
         """The client is there and idle; false if it is unknown or was there."""
         if not 0 <= client < len(self.devices) or self.present[client]:
@@ -120,8 +116,6 @@ class Ledger:
 
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self.present[client] == 1
-
-    # ---- tasks ---------------------------------------------------------------------------------
 
     def start(self, client: int) -> tuple[int, int] | None:
         """Give an idle client its next task: (task, trip); None if it is not idle."""
@@ -171,8 +165,6 @@ class Ledger:
         if client not in self._running:
             self._trained_from[client] = -1
             self._starters[1].discard(client)
-
-    # ---- updates -------------------------------------------------------------------------------
 
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update, its staleness measured now."""

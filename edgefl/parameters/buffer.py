@@ -95,24 +95,16 @@ class Shape:
         return _pages(self.update_bytes)
 
     @property
-    def data_offset(self) -> int:
-        return PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
-
-    @property
-    def slots_offset(self) -> int:
-        return self.data_offset + self.ring * (1 + self.vectors) * self.stride
-
-    @property
-    def sides_offset(self) -> int:
-        return self.slots_offset + self.slots * self.slot_stride
-
-    @property
-    def residuals_offset(self) -> int:
-        return self.sides_offset + _pages(8 * self.residuals)
+    def offsets(self) -> tuple[int, int, int, int]:
+        """The bytes at which ring, slots, sides and residuals begin."""
+        ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
+        slots = ring + self.ring * (1 + self.vectors) * self.stride
+        sides = slots + self.slots * self.slot_stride
+        return ring, slots, sides, sides + _pages(8 * self.residuals)
 
     @property
     def total_bytes(self) -> int:
-        return self.residuals_offset + 2 * self.residuals * self.stride
+        return self.offsets[3] + 2 * self.residuals * self.stride
 
 
 class ParameterBuffer:
@@ -131,6 +123,7 @@ class ParameterBuffer:
         self.shape = shape
         whole = np.frombuffer(memory, dtype=np.uint8)
         self._whole: Raw | None = whole
+        ring, slots, sides, self._residuals = shape.offsets
         ring_end = PAGE + shape.ring * 8 * WORDS
         slots_end = ring_end + shape.slots * 8 * WORDS
         self._header = whole[: _HEADER.itemsize].view(_HEADER)
@@ -138,15 +131,14 @@ class ParameterBuffer:
         self._slots = whole[ring_end:slots_end].view(np.int64).reshape(-1, WORDS)
         # One view a vector, made once: slicing costs more than the header writes of a whole trip.
         vectors = range(shape.ring * (1 + shape.vectors))
-        self._vectors = [self._floats(shape.data_offset + index * shape.stride) for index in vectors]
+        self._vectors = [self._floats(ring + index * shape.stride) for index in vectors]
         kind = shape.update_format
-        starts = range(shape.slots_offset, shape.sides_offset, shape.slot_stride)
+        starts = range(slots, sides, shape.slot_stride)
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
-        sides = whole[shape.sides_offset : shape.sides_offset + 8 * shape.residuals]
         # Memoryviews give and take plain ints, several times faster than numpy.
-        self.side: memoryview[int] = sides.view(np.int64).data
+        self.side: memoryview[int] = whole[sides : sides + 8 * shape.residuals].view(np.int64).data
         self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
             self._slots[:, word].data for word in range(6)
         )
@@ -303,7 +295,7 @@ class ParameterBuffer:
         is lost, or done twice, leaves nothing.
         """
         side = self.side[client] ^ new
-        return self._floats(self.shape.residuals_offset + (2 * client + side) * self.shape.stride)
+        return self._floats(self._residuals + (2 * client + side) * self.shape.stride)
 
     def accepted(self, client: int) -> None:
         """The client's update arrived: its next one starts from what this one left."""

@@ -44,8 +44,6 @@ class Dispatch:
         self._losses: dict[int, int] = {}
         self._task_s = AHEAD_S / FEWEST
 
-    # ---- tasks ---------------------------------------------------------------------------------
-
     def add(self, task: messages.Task, due_s: float) -> None:
         """A task waits for a worker."""
         entry = self._waiting[task.task] = (due_s, task.client, task.task, task)
@@ -100,8 +98,6 @@ class Dispatch:
                 )
         self._wait_again(orphans)
         return [entry[3] for entry in orphans]
-
-    # ---- workers -------------------------------------------------------------------------------
 
     def fill(self, workers: Collection[int]) -> None:
         """Give waiting tasks to those of ``workers`` whose hands are at most half full."""

@@ -12,21 +12,8 @@ from typing import Any
 
 import msgspec
 
-from edgefl.core import Core
-from edgefl.core.events import (
-    Action,
-    Arrived,
-    Evaluate,
-    Evaluated,
-    Event,
-    Finish,
-    Release,
-    Revoke,
-    Sum,
-    Summed,
-    Train,
-    Wake,
-)
+from edgefl.core import Core, events
+from edgefl.core.events import Action, Arrived, Evaluate, Event, Release, Revoke, Sum, Summed, Train, Wake
 from edgefl.devices.dynamics import Dynamics
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
@@ -125,7 +112,7 @@ class Engine:
             Release: self._release,
             Evaluate: self._evaluate,
             Wake: lambda action: timeline.wake(action.at_s),
-            Finish: lambda action: None,  # the loop sees that the core has stopped
+            events.Finish: lambda action: None,  # the loop sees that the core has stopped
         }
 
     def take(self, happening: Happening) -> None:
@@ -170,7 +157,7 @@ class Engine:
                 total=tuple(answer.total),
             )
         )
-        self.take(Evaluated(answer.version, now_s, accuracy))
+        self.take(events.Evaluated(answer.version, now_s, accuracy))
 
     def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
         """Have versions measured that were with the evaluator before an interruption."""

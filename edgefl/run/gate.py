@@ -64,8 +64,6 @@ class Gate:
             messages.Assessed: self._assessed,
         }
 
-    # ---- in ------------------------------------------------------------------------------------
-
     def receive(self) -> Iterator[tuple[Peer, Checked]]:
         """Messages that have arrived and fit, each with its sender, without waiting."""
         watch, ns, heard, checks = self._watch, self._watch.ns, self._peers.heard, self._checks
@@ -153,8 +151,6 @@ class Gate:
         lease = self._aggregator.leases.get(task)
         computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
         return lease if computes else None
-
-    # ---- out -----------------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
         """Send a message; true if the socket took it.

@@ -84,7 +84,18 @@ def restore(
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
-    entries = _refill_ring(folder, last, aggregator)
+    if len(last.bases) + 2 > buffer.shape.ring:
+        raise ConfigError(
+            f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "
+            f"a ring of {buffer.shape.ring} has no room for them and the next"
+        )
+    bases = {**dict(sorted(last.bases.items())), last.version: last.model}
+    entries = {version: (1 + place) % len(bases) for place, version in enumerate(bases)}
+    for version, model in bases.items():  # the last is in entry 0
+        buffer.model(entries[version])[:] = model
+        buffer.publish(version, entries[version])
+    for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):
+        vector[:] = saved
     for client, left in last.residuals.items():
         buffer.residual(client)[:] = left
     for client, left in last.early_residuals.items():
@@ -97,24 +108,3 @@ def restore(
     answers = {answer.task: answer for answer in _answers.decode(last.answers)} if last.answers else {}
     running = {task: tasks[task] for task in sorted(core.tasks)}
     return Restored(last, running, assessing, entries, answers)
-
-
-def _refill_ring(folder: Path, last: SavedState, aggregator: Aggregator) -> dict[int, int]:
-    """Put the checkpoint's versions into the ring; returns their entries."""
-    buffer = aggregator.buffer
-    if len(last.bases) + 2 > buffer.shape.ring:
-        raise ConfigError(
-            f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "
-            f"a ring of {buffer.shape.ring} has no room for them and the next"
-        )
-    entries = {}
-    for entry, (version, model) in enumerate(sorted(last.bases.items()), start=1):
-        buffer.model(entry)[:] = model
-        buffer.publish(version, entry)
-        entries[version] = entry
-    buffer.model(0)[:] = last.model
-    for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):
-        vector[:] = saved
-    buffer.publish(last.version, 0)
-    entries[last.version] = 0
-    return entries

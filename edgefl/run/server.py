@@ -59,8 +59,6 @@ class ServerLoop:
         self._stopped: str | None = None
         self._interrupted = self._started = False
 
-    # ---- life ----------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Serve until the run is over, then leave the record and a checkpoint behind."""
         if (restored := self._restored) is not None:
@@ -144,8 +142,6 @@ class ServerLoop:
         self._gate.goodbye(*CLIENTS)
         self._alarms.after(GOODBYE_S, self._evaluation.give_up)
 
-    # ---- what comes in -------------------------------------------------------------------------
-
     def _heard(self, peer: Peer, message: Checked) -> None:
         match message:
             case Refusal(kind=kind, detail=detail):
@@ -165,8 +161,6 @@ class ServerLoop:
                 if isinstance(message, GivenBack) and message.kind:
                     self._store.incident(self._clock.now_s(), message.client, message.kind, message.reason)
                 self._take(self._timeline.heard(message))
-
-    # ---- peers that fail -----------------------------------------------------------------------
 
     def _find_silent(self) -> None:
         self._roster.find_silent(self._slowest_step_s)
@@ -199,8 +193,6 @@ class ServerLoop:
         incidents = sum(self._roster.incidents.values())
         self._channel.send(self._gauge.progress(self._core, self._clock, connected, incidents))
         self._watch.to(before)
-
-    # ---- checkpoints and the end ---------------------------------------------------------------
 
     def _checkpoint(self, *, final: bool = False) -> None:
         before = self._watch.to("checkpoint")

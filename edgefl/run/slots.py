@@ -79,8 +79,6 @@ class Aggregator:
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
 
-    # ---- leases --------------------------------------------------------------------------------
-
     def lease(self, *, task: int, client: int, version: int) -> Lease:
         """A slot for a new task that starts from the latest version."""
         latest, entry = self.buffer.latest
@@ -145,8 +143,6 @@ class Aggregator:
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
-    # ---- ring ----------------------------------------------------------------------------------
-
     def pin(self, entry: int) -> None:
         """Keep a ring entry as it is until `unpin`."""
         self._pinned[entry] = self._pinned.get(entry, 0) + 1
@@ -166,8 +162,6 @@ class Aggregator:
             if entry not in taken:
                 return entry
         return None
-
-    # ---- the sum -------------------------------------------------------------------------------
 
     def sum(self, action: Sum, entry: int) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""

@@ -99,23 +99,19 @@ class _Replay:
                         say(version, versions)
             for action in self._core.handle(event):
                 match action:
-                    case Train():
-                        self._begin(action)
+                    case Train(task=task, client=client, version=version):
+                        # Its steps are known only when it arrives: keep the version that it starts from.
+                        lease = self._aggregator.lease(task=task, client=client, version=version)
+                        self._aggregator.fetched(lease.slot)
+                        if (model := self._models.get(version)) is None:
+                            model = self._models[version] = self.buffer.model(lease.entry).copy()
+                        self._trained[task] = action, model
                     case Sum():
                         order = action
                     case Release(task=task):
                         self._aggregator.release(task)
                         self._trained.pop(task, None)
         return self._conclude(folder)
-
-    def _begin(self, task: Train) -> None:
-        """Keep the version that the task starts from; its steps are known only when it arrives."""
-        lease = self._aggregator.lease(task=task.task, client=task.client, version=task.version)
-        self._aggregator.fetched(lease.slot)
-        model = self._models.get(task.version)
-        if model is None:
-            model = self._models[task.version] = self.buffer.model(lease.entry).copy()
-        self._trained[task.task] = task, model
 
     def _compare(self, task: int, steps: int, sent: int) -> None:
         """Train anew what arrived, into the slot where it lay."""

@@ -46,8 +46,6 @@ class WallTimeline(Timeline):
             if self.dynamics is None or peer.number not in self.dynamics:
                 self._comes(peer.number, joins_at_s(self.experiment, peer.number))
 
-    # ---- tasks ---------------------------------------------------------------------------------
-
     def give(self, task: messages.Task) -> None:
         self.aggregator.leases[task.task].holder = task.client
         self._tasks.append(task)
@@ -82,8 +80,6 @@ class WallTimeline(Timeline):
             yield Left(client, now_s, why)
         else:
             yield Failed(client, said.task, now_s, said.reason)
-
-    # ---- who comes and goes --------------------------------------------------------------------
 
     @property
     def expected(self) -> int:
@@ -161,8 +157,6 @@ class WallTimeline(Timeline):
         else:
             self._leaving[client] = move.why
             self.cancel(client, task)
-
-    # ---- stopping and carrying on --------------------------------------------------------------
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The processes of before are gone, and their tasks with them."""

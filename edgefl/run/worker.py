@@ -68,8 +68,6 @@ class VirtualWorker:
             self._look()
         self._tell()
 
-    # ---- what is said --------------------------------------------------------------------------
-
     def _tell(self) -> None:
         """Say what has been computed since the last time."""
         if self._results:
@@ -106,8 +104,6 @@ class VirtualWorker:
         self._look()
         if self._cancelled:
             raise Cancelled
-
-    # ---- tasks ---------------------------------------------------------------------------------
 
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
@@ -148,30 +144,17 @@ class VirtualWorker:
         self._results.append(result)
 
 
-class Evaluator:
-    """Measures published versions on the test examples: answers each `Assess` with an `Assessed`."""
+def run_evaluator(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
+    """Measure published versions on the test examples: each `Assess` is answered with an `Assessed`."""
+    server = Connection(spec, workload.experiment.server.heartbeat_s, lifeline)
 
-    def __init__(
-        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
-    ) -> None:
-        self._workload, self._buffer = workload, buffer
-        self._server = Connection(spec, workload.experiment.server.heartbeat_s, lifeline)
-
-    def run(self) -> None:
-        """Answer until the server says goodbye."""
-        self._server.serve(self._answer)
-
-    def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+    def answer(message: messages.FromServer, frames: Sequence[Frame]) -> None:
         assert isinstance(message, messages.Assess), f"an evaluator cannot answer {message}"
         started = time.perf_counter()
-        self._buffer.read_model(message.entry, message.version, self._workload.flat.array)
-        result = self._workload.evaluate()
-        self._server.say(
-            messages.Assessed(
-                version=message.version,
-                loss=float(result.loss),
-                correct=[int(count) for count in result.correct],
-                total=[int(count) for count in result.total],
-                seconds=time.perf_counter() - started,
-            )
-        )
+        buffer.read_model(message.entry, message.version, workload.flat.array)
+        found = workload.evaluate()
+        correct, total = ([int(count) for count in counts] for counts in (found.correct, found.total))
+        took_s = time.perf_counter() - started
+        server.say(messages.Assessed(message.version, float(found.loss), correct, total, took_s))
+
+    server.serve(answer)

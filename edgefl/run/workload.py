@@ -72,8 +72,6 @@ class Workload:
         """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._test_y = self.data.test_y[: experiment.evaluation.max_examples]
 
-    # ---- what a client asks --------------------------------------------------------------------
-
     def device(self, client: int) -> Device:
         """The device that this client emulates."""
         return device_of(self.experiment.seed, client, self._clients[client].profile)
@@ -114,14 +112,10 @@ class Workload:
         """This process computes from now on: move the model to where that is done."""
         self._arithmetic.move(self.flat)
 
-    # ---- what the zygote tells -----------------------------------------------------------------
-
     def gone(self, client: int) -> None:
         """The client's process has ended: whatever it was sending, it sends no more."""
         if self.cells is not None:
             self.cells.gone(client)
-
-    # ---- what the supervisor asks --------------------------------------------------------------
 
     def prepared(self) -> Prepared:
         """Run a few training steps, restore the model, and say what this workload is and costs."""

@@ -29,7 +29,7 @@ from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.client import ClientProcess
 from edgefl.run.process import become_child, hear_no_stops_of_children, keep_freed_memory
-from edgefl.run.worker import Evaluator, VirtualWorker
+from edgefl.run.worker import VirtualWorker, run_evaluator
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -118,8 +118,6 @@ class Zygote:
             os.close(ours)
         self._channel.send(control.Adopted())
 
-    # ---- children ------------------------------------------------------------------------------
-
     def _spawn(self, spec: control.Spawn) -> None:
         assert self._workload is not None
         client = spec.role == control.CLIENT
@@ -146,7 +144,7 @@ class Zygote:
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline).run()
         else:
-            Evaluator(spec, workload, buffer, lifeline).run()
+            run_evaluator(spec, workload, buffer, lifeline)
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
         """Fork a process that calls ``life`` and ends, and return its process id."""

@@ -66,7 +66,7 @@ def test_no_two_parts_overlap_and_all_lie_inside(shape: Shape) -> None:
 
 @given(shapes)
 def test_vectors_start_on_pages(shape: Shape) -> None:
-    assert shape.stride % PAGE == shape.data_offset % PAGE == shape.total_bytes % PAGE == 0
+    assert shape.stride % PAGE == shape.offsets[0] % PAGE == shape.total_bytes % PAGE == 0
     assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
     buffer = ParameterBuffer.create(shape)
     try:
