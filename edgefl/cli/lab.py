@@ -98,7 +98,7 @@ def reproduce(
         if not quiet:
             typer.echo(text, err=True)
 
-    from edgefl.lab.study import run_groups, verdict_table, write_report
+    from edgefl.lab.study import IN_SMALL, verdict_table, write_report
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
@@ -111,9 +111,8 @@ def reproduce(
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)
-        rows = run_groups(curves)
-        notes = study.remarks(quick)
-        write_report(folder, study.title, study.citation, findings, rows=rows, notes=notes, extra=kept)
+        notes = (*study.notes, IN_SMALL) if quick else study.notes
+        write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
     else:
         if changes:
             raise ConfigError(f"--set {changes[0]}: {paper} has no settings")

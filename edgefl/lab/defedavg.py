@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgefl.lab.study import Arm, Curves, Finding, Study, raced
+from edgefl.lab.study import Arm, Curves, Finding, Study
 
 NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
 PAPER = {
@@ -26,8 +26,8 @@ def judge(curves: Curves) -> list[Finding]:
         ours, other = (curves.reached(name, target, "at_s") for name in (mine, label))
         claim = f"{mine} reaches {target:.0%} sooner than {label}"
         here = _against(other, ours, curves.ended(label, "at_s"))
-        found = curves.race(mine, label, target, "at_s")
-        findings.append(raced(claim, "table I, n = 10", paper, here, found))
+        race = curves.race(mine, label, target, "at_s")
+        findings.append(Finding(claim, "table I, n = 10", paper, here, *race))
     return findings
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl.lab.study import Arm, Curves, Finding, Study, raced, times, verdict
+from statistics import fmean
+
+from edgefl.lab.study import Arm, Curves, Finding, Study, times, verdict
 
 FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
 SYNCHRONOUS = {"FedAvgM": "3.3×, 1.7×, 1.8×", "FedAvg": "8.5×, >4.8×, 5.7×", "FedProx": "8.4×, >4.8×, 4.3×"}
@@ -18,9 +20,8 @@ def judge(curves: Curves) -> list[Finding]:
     for label, paper in {ASYNC: "1.2×, 2.5×, 1.1×", **SYNCHRONOUS}.items():
         claim = f"fewer client trips than {label} to {target:.0%}"
         ours = times(curves.reached(label, target, "trips"), mine)
-        findings.append(raced(claim, "table 1", paper, ours, curves.race(FEDBUFF, label, target, "trips")))
-    staleness = {size: curves.staleness(label) for size, label in BUFFERS.items()}
-    means = {size: sum(values) / len(values) for size, values in staleness.items()}
+        findings.append(Finding(claim, "table 1", paper, ours, *curves.race(FEDBUFF, label, target, "trips")))
+    means = {size: fmean(curves.staleness(label)) for size, label in BUFFERS.items()}
     halves = [means[5] / means[10], means[10] / means[20]]
     findings.append(
         Finding(

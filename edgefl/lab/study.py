@@ -43,21 +43,11 @@ class Finding(NamedTuple):
 
 
 def verdict(holds: bool) -> Verdict:
-    """The verdict on a claim that holds or does not."""
     return "reproduced" if holds else "not reproduced"
 
 
-def raced(claim: str, source: str, paper: str, ours: str, found: Verdict) -> Finding:
-    """The finding of a race; with a note where it was not settled."""
-    note = "runs ended before this was settled: more stop.trips" if found == "out of reach" else ""
-    return Finding(claim, source, paper, ours, found, note)
-
-
 def above(mine: Sequence[float], other: Sequence[float]) -> bool:
-    """Tells whether ``mine`` exceeds ``other`` in each seed.
-
-    Seeds are paired: with three of them an interval of the mean is wide, but three of three is 1 in 8 by
-    chance, and the mean says how much.
+    """Tells whether ``mine`` exceeds ``other`` in each seed: three of three are 1 in 8 by chance.
 
     >>> above([0.9, 0.8, 0.9], [0.7, 0.7, 0.8]), above([0.9, 0.6, 0.9], [0.7, 0.7, 0.8])
     (True, False)
@@ -147,18 +137,19 @@ class Curves:
         """Client trips or emulated seconds until the last evaluation."""
         return self._each(label, lambda rows: getattr(rows[-1], over))
 
-    def race(self, mine: str, other: str, target: float, over: Over) -> Verdict:
-        """The verdict on ``mine`` reaching the target first: see `first`."""
+    def race(self, mine: str, other: str, target: float, over: Over) -> tuple[Verdict, str]:
+        """The verdict on ``mine`` reaching the target first, see `first`; a note where it is not settled."""
         reached = [self.reached(label, target, over) for label in (mine, other)]
-        return first(*reached, *(self.ended(label, over) for label in (mine, other)))
+        found = first(*reached, *(self.ended(label, over) for label in (mine, other)))
+        unsettled = "runs ended before this was settled: more stop.trips"
+        return found, unsettled if found == "out of reach" else ""
 
     def staleness(self, label: str) -> list[float]:
         """Mean staleness of the updates that arrived."""
         out = []
-        for record in self.records[label]:
-            trips = record.trips
-            known = (trips["staleness"] >= 0) & ~np.isnan(trips["arrived_s"])
-            out.append(float(trips["staleness"][known].mean()) if known.any() else math.nan)
+        for trips in (record.trips for record in self.records[label]):
+            known = trips["staleness"][(trips["staleness"] >= 0) & ~np.isnan(trips["arrived_s"])]
+            out.append(float(known.mean()) if len(known) else math.nan)
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
@@ -210,10 +201,6 @@ class Study:
     seeds: tuple[int, ...] = SEEDS
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
-
-    def remarks(self, quick: bool) -> tuple[str, ...]:
-        """The notes of a comparison at the paper's size, or in small."""
-        return (*self.notes, IN_SMALL) if quick else self.notes
 
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
@@ -287,21 +274,14 @@ def _finished(wanted: Experiment, folder: Path, base: Path) -> Result:
     """The finished run of an experiment in ``folder``: as it is there, resumed, or made."""
     file = folder / EXPERIMENT_FILE
     checked = config.validate(wanted, base)
-    if file.is_file():
-        if config.dump(config.load(file)) != config.dump(checked):
-            raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
-        if _done(folder):
+    if not file.is_file():
+        return supervisor.run(wanted, folder, quiet=True, base=base)
+    if config.dump(config.load(file)) != config.dump(checked):
+        raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
+    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
+        if record.meta.status == "done":
             return Result(folder)
-        return supervisor.resume(folder, quiet=True)
-    return supervisor.run(wanted, folder, quiet=True, base=base)
-
-
-def _done(folder: Path) -> bool:
-    try:
-        with Record(folder) as record:
-            return record.meta.status == "done"
-    except ConfigError:  # killed before its record was whole
-        return False
+    return supervisor.resume(folder, quiet=True)
 
 
 # ---- output ----------------------------------------------------------------------------------
@@ -318,35 +298,30 @@ def verdict_table(findings: Sequence[Finding]) -> Table:
     return tables.table(("claim", "paper", "here", "verdict"), cells, fold=True)
 
 
-def run_groups(curves: Curves) -> list[compare.RunGroup]:
-    """The arms as rows of a comparison."""
-    first = next(iter(curves.records.values()))[0]
-    slow = slow_group(first).labels
-    arms = {
-        label: tuple(compare.Run(record.folder, record, summarize(record), slow) for record in records)
-        for label, records in curves.records.items()
-    }
-    target = compare.common_target([run for runs in arms.values() for run in runs])
-    return [compare.run_group(label, runs, target) for label, runs in arms.items()]
-
-
 def write_report(
     out: Path,
     title: str,
     citation: str,
     findings: Sequence[Finding],
     *,
-    rows: Sequence[compare.RunGroup] = (),
+    curves: Curves | None = None,
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
 ) -> None:
     """Write ``summary.json`` and ``report.html`` into ``out``."""
-    target = compare.common_target([run for row in rows for run in row.runs]) if rows else None
+    records = {} if curves is None else curves.records
+    slow = slow_group(next(iter(records.values()))[0]).labels if records else ()
+    arms = {
+        label: [compare.Run(each.folder, each, summarize(each), slow) for each in found]
+        for label, found in records.items()
+    }
+    target = compare.common_target([run for runs in arms.values() for run in runs]) if arms else None
+    rows = [compare.run_group(label, runs, target) for label, runs in arms.items()]
     document = {
         "title": title,
         "citation": citation,
         **(extra or {}),
-        "target_accuracy": None if target is None else rounded(target),
+        "target_accuracy": rounded(target),
         "findings": [one._asdict() for one in findings],
         "arms": {
             row.label: {
@@ -372,14 +347,21 @@ def _page(
 ) -> str:
     counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]
     tones = {"reproduced": "good", "not reproduced": "bad"}
-    figures: list[str] = []
-    if rows:
-        lines = "Thin: each seed; thick: their mean."
-        figures = [
+    lines = "Thin: each seed; thick: their mean."
+    pictures = (
+        [
             page.figure("Accuracy over client trips", lines, compare.draw_accuracy(rows, "trips")),
             page.figure("Accuracy over emulated time", lines, compare.draw_accuracy(rows, "at_s")),
             *compare.profile_cards(rows),
         ]
+        if rows
+        else []
+    )
+    head = ["Claim", "Paper", "Here", "Verdict", "Source and note"]
+    claims = [
+        [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
+        for one in findings
+    ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return page.page(
         "edgefl reproduction",
@@ -390,18 +372,9 @@ def _page(
             for name, count in counts
         ],
         {
-            "Claims": [page.card("", "", _claims(findings))],
-            "Pictures": figures,
+            "Claims": [page.card("", "", tables.html_table(head, claims, wrap=(0, 1, 2, 4)))],
+            "Pictures": pictures,
             "What differs from the paper": [page.card("", "", f"<ul>{items}</ul>")] if notes else [],
         },
         "Times are emulated seconds; ± is half the 95% interval of the mean over seeds.",
     )
-
-
-def _claims(findings: Sequence[Finding]) -> str:
-    head = ["Claim", "Paper", "Here", "Verdict", "Source and note"]
-    cells = [
-        [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
-        for one in findings
-    ]
-    return tables.html_table(head, cells, wrap=(0, 1, 2, 4))

@@ -13,7 +13,7 @@ import pytest
 from edgefl import ConfigError, Stop, config
 from edgefl.cli import main
 from edgefl.lab import study
-from edgefl.lab.study import Arm, Curves, Finding, Study, run_groups, verdict, write_report
+from edgefl.lab.study import Arm, Curves, Finding, Study, verdict, write_report
 from edgefl.results import run_folder
 
 from .runs import virtual
@@ -39,7 +39,7 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     curves = small.run(out, quick=True, say=said.append)
     assert len(said) == 2
     findings = small.judge(curves)
-    write_report(out, small.title, small.citation, findings, rows=run_groups(curves), notes=("a note",))
+    write_report(out, small.title, small.citation, findings, curves=curves, notes=("a note",))
     document = json.loads((out / "summary.json").read_text())
     assert [one["claim"] for one in document["findings"]] == ["a is not b"]
     assert document["arms"]["a"]["seeds"] == [1]
