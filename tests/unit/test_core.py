@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
@@ -51,6 +51,14 @@ def arrived(client: int, task: int, base: int = 0, at_s: float = 1.0, examples: 
 
 def only(actions: list[Action], kind: type[Kind]) -> list[Kind]:
     return [action for action in actions if isinstance(action, kind)]
+
+
+def summing(**fields: Any) -> Core:
+    """A core whose first sum, of tasks 0 and 1, is outstanding."""
+    core = started(**fields)
+    assert core.handle(arrived(0, 0)) == [Train(0, len(core.devices), 0, 1)]
+    assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
+    return core
 
 
 def test_the_first_event_asks_for_an_evaluation_of_the_model_that_nobody_has_trained() -> None:
@@ -114,13 +122,6 @@ def test_what_does_not_fit_changes_nothing(event: Any) -> None:
     assert (core.trips, core.failed, core.lost, core.training, core.held) == (0, 0, 0, 3, [])
 
 
-def test_an_arrival_told_twice_counts_once() -> None:
-    core = started(strategy=FedBuff(buffer_size=3))
-    core.handle(arrived(0, 0))
-    assert core.handle(arrived(0, 0)) == []
-    assert (core.trips, len(core.held)) == (1, 1)
-
-
 def test_a_client_that_leaves_loses_its_task_and_not_what_it_delivered() -> None:
     core = started(strategy=FedBuff(buffer_size=3))
     core.handle(arrived(0, 0))
@@ -159,9 +160,7 @@ def test_a_failed_task_is_lost_and_its_client_starts_again() -> None:
 
 
 def test_a_bad_update_is_dropped_and_the_step_waits_for_another() -> None:
-    core = started()
-    core.handle(arrived(0, 0))
-    core.handle(arrived(1, 1))
+    core = summing()
     actions = core.handle(Summed(1, 1.0, bad=(0,)))
     assert actions == [Release(0, "dropped", "not finite or altered"), Train(1, 4, 0, 1)]
     assert (core.version, core.dropped, [update.task for update in core.held]) == (0, 1, [1])
@@ -169,39 +168,28 @@ def test_a_bad_update_is_dropped_and_the_step_waits_for_another() -> None:
 
 
 def test_bad_updates_are_replaced_by_what_is_held_already() -> None:
-    core = started(strategy=FedBuff(buffer_size=2))
-    core.handle(arrived(0, 0))
-    core.handle(arrived(1, 1))
+    core = summing()
     assert core.handle(arrived(2, 2)) == []  # comes in while the sum is being made
-    assert core.handle(Summed(1, 1.0, bad=(0,))) == [
-        Release(0, "dropped", "not finite or altered"),
-        Sum(1, (1, 2), (0.5, 0.5)),
-    ]
+    dropped = Release(0, "dropped", "not finite or altered")
+    assert core.handle(Summed(1, 1.0, bad=(0,))) == [dropped, Sum(1, (1, 2), (0.5, 0.5))]
 
 
 def test_nothing_is_started_or_summed_while_a_sum_is_outstanding() -> None:
-    core = started(5)
-    core.handle(arrived(0, 0))
-    assert only(core.handle(arrived(1, 1)), Sum) == [Sum(1, (0, 1), (0.5, 0.5))]
+    core = summing(clients=5)
     for client in (2, 3):
         assert core.handle(arrived(client, client)) == []
     assert core.handle(Left(4, 1.0, "gone")) == [Release(4, "lost", "gone")]
     assert core.handle(Joined(4, 1.0)) == []
-    actions = core.handle(Summed(1, 1.0))
-    assert actions == [
-        Release(0, "applied"),
-        Release(1, "applied"),
-        Sum(2, (2, 3), (0.5, 0.5)),
-    ]
+    applied = [Release(task, "applied") for task in (0, 1)]
+    assert core.handle(Summed(1, 1.0)) == [*applied, Sum(2, (2, 3), (0.5, 0.5))]
     assert [action.client for action in only(core.handle(Summed(2, 1.0)), Train)] == [1, 2, 3, 4]
 
 
 def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
     core = started(emulated_s=10.0)
     assert core.pending() == [Wake(10.0)]
-    core.handle(arrived(0, 0))
-    (order,) = core.handle(arrived(1, 1))
-    assert core.pending() == [Wake(10.0), order]
+    core = summing(emulated_s=10.0)
+    assert core.pending() == [Wake(10.0), Sum(1, (0, 1), (0.5, 0.5))]
     core.handle(Left(0, 1.0, "interrupted"))
     core.handle(Summed(1, 1.0))
     assert core.pending() == [Wake(10.0)]
@@ -209,19 +197,13 @@ def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
     assert core.pending() == []
 
 
-@pytest.mark.parametrize("event", [Summed(1, 0.0), Summed(1, 0.0, bad=(0,))])
-def test_summed_without_a_sum_is_an_error_of_the_program(event: Summed) -> None:
-    with pytest.raises(RunError, match="Summed must answer a Sum, got version 1"):
-        started().handle(event)
-
-
-@pytest.mark.parametrize("event", [Summed(2, 0.0), Summed(1, 0.0, bad=(2,))])
-def test_summed_must_answer_the_sum_that_was_asked_for(event: Summed) -> None:
-    core = started()
-    core.handle(arrived(0, 0))
-    core.handle(arrived(1, 1))
-    with pytest.raises(RunError, match=r"version 1 and tasks \(0, 1\)"):
-        core.handle(event)
+def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
+    for event in (Summed(1, 0.0), Summed(1, 0.0, bad=(0,))):
+        with pytest.raises(RunError, match="Summed must answer a Sum, got version 1"):
+            started().handle(event)
+    for event in (Summed(2, 0.0), Summed(1, 0.0, bad=(2,))):
+        with pytest.raises(RunError, match=r"version 1 and tasks \(0, 1\)"):
+            summing().handle(event)
 
 
 def test_negative_counts_from_a_peer_are_a_bad_update() -> None:
@@ -278,153 +260,118 @@ def test_devices_must_be_numbered_in_order_and_evaluation_have_a_period() -> Non
         Core(FedBuff(), fleet(3), 0, experiment.Stop(), 0)
 
 
-FOREIGN: dict[str, Any] = {
-    "step-number": 7,
-    "step-none": Step((), None),
-    "step-text": Step((), ("a",)),
-    "step-tasks": Step((0,), (1.0,)),
-}
+@dataclass(frozen=True, kw_only=True)
+class Scripted(Strategy):
+    """Answers what it is told to: for a method's name, its answer to a view."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def _answer(self, method: str, view: View, usual: Any) -> Any:
+        return self.answers[method](view) if method in self.answers else usual
+
+    def assign(self, state: Any, view: View) -> Sequence[int]:
+        return self._answer("assign", view, view.idle)
+
+    def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
+        return self._answer("arrive", view, ())
+
+    def cancel(self, state: Any, view: View) -> Sequence[int]:
+        return self._answer("cancel", view, ())
+
+    def step(self, state: Any, view: View) -> Step | None:
+        return self._answer("step", view, Step(view.held[:1], (1.0,))) if view.held else None
+
+    def wake_s(self, state: Any, view: View) -> float | None:
+        return self._answer("wake_s", view, None)
+
+
+def driven(method: str, answer: Any) -> str:
+    """What is said of a strategy whose method answers that."""
+    with pytest.raises(RunError) as caught:  # noqa: PT012
+        core = started(2, strategy=Scripted(answers={method: answer}))
+        core.handle(arrived(0, 0))
+        core.handle(Summed(1, 1.0))
+    return str(caught.value)
+
+
+def unknown(view: View) -> Update:
+    return view.held[0]._replace(task=77)
+
+
+BUSY = "Scripted.assign must give clients that are idle, each once, got client 0"
+RAISED = "strategy Scripted.%s raised "
+NOT_ITERABLE = "TypeError: 'NoneType' object is not iterable"
+NO_FLOAT = "ValueError: could not convert string to float: "
 """Answers of the wrong type."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scripted(Strategy):
-    """Answers what it is told to."""
-
-    what: str = ""
-
-    def assign(self, state: Any, view: View) -> Sequence[int]:
-        if self.what == "assign-busy" and view.training:
-            return (0,)
-        if self.what == "assign-twice":
-            return (0, 0)
-        if self.what == "assign-raises":
-            raise ZeroDivisionError("oh")
-        return None if self.what == "assign-none" else view.idle
-
-    def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
-        if self.what == "arrive-none":
-            return None
-        if self.what == "arrive-tasks":
-            return (update.task,)
-        return (update._replace(task=77),) if self.what == "arrive-unknown" else ()
-
-    def cancel(self, state: Any, view: View) -> Sequence[int]:
-        return (99,) if self.what == "cancel-idle" else ()
-
-    def step(self, state: Any, view: View) -> Step | None:
-        if not view.held:
-            return None
-        weight = math.nan if self.what == "step-nan" else 1.0
-        if self.what == "step-empty":
-            return Step((), ())
-        if self.what == "step-unknown":
-            return Step((view.held[0]._replace(task=77),), (1.0,))
-        if self.what == "step-short":
-            return Step(view.held, ())
-        if self.what == "step-twice":
-            return Step((view.held[0],) * 3, (0.25, 0.25, 0.5))
-        if self.what in FOREIGN:
-            return FOREIGN[self.what]
-        if self.what == "step-base":
-            return Step((view.held[0],), (1.0,), base_scale=math.inf)
-        return Step((view.held[0],), (weight,), keep=self.what == "keep")
-
-    def wake_s(self, state: Any, view: View) -> float | None:
-        return {"wake": 7.0, "wake-past": -1.0, "wake-nan": math.nan, "wake-text": "soon"}.get(self.what)
-
-
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("method", "answer", "message"),
     [
-        ("assign-busy", "Scripted.assign must give clients that are idle, each once, got client 0"),
-        ("assign-twice", "Scripted.assign must give clients that are idle, each once, got client 0"),
-        ("assign-raises", "strategy Scripted.assign raised ZeroDivisionError: oh"),
-        ("arrive-unknown", "Scripted.arrive must give updates that are held, got task 77"),
-        ("cancel-idle", "Scripted.cancel must give clients with a task, got client 99"),
-        ("step-nan", "Scripted.step must give finite weights"),
-        ("step-base", "with base_scale inf"),
-        ("step-empty", "Scripted.step must give a weight for each of one or more updates, got 0 for 0"),
-        ("step-short", "got 0 for 1"),
-        ("step-unknown", "Scripted.step must give updates that are held, got task 77"),
-        ("assign-none", "strategy Scripted.assign raised TypeError: 'NoneType' object is not iterable"),
-        ("arrive-tasks", "strategy Scripted.arrive raised TypeError: expected an Update, got int"),
-        ("step-number", "strategy Scripted.step raised TypeError: cannot unpack non-iterable int object"),
-        ("step-none", "strategy Scripted.step raised TypeError: 'NoneType' object is not iterable"),
-        ("step-text", "strategy Scripted.step raised ValueError: could not convert string to float: 'a'"),
-        ("step-tasks", "strategy Scripted.step raised TypeError: expected an Update, got int"),
         (
-            "wake-text",
-            "strategy Scripted.wake_s raised ValueError: could not convert string to float: 'soon'",
+            "assign",
+            lambda v: (0,) if v.training else v.idle,
+            "clients that are idle, each once, got client 0",
         ),
+        (
+            "assign",
+            lambda v: (0, 0),
+            "Scripted.assign must give clients that are idle, each once, got client 0",
+        ),
+        ("assign", lambda v: 1 // 0, RAISED % "assign" + "ZeroDivisionError: integer division"),
+        ("assign", lambda v: None, RAISED % "assign" + NOT_ITERABLE),
+        ("arrive", lambda v: (unknown(v),), "Scripted.arrive must give updates that are held, got task 77"),
+        ("arrive", lambda v: (0,), RAISED % "arrive" + "TypeError: expected an Update, got int"),
+        ("cancel", lambda v: (99,), "Scripted.cancel must give clients with a task, got client 99"),
+        ("step", lambda v: Step(v.held, (math.nan,)), "Scripted.step must give finite weights"),
+        ("step", lambda v: Step(v.held, (1.0,), base_scale=math.inf), "with base_scale inf"),
+        ("step", lambda v: Step((), ()), "must give a weight for each of one or more updates, got 0 for 0"),
+        ("step", lambda v: Step(v.held, ()), "got 0 for 1"),
+        ("step", lambda v: Step((unknown(v),), (1.0,)), "must give updates that are held, got task 77"),
+        ("step", lambda v: 7, RAISED % "step" + "TypeError: cannot unpack non-iterable int object"),
+        ("step", lambda v: Step((), None), RAISED % "step" + NOT_ITERABLE),
+        ("step", lambda v: Step((), ("a",)), RAISED % "step" + NO_FLOAT + "'a'"),
+        ("step", lambda v: Step((0,), (1.0,)), RAISED % "step" + "TypeError: expected an Update, got int"),
+        ("wake_s", lambda v: "soon", RAISED % "wake_s" + NO_FLOAT + "'soon'"),
     ],
 )
-def test_a_strategy_that_answers_nonsense_is_named(what: str, message: str) -> None:
-    def drive() -> None:
-        core = started(2, strategy=Scripted(what=what))
-        core.handle(arrived(0, 0))
-        core.handle(Summed(1, 1.0))
-
-    with pytest.raises(RunError) as caught:
-        drive()
-    assert message in str(caught.value)
+def test_a_strategy_that_answers_nonsense_is_named(method: str, answer: Any, message: str) -> None:
+    assert message in driven(method, answer)
 
 
-class Careless(Scripted):
-    """Has its faults in functions that its methods call."""
+def test_a_strategy_that_raises_says_in_which_line() -> None:
+    def at_fault(view: View) -> Sequence[int]:
+        raise LookupError("oh")
 
-    def cancel(self, state: Any, view: View) -> Sequence[int]:
-        return _at_fault()
-
-
-def _at_fault() -> Sequence[int]:
-    raise LookupError("oh")
+    assert driven("cancel", at_fault).endswith(f" ({__file__}:{at_fault.__code__.co_firstlineno + 1})")
+    assert driven("step", lambda view: Step((), None)).endswith("is not iterable")  # read from its answer
 
 
 @pytest.mark.parametrize(
-    ("strategy", "place"),
+    "answers",
     [
-        (Careless(what="keep"), f" ({__file__}:{_at_fault.__code__.co_firstlineno + 1})"),
-        (Scripted(what="step-none"), "is not iterable"),
+        {"arrive": lambda view: None},  # discards nothing
+        {"step": lambda view: Step(view.held[:1] * 3, (0.25, 0.25, 0.5))},  # summed once, with all its weight
     ],
-    ids=["its own", "read from its answer"],
 )
-def test_a_strategy_that_raises_says_in_which_line(strategy: Scripted, place: str) -> None:
-    def drive() -> None:
-        core = started(2, strategy=strategy)
-        core.handle(arrived(0, 0))
-        core.handle(Summed(1, 1.0))
-
-    with pytest.raises(RunError) as caught:
-        drive()
-    assert str(caught.value).endswith(place)
-
-
-def test_no_answer_to_an_arrival_discards_nothing() -> None:
-    core = started(2, strategy=Scripted(what="arrive-none"))
-    assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
-
-
-def test_an_update_named_more_than_once_is_summed_once_with_all_its_weight() -> None:
-    core = started(2, strategy=Scripted(what="step-twice"))
+def test_what_a_strategy_may_answer(answers: dict[str, Any]) -> None:
+    core = started(2, strategy=Scripted(answers=answers))
     assert core.handle(arrived(0, 0)) == [Sum(1, (0,), (1.0,))]
 
 
 def test_a_kept_update_stays_held_and_may_be_used_again() -> None:
-    core = started(2, strategy=Scripted(what="keep"), versions=2)
+    keep = {"step": lambda view: Step(view.held[:1], (1.0,), keep=True)}
+    core = started(2, strategy=Scripted(answers=keep), versions=2)
     core.handle(arrived(0, 0))
     assert core.handle(Summed(1, 1.0)) == [Sum(2, (0,), (1.0,))]
-    assert core.handle(Summed(2, 1.0)) == [
-        Evaluate(2),
-        Release(0, "discarded", "the run is over"),
-        Finish("versions"),
-    ]
+    over = [Evaluate(2), Release(0, "discarded", "the run is over"), Finish("versions")]
+    assert core.handle(Summed(2, 1.0)) == over
     assert core.applied == 2
 
 
-@pytest.mark.parametrize(("what", "wakes"), [("wake", [Wake(7.0)]), ("wake-past", []), ("wake-nan", [])])
-def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(what: str, wakes: list[Wake]) -> None:
-    core = Core(Scripted(what=what), fleet(2), 0, experiment.Stop())
+@pytest.mark.parametrize(("at_s", "wakes"), [(7.0, [Wake(7.0)]), (-1.0, []), (math.nan, [])])
+def test_a_wake_is_asked_for_once_and_only_if_it_lies_ahead(at_s: float, wakes: list[Wake]) -> None:
+    core = Core(Scripted(answers={"wake_s": lambda view: at_s}), fleet(2), 0, experiment.Stop())
     assert only(core.handle(Joined(0, 0.0)), Wake) == wakes
     assert only(core.handle(Joined(1, 0.0)), Wake) == []
     assert core.handle(Ticked(6.9)) == wakes  # a timer that was early is set again
@@ -443,17 +390,8 @@ def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
     assert evaluated == [2, 4, 5]
 
 
-def test_the_last_version_is_not_evaluated_twice() -> None:
-    core = started(1, strategy=FedBuff(buffer_size=1), every=1, versions=1)
-    core.handle(arrived(0, 0))
-    assert core.handle(Summed(1, 1.0)) == [Release(0, "applied"), Evaluate(1), Finish("versions")]
-
-
 def test_stop_at_trips_makes_the_step_that_the_last_trip_completes() -> None:
-    core = started(trips=2)
-    core.handle(arrived(0, 0))
-    assert core.handle(arrived(1, 1)) == [Sum(1, (0, 1), (0.5, 0.5))]
-    assert core.handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Finish("trips")]
+    assert summing(trips=2).handle(Summed(1, 1.0))[-2:] == [Evaluate(1), Finish("trips")]
 
 
 def test_stop_releases_what_is_held_and_then_only_what_still_runs() -> None:
@@ -487,16 +425,11 @@ def test_stop_at_an_accuracy() -> None:
     for low in (0.5, math.nan):
         assert core.handle(Evaluated(0, 1.0, low)) == []
     assert core.handle(Evaluated(0, 1.0, 0.8)) == [Finish("accuracy")]
-
-
-def test_accuracy_means_nothing_to_a_run_that_does_not_stop_by_it() -> None:
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
 
 
 def test_the_server_can_end_the_run_also_while_a_sum_is_outstanding() -> None:
-    core = started()
-    core.handle(arrived(0, 0))
-    core.handle(arrived(1, 1))
+    core = summing()
     assert core.handle(Halted(1.0, "wall_s")) == []
     assert core.handle(Summed(1, 1.0))[-1] == Finish("wall_s")
 

@@ -73,11 +73,7 @@ class Rules:
         if isinstance(event, Arrived | Failed):
             begun = self.running.get(event.client)
             fits = begun is not None and begun.task == event.task
-            if (
-                fits
-                and begun is not None
-                and (isinstance(event, Failed) or begun.version == event.base_version)
-            ):
+            if fits and (isinstance(event, Failed) or begun.version == event.base_version):
                 del self.running[event.client]
                 self.delivered.add(event.task)
         if isinstance(event, Joined) and 0 <= event.client < CLIENTS and not was_over:
@@ -160,43 +156,33 @@ def event_for(rules: Rules, move: tuple[int, int, int], at_s: float) -> Event:
     return Ticked(at_s)
 
 
+def joined(table: dict[str, Any], stop: experiment.Stop) -> tuple[Rules, list[tuple[Event, list[Action]]]]:
+    """A core that all clients have joined, watched; and what was said so far."""
+    rules = Rules(Core(resolve(table), fleet(CLIENTS), 3, stop, 3))
+    return rules, [(event, rules.tell(event)) for event in (Joined(client, 0.0) for client in range(CLIENTS))]
+
+
 @pytest.mark.parametrize("table", TABLES, ids=str)
 @given(moves=MOVES)
 def test_any_order_of_events(table: dict[str, Any], moves: list[tuple[int, int, int]]) -> None:
     stop = experiment.Stop(versions=12, trips=60, emulated_s=140.0, accuracy=1.0)
-
-    def core() -> Core:
-        return Core(resolve(table), fleet(CLIENTS), 3, stop, 3)
-
-    rules = Rules(core())
-    history: list[tuple[Event, list[Action]]] = []
-    for client in range(CLIENTS):
-        joined = Joined(client, 0.0)
-        history.append((joined, rules.tell(joined)))
+    rules, history = joined(table, stop)
     for index, move in enumerate(moves):
         event = event_for(rules, move, float(index))
         history.append((event, rules.tell(event)))
-    again = core()
+    again, core = Core(resolve(table), fleet(CLIENTS), 3, stop, 3), rules.core
     for event, actions in history:
         journaled = event_decoder.decode(event_encoder.encode(event))
         assert again.handle(journaled) == actions
-    assert (again.version, again.trips, again.dropped) == (
-        rules.core.version,
-        rules.core.trips,
-        rules.core.dropped,
-    )
-    assert again.applied_weight.tobytes() == rules.core.applied_weight.tobytes()
+    assert (again.version, again.trips, again.dropped) == (core.version, core.trips, core.dropped)
+    assert again.applied_weight.tobytes() == core.applied_weight.tobytes()
 
 
 @pytest.mark.parametrize("table", TABLES, ids=str)
 @given(moves=MOVES)
-def test_telling_every_event_twice_changes_nothing(
-    table: dict[str, Any], moves: list[tuple[int, int, int]]
-) -> None:
+def test_telling_every_event_twice_changes_nothing(table: dict[str, Any], moves: list[Any]) -> None:
     """At-least-once delivery is exactly-once application, whatever the strategy."""
-    rules = Rules(Core(resolve(table), fleet(CLIENTS), 3, experiment.Stop(versions=12), 3))
-    for client in range(CLIENTS):
-        rules.tell(Joined(client, 0.0))
+    rules, _ = joined(table, experiment.Stop(versions=12))
     for index, move in enumerate(moves):
         event = event_for(rules, move, float(index))
         rules.tell(event)
