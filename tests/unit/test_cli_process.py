@@ -100,7 +100,6 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "runs\n"
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)

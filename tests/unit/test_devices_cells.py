@@ -72,7 +72,6 @@ def test_a_cell_is_what_small_steps_through_time_say() -> None:
                 i = waiting.pop(0)
                 cell.start(i, *starts[i])
             else:
-                assert ends is not None
                 cell.stop(ends[1], ends[0])
                 found[ends[1]] = ends[0]
         assert found == pytest.approx(simulated(starts, 100.0, 1e-3), abs=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,22 +28,16 @@ PROFILE = """
 id = "hot"
 name = "A phone that gets hot and empty fast"
 class = "budget"
-[cpu.rate_gflops]
-train = 1.0
+cpu.rate_gflops.train = 1.0
+battery = { capacity_mah = 10, voltage_v = 4, idle_ma = 50, min_soc = 0.2, charge_w = 5 }
 [thermal]
 ambient_c = 25
 r_c_per_w = 10
 tau_s = 20
 busy_w = 4
 trips = [{ temp_c = 45, freq_scale = 0.5 }]
-[battery]
-capacity_mah = 10
-voltage_v = 4
-idle_ma = 50
-min_soc = 0.2
-charge_w = 5
 [sources]
-"cpu.rate_gflops" = "assumed: a test"
+cpu = "assumed: a test"
 thermal = "assumed: a test"
 battery = "assumed: a test"
 """
@@ -72,11 +67,8 @@ class World:
 
     def __init__(self, wanted: Experiment, clients: int = 4) -> None:
         (profile,) = wanted.fleet.devices
-        assert isinstance(wanted.fleet.network, str)
         infos = [ClientInfo(client, profile, wanted.fleet.network) for client in range(clients)]
-        book = dynamics_of(wanted, infos, trips(wanted, infos))
-        assert book is not None
-        self.book: Dynamics = book
+        self.book: Dynamics = dynamics_of(wanted, infos, trips(wanted, infos))
         self.core = Core(
             FedBuff(buffer_size=2), [Client(i, "hot", 10) for i in range(clients)], 3, wanted.stop
         )
@@ -108,7 +100,6 @@ class World:
         for action in actions:
             if isinstance(action, Train):
                 plan = book.plan(action.client)
-                assert plan is not None
                 arrives_s = self.core.now_s + plan.total_s
                 if arrives_s <= book.lost_at_s(action.client):
                     self._enter(Arrived(action.client, action.task, action.version, 10, 5, 1.0, arrives_s))
@@ -168,9 +159,7 @@ def test_the_client_plans_the_trip_that_the_server_planned(profile: str) -> None
     book = world.book
     made = sum(isinstance(event, Arrived) and event.client == 1 for event in world.journal)
     lost = sum(isinstance(event, Left) and event.client == 1 for event in world.journal)
-    assert book.plan(1) is not None
     condition = book.condition(1)
-    assert condition is not None
     assert condition.temp_c > 30
     mine = trips(wanted, [ClientInfo(client, profile, "lte") for client in range(4)])
     planned = [mine.plan(1, trip, None, condition) for trip in (made, made + lost)]
@@ -210,12 +199,9 @@ def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
     world.run()
     left = [event for event in world.journal if isinstance(event, Left)]
     for event in left[:5]:
-        back = next(
-            later.at_s
-            for later in world.journal[world.journal.index(event) :]
-            if isinstance(later, Joined) and later.client == event.client
-        )
-        assert back == pytest.approx(event.at_s + 7.5)
+        later = world.journal[world.journal.index(event) :]
+        back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)
+        assert next(back) == pytest.approx(event.at_s + 7.5)
 
 
 def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
@@ -223,26 +209,25 @@ def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
     assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
 
 
-def refused(**fleet: object) -> str:
-    tables = {"devices": {"board-qrb2210": 2}, **fleet}
+@pytest.mark.parametrize(
+    ("fleet", "said"),
+    [
+        ({"thermal": True}, "thermal: no device of the fleet gives all of"),
+        ({"battery": True}, "battery: no device of the fleet has a [battery]"),
+        ({"charge": 1.5}, "charge: must be a number from 0 to 1, got 1.5"),
+        ({"availability": "nowhere.json"}, "availability: availability file"),
+        ({"churn": {"mean_online_s": 3.0}}, "churn.mean_offline_s: missing"),
+        ({"churn": {"mean_online_s": 0, "mean_offline_s": 1}}, "churn.mean_online_s: must be"),
+        ({"churn": {"mean_online_s": math.inf, "mean_offline_s": 1}}, "churn.mean_online_s: must be"),
+        ({"churn": {"die_per_trip": 1}}, "churn.die_per_trip: must be"),
+        ({"on_leave": "stay"}, "on_leave: must be 'finish' or 'lose', got 'stay'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(fleet: Any, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        config.validate(Experiment(fleet=tables, stop=Stop(versions=1)))
+        config.validate(Experiment(fleet={"devices": {"board-qrb2210": 2}, **fleet}, stop=Stop(versions=1)))
     assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_what_cannot_be_is_refused_in_one_line() -> None:
-    assert "fleet.thermal: no device of the fleet gives all of" in refused(thermal=True)
-    assert "fleet.battery: no device of the fleet has a [battery]" in refused(battery=True)
-    assert "fleet.charge: must be a number from 0 to 1, got 1.5" in refused(charge=1.5)
-    assert "fleet.availability: availability file" in refused(availability="nowhere.json")
-    assert "fleet.churn.mean_offline_s: missing" in refused(churn={"mean_online_s": 3.0})
-    assert "fleet.churn.mean_online_s: must be" in refused(churn={"mean_online_s": 0, "mean_offline_s": 1})
-    assert "fleet.churn.mean_online_s: must be" in refused(
-        churn={"mean_online_s": math.inf, "mean_offline_s": 1}
-    )
-    assert "fleet.churn.die_per_trip: must be" in refused(churn={"die_per_trip": 1})
-    assert "fleet.on_leave: must be 'finish' or 'lose', got 'stay'" in refused(on_leave="stay")
+    assert f"fleet.{said}" in str(error.value)
 
 
 def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> AlternatingRenewal:
@@ -332,11 +317,10 @@ def test_windows_that_never_overlap_are_never() -> None:
     assert Presence([]).goes_s(0.0) == math.inf
 
 
-def written(tmp_path: object, content: object) -> str:
-    path = f"{tmp_path}/a.json"
-    with open(path, "wb") as file:
-        file.write(content if isinstance(content, bytes) else msgspec.json.encode(content))
-    return path
+def written(folder: Path, content: Any) -> str:
+    path = folder / "a.json"
+    path.write_bytes(content if isinstance(content, bytes) else msgspec.json.encode(content))
+    return str(path)
 
 
 def test_a_client_that_never_comes_back_draws_nothing() -> None:
@@ -344,12 +328,15 @@ def test_a_client_that_never_comes_back_draws_nothing() -> None:
     assert Presence([churn]).comes_s(math.inf) == math.inf
 
 
-def test_an_availability_file_is_read(tmp_path: object) -> None:
-    path = written(tmp_path, [{"intervals_s": [[0, 5], [7, 9]], "period_s": 10}])
-    (entry,) = read_availability(path)
+def test_an_availability_file_is_read(tmp_path: Path) -> None:
+    (entry,) = read_availability(written(tmp_path, [{"intervals_s": [[0, 5], [7, 9]], "period_s": 10}]))
     assert (entry.intervals_s, entry.period_s) == (((0.0, 5.0), (7.0, 9.0)), 10.0)
     with pytest.raises(ProfileError, match="No such file"):
         read_availability("/nowhere/a.json")
+
+
+def interval(start: int, end: int, period: int = 9, **more: Any) -> dict[str, Any]:
+    return {"intervals_s": [[start, end]], "period_s": period, **more}
 
 
 @pytest.mark.parametrize(
@@ -358,14 +345,14 @@ def test_an_availability_file_is_read(tmp_path: object) -> None:
         ([], "at least one"),
         (b"nonsense", "malformed"),
         ([{"intervals_s": [[0, 5]]}], "period_s"),
-        ([{"intervals_s": [[0, 5]], "period_s": 0}], "> 0.0"),
-        ([{"intervals_s": [[0, 5]], "period_s": 4}], "entry 0: period_s: must be at least"),
-        ([{"intervals_s": [[0, 5]], "period_s": 9}, {"intervals_s": [[5, 5]], "period_s": 9}], "entry 1"),
+        ([interval(0, 5, 0)], "> 0.0"),
+        ([interval(0, 5, 4)], "entry 0: period_s: must be at least"),
+        ([interval(0, 5), interval(5, 5)], "entry 1"),
         ([{"intervals_s": [[0, 5], [4, 6]], "period_s": 9}], "a start of at least 5"),
-        ([{"intervals_s": [[0, 5]], "period_s": 9, "zone": 3}], "zone"),
+        ([interval(0, 5, zone=3)], "zone"),
     ],
 )
-def test_an_availability_file_that_is_wrong_is_one_line(content: object, says: str, tmp_path: object) -> None:
+def test_an_availability_file_that_is_wrong_is_one_line(content: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as error:
         read_availability(written(tmp_path, content))
     assert says in str(error.value)

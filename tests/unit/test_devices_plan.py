@@ -163,8 +163,6 @@ def test_delays_have_their_mean_and_are_never_negative(delay: Delay, mean: float
 
 def test_fedbuffs_clients_have_mean_one() -> None:
     delay = load_device("paper-half-normal").delay_model
-    assert delay is not None
-    assert delay.scale_s is not None
     assert delay.scale_s * math.sqrt(2 / math.pi) == pytest.approx(1.0)
 
 

@@ -18,14 +18,8 @@ from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, th
 from edgefl.errors import ProfileError
 from edgefl.limits.pacing import Pacer
 
-PIXEL_4 = ThermalModel(
-    25.0,
-    8.0,
-    100.0,
-    5.0,
-    step_c=(43.0, 45.0, 47.0, 49.0, 51.0),
-    speeds=(1.0, 0.75, 0.635, 0.493, 0.372, 0.291),
-)
+STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
+PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)
 
 
 def euler(model: ThermalModel, temp_c: float, work_s: float, step_s: float = 1e-3) -> tuple[float, float]:
@@ -159,7 +153,6 @@ def test_a_trip_from_a_warm_start_takes_longer() -> None:
 def test_the_paced_client_follows_the_curve() -> None:
     pacer, now = paced(2.0)
     trip = hot_trip(25.0)
-    assert trip.heat is not None
     training, errors = trip.compute(pacer), []
     for step in range(1, 81):
         training.done(trip.flops / 80)
@@ -196,7 +189,6 @@ def test_busy_power_is_that_of_all_cores_where_it_is_not_given() -> None:
         load_device("pixel-4"), thermal=hot_device(busy_w=None).thermal, battery=None
     )
     model = thermal_model(device)
-    assert model is not None
     assert model.busy_w == pytest.approx((223.89 + 3 * 302.04 + 4 * 85.05) * 3.85 / 1e3)
 
 
@@ -206,7 +198,6 @@ def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> 
     done_s = reaches_s + (5.0 - reaches_s) / 1.5
     assert cut.steps == int(done_s * 10)
     assert cut.total_s == pytest.approx(5.0)
-    assert cut.heat is not None
     # it is busy with a step that it does not finish until the end
     assert sum(seconds for seconds, _ in cut.heat.powers()) == pytest.approx(5.0)
     cool = hot_trip(25.0, flops=1.75e9)
@@ -233,6 +224,9 @@ CORES_A = (223.89 + 3 * 302.04 + 4 * 85.05) / 1e3
 """All cores of a Pixel 4 at their highest frequencies."""
 
 
+COOL = ConditionModel(None, POWER)
+
+
 def device(**battery: float) -> Device:
     given = Battery(**{"capacity_mah": 1000.0, "voltage_v": 4.0, **battery})
     return msgspec.structs.replace(load_device("pixel-4"), battery=given, thermal=None)
@@ -250,7 +244,6 @@ def trip(work_s: float = 20.0, temp_c: float = 25.0, model: ConditionModel = MOD
 
 def test_a_battery_holds_its_milliamperehours() -> None:
     power = power_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0, min_soc=0.2))
-    assert power is not None
     assert power.capacity_j == pytest.approx(1.0 * 3600 * 4.0)
     assert power.least_j == pytest.approx(0.2 * 14400)
     assert (power.idle_w, power.radio_w, power.charge_w) == (0.2, 0.8, 0.0)
@@ -259,7 +252,6 @@ def test_a_battery_holds_its_milliamperehours() -> None:
     watts = [found.radio_w for bearer in ("mobile", "wifi", "wired") if (found := power_of(of, bearer))]
     assert watts == [0.8, 0.4, 0.0]
     unstated = power_of(device(voltage_v=None))
-    assert unstated is not None
     assert unstated.capacity_j == pytest.approx(3600 * NOMINAL_V)
 
 
@@ -282,18 +274,16 @@ def test_what_is_not_known_is_not_made_up() -> None:
 
 
 def test_a_trip_drains_by_its_phases() -> None:
-    cool = ConditionModel(None, POWER)
-    plan, before = trip(20.0, model=cool), Condition(5.0, charge_j=900.0)
-    after = cool.after_trip(before, plan, plan.total_s)
+    plan, before = trip(20.0, model=COOL), Condition(5.0, charge_j=900.0)
+    after = COOL.after_trip(before, plan, plan.total_s)
     assert after.at_s == pytest.approx(5 + 2 + 20 + 1)
     assert after.charge_j == pytest.approx(900 - 0.5 * 23 - 4 * 20 - 1 * 3)
-    half = cool.after_trip(before, plan, 12.0)
+    half = COOL.after_trip(before, plan, 12.0)
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
 
 
 def test_a_throttled_model_draws_less() -> None:
     plan = trip(60.0)
-    assert plan.heat is not None
     hot = plan.heat.stretches[1]
     assert hot.power_w == pytest.approx(2.0)  # what keeps it at 45 °C
     after = MODEL.after_trip(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
@@ -303,19 +293,18 @@ def test_a_throttled_model_draws_less() -> None:
 
 
 def test_a_battery_that_gets_low_ends_the_trip_there() -> None:
-    plan, before = trip(20.0, model=ConditionModel(None, POWER)), Condition(0.0, charge_j=230.0)
-    found = ConditionModel(None, POWER).interruption(before, plan)
+    plan, before = trip(20.0, model=COOL), Condition(0.0, charge_j=230.0)
+    found = COOL.interruption(before, plan)
     assert found == (pytest.approx(2 + (30 - 1.5 * 2) / 4.5), "battery")
-    after = ConditionModel(None, POWER).after_trip(before, plan, found[0], "battery")
+    after = COOL.after_trip(before, plan, found[0], "battery")
     assert (after.fit, after.low, after.charge_j) == (False, True, pytest.approx(200.0))
-    assert ConditionModel(None, POWER).interruption(Condition(0.0, charge_j=400.0), plan) is None
+    assert COOL.interruption(Condition(0.0, charge_j=400.0), plan) is None
 
 
 def test_heat_that_switches_it_off_ends_the_trip_there() -> None:
     fragile = ConditionModel(HEAT._replace(speeds=(1.0, 0.9), off_c=50.0), None)
     plan, before = trip(1000.0, model=fragile), Condition(0.0, 25.0)
     found = fragile.interruption(before, plan)
-    assert plan.heat is not None
     assert found == (plan.down_s + plan.heat.off_s, "heat")
     after = fragile.after_trip(before, plan, found[0], "heat")
     assert (after.off, after.temp_c) == (True, pytest.approx(50.0))
