@@ -1,10 +1,9 @@
 """Cells: many clients behind one uplink and one downlink, which their transfers share.
 
-At any instant a cell's capacity is divided max-min fairly: every transfer gets the same, except that none
-gets more than its own link carries, and what it leaves is divided among the others (progressive filling,
-Bertsekas and Gallager 1992, 6.5.2). Rates change the moment a transfer starts or ends.
-
-`SharedCells` computes this for the virtual clock. Under the wall clock each client looks at a `CellMeter`.
+A cell's capacity is divided max-min fairly: none gets more than its own link carries, what it leaves is
+divided among the others (progressive filling, Bertsekas and Gallager 1992, 6.5.2), and rates change the
+moment a transfer starts or ends. `SharedCells` computes this for the virtual clock. Under the wall clock each
+client looks at a `CellMeter`.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ class Cell:
     """
 
     def __init__(self, capacity: float) -> None:
-        self._capacity = capacity
+        self._capacity, self._level, self._now_s = capacity, math.inf, 0.0
         self._limits: dict[int, float] = {}
         self._left: dict[int, float] = {}
-        self._now_s = 0.0
-        self._level = math.inf
         self.ends: tuple[float, int] | None = None
         """End and number of the next transfer to end if none starts before; the lowest number of several."""
 
@@ -85,9 +82,7 @@ class Cell:
 
     def _share(self) -> None:
         self._level = fair_level(list(self._limits.values()), self._capacity)
-        found = (
-            (self._now_s + self._lasts_s(transfer, left), transfer) for transfer, left in self._left.items()
-        )
+        found = ((self._now_s + self._lasts_s(one, left), one) for one, left in self._left.items())
         self.ends = min(found, default=None)
 
     def _advance(self, at_s: float) -> None:
@@ -102,10 +97,9 @@ class Cell:
 
 
 class CellMeter:
-    """Memory in which processes forked after it was made say that they transfer.
+    """Memory in which processes forked after it was made say that they transfer: a byte a client and way.
 
-    Each client and way has a byte that only that client writes; a client counts the others of its cell to
-    know its share. Client c is in cell c mod ``cells``.
+    Client c is in cell c mod ``cells``; it counts the others there to know its share.
     """
 
     def __init__(
@@ -157,8 +151,6 @@ class FinishedTrip(NamedTuple):
 
 @dataclass(slots=True)
 class _CellTrip:
-    """A trip on its way through a cell."""
-
     client: int
     plan: TripPlan
     begun_s: float
@@ -173,8 +165,8 @@ class _CellTrip:
 class SharedCells:
     """The cells of a fleet under the virtual clock, where a trip's times depend on other trips'.
 
-    Client c is in cell c mod ``cells``; a cell's ways carry ``capacities`` and each client's own link carries
-    ``limits``, bytes per emulated second. Bytes flow after each message's own delay.
+    Cells' ways carry ``capacities``, clients' own links ``limits``, bytes per emulated second, after a
+    message's delay.
     """
 
     def __init__(

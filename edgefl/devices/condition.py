@@ -3,8 +3,6 @@
 A later condition follows from an earlier one and the plan of the trip that began then: so the client that
 trains, the server of either clock and a run that is resumed agree to the last bit.
 
-What a device draws while it computes, transfers and idles, and what its battery holds.
-
     P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
 
 Currents are at the battery's nominal voltage: W = mA · V / 1000, J = mAh · V · 3.6.
@@ -83,7 +81,7 @@ class ConditionModel(NamedTuple):
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
-                return math.inf
+                return at_s
             now = self.after_rest(now, at_s)
         return now.at_s
 
@@ -150,10 +148,10 @@ class ConditionModel(NamedTuple):
         return found
 
     def _temp_c(self, thermal: ThermalModel, temp_c: float, plan: TripPlan, elapsed_s: float) -> float:
-        if plan.heat is None:  # the trip's time is drawn: how busy the processor is, nobody knows
-            return thermal.after(temp_c, 0.0, elapsed_s)
         computing_s = elapsed_s - plan.down_s - plan.compute_lead_s
-        if computing_s <= 0:
+        if (
+            plan.heat is None or computing_s <= 0
+        ):  # without heat the trip's time is drawn: how busy it is, nobody knows
             return thermal.after(temp_c, 0.0, elapsed_s)
         busy_s = min(computing_s, plan.heat.total_s)
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
@@ -189,17 +187,14 @@ def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
     """The device's power and its battery's charge; None for one without a battery.
 
     A current that the profile leaves out is not drawn. `ProfileError` where it does not say what computing
-    draws: that is most of it.
+    draws.
     """
-    battery = device.battery
+    battery, watts, volts = device.battery, device.busy_w, device.voltage_v
     if battery is None:
         return None
-    watts, volts = device.busy_w, device.voltage_v
     if watts is None:
-        raise ProfileError(
-            f"device {device.id!r} does not say what computing draws: give thermal.busy_w, or "
-            "cpu.clusters with max_ma"
-        )
+        needed = "give thermal.busy_w, or cpu.clusters with max_ma"
+        raise ProfileError(f"device {device.id!r} does not say what computing draws: {needed}")
     capacity_j = battery.capacity_mah * volts * 3.6
     radio_ma = {"mobile": battery.radio_ma, "wifi": battery.wifi_ma, "wired": 0.0}[bearer]
     return Power(

@@ -54,13 +54,12 @@ class _ClientState:
 
     def __init__(self, model: ConditionModel, presence: Presence, charge: float) -> None:
         self.model, self.presence = model, presence
-        self.now = model.initial(charge)
-        """Its condition when that was last asked for: at the start of its trip, while it is on one."""
+        self.now = model.initial(charge)  # while it is on a trip, its condition at the start of that
         self.plan: TripPlan | None = None
-        self.here = False
-        self.forced = NEVER
-        """The change that ends its trip even where clients finish theirs before they leave."""
-        self.not_before_s = 0.0
+        self.here, self.not_before_s = False, 0.0
+        self.forced = (
+            NEVER  # the change that ends its trip even where clients finish theirs before they leave
+        )
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
@@ -72,8 +71,7 @@ class _ClientState:
         """Set the trip that it makes."""
         self.plan, start_s = plan, self.now.at_s
         self.move, self.forced = self._goes(start_s), Transition(start_s + plan.dies_s, "died")
-        stop = self.model.interruption(self.now, plan)
-        if stop is not None:
+        if (stop := self.model.interruption(self.now, plan)) is not None:
             stops = Transition(start_s + stop[0], stop[1])
             if stops.why == "battery":
                 self.move = min(self.move, stops)
@@ -85,9 +83,8 @@ class _ClientState:
         """End its trip, at its end or before."""
         if self.plan is None:
             return
-        why, cut = self.move.why, at_s >= self.move.at_s
-        elapsed_s = (min(at_s, self.move.at_s) if cut else at_s) - self.now.at_s
-        because = why if cut and (why == "battery" or why == "heat") else None
+        why, elapsed_s = self.move.why, min(at_s, self.move.at_s) - self.now.at_s
+        because = why if at_s >= self.move.at_s and (why == "battery" or why == "heat") else None
         self.now = self.model.after_trip(self.now, self.plan, max(0.0, elapsed_s), because)
         self.plan = None
         self.rest(at_s)
@@ -108,15 +105,13 @@ class _ClientState:
         """The first instant from ``at_s`` on at which it is present and fit."""
         now = self.now
         for _ in range(MOST_TRIES):
-            at_s = self.presence.comes_s(at_s)
-            if at_s == math.inf:
-                return at_s
+            if (at_s := self.presence.comes_s(at_s)) == math.inf:
+                break
             now = self.model.after_rest(now, max(at_s, now.at_s))
             if now.fit:
                 return at_s
-            at_s = self.model.fit_at_s(now)
-            if at_s == math.inf:
-                return at_s
+            if (at_s := self.model.fit_at_s(now)) == math.inf:
+                break
         return math.inf
 
 
@@ -134,12 +129,12 @@ class Dynamics:
         self._through: dict[int, FinishedTrip] = {}
         self._in_cells: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
         charge = experiment.fleet.charge
+        changing = [info for info in clients if changes(experiment, info)]
         self._states = {
             info.client: _ClientState(
                 condition_model(experiment, info), presence_of(experiment, info), charge
             )
-            for info in clients
-            if changes(experiment, info)
+            for info in changing
         }
         self._moved = dict.fromkeys(self._states)
 
@@ -207,38 +202,28 @@ class Dynamics:
                 task, _ = self._in_cells.pop(event.client, (-1, None))
                 self._cells.drop(task, event.at_s)
                 self._through.pop(task, None)
-        if isinstance(event, Joined | Left | Arrived | Failed):
-            state = self._states.get(event.client)
-            if state is not None:
-                self._happened(event, state)
-                self._moved[event.client] = None
+        if isinstance(event, Joined | Left | Arrived | Failed) and event.client in self._states:
+            self._happened(event, self._states[event.client])
+            self._moved[event.client] = None
         for action in actions:
-            if isinstance(action, Train):
+            if isinstance(action, Train) and (action.client in self._states or self._cells is not None):
                 self._begin(action, self._states.get(action.client), now_s)
 
     def _happened(self, event: Joined | Left | Arrived | Failed, state: _ClientState) -> None:
-        if isinstance(event, Joined):
-            state.here = True
-            if state.plan is None:
-                state.rest(event.at_s)
-        elif isinstance(event, Left):
-            state.here = False
-            if state.move.why == "died" and event.at_s >= state.move.at_s:
-                fleet = self._experiment.fleet
-                state.not_before_s = event.at_s + fleet.rejoin_s if fleet.on_death == "replace" else math.inf
-            if state.plan is None:
-                state.rest(event.at_s)
-            elif event.finishes:
-                state.move = state.forced
-            else:
-                state.end(event.at_s)
-        else:
+        if isinstance(event, Joined | Left):
+            state.here = isinstance(event, Joined)
+        if isinstance(event, Left) and state.move.why == "died" and event.at_s >= state.move.at_s:
+            fleet = self._experiment.fleet
+            state.not_before_s = event.at_s + fleet.rejoin_s if fleet.on_death == "replace" else math.inf
+        if isinstance(event, Joined | Left) and state.plan is None:
+            state.rest(event.at_s)
+        elif isinstance(event, Left) and event.finishes:
+            state.move = state.forced
+        elif not isinstance(event, Joined):
             state.end(event.at_s)
 
     def _begin(self, action: Train, state: _ClientState | None, now_s: float) -> None:
         client = action.client
-        if state is None and self._cells is None:
-            return
         condition = None if state is None else state.begin(now_s)
         budget_s = None if action.until is None else max(0.0, action.until.at_s - now_s)
         plan = self._trips.plan(client, action.trip, budget_s, condition)

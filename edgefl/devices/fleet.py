@@ -13,14 +13,7 @@ from edgefl.devices.cells import Way
 from edgefl.devices.condition import Condition, ConditionModel, Power, power_of
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
-from edgefl.devices.presence import (
-    AlternatingRenewal,
-    LateJoin,
-    Presence,
-    PresenceSource,
-    Windows,
-    read_availability,
-)
+from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.devices.schema import Availability
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Cells, Experiment
@@ -72,8 +65,7 @@ def _bytes_per_s(mbps: float | None) -> float | None:
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
     """The instant at which this client comes online first, whatever the other clients are."""
-    draw = stream(experiment.seed, "join", client).uniform(0.0, 1.0)
-    return experiment.fleet.join_spread_s * float(draw)
+    return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
@@ -106,11 +98,11 @@ def _power_of(profile: str, network: str) -> Power | None:
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
     """The times at which a client is online, apart from what its work does to it.
 
-    A profile's windows start at an instant of their period that each device draws; those of a file as the
-    file says.
+    A profile's windows start at an instant of their period that each device draws, those of a file as that
+    says.
     """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
-    sources: list[PresenceSource] = []
+    sources: list[LateJoin | Windows | AlternatingRenewal] = []
     if fleet.join_spread_s > 0:
         sources.append(LateJoin(joins_at_s(experiment, client)))
     windows = _availability(experiment, info)
@@ -159,30 +151,24 @@ class Trips:
     def plan(
         self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
     ) -> TripPlan:
-        """One trip of a client, in emulated seconds.
+        """One trip of a client, in emulated seconds; ``budget_s`` cuts it short: see `TripPlan.within`.
 
-        ``budget_s`` cuts it short: see `TripPlan.within`. ``condition`` is the client's when the trip
-        starts; None for one that does not change over time.
+        ``condition`` is the client's when the trip starts; None for one that does not change over time.
         """
         experiment, info, held = self._experiment, self._clients[client], self._examples[client]
         rng = stream(experiment.seed, "trip", client, trip)
-        network = network_of(info.network)
-        if network.replays:
+        link = Link(network_of(info.network), rng)
+        if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
-            shift = float(stream(experiment.seed, "trace", client).random())
-            link = Link(network, rng, start_s, shift)
-        else:
-            link = Link(network, rng)
+            link = Link(link.network, rng, start_s, float(stream(experiment.seed, "trace", client).random()))
         device, thermal = device_of(experiment.seed, client, info.profile), None
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
-        plan = plan_trip(
-            device, link, rng, self._down_bytes, self._flops[held], self._up_bytes, thermal, held
-        )
+        down, flops, up = self._down_bytes, self._flops[held], self._up_bytes
+        plan = plan_trip(device, link, rng, down, flops, up, thermal, held)
         if budget_s is not None:
-            plan = plan.within(
-                budget_s, (self._flops_per_example * size for size in self._rule.batches(held))
-            )
+            steps = (self._flops_per_example * size for size in self._rule.batches(held))
+            plan = plan.within(budget_s, steps)
         chance = experiment.fleet.churn.die_per_trip
         if chance > 0.0:
             fate = stream(experiment.seed, "death", client, trip)

@@ -85,11 +85,9 @@ class Transfer(NamedTuple):
 class Link:
     """The link of one client: a network profile and the stream its jitter and losses are drawn from.
 
-    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost). Delay
-    comes before the bytes and does not slow them: latency eats no bandwidth. A lost packet costs its bytes
-    again, or, where the profile says so, the connection. Where the profile names a trace, bytes flow at its
-    opportunities; ``at_s`` says when in emulated time the trip starts, ``shift`` (a share of the trace's
-    length) where in the trace time 0 is.
+    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost). A lost
+    packet costs its bytes again, or, where the profile says so, the connection. A trace is replayed from the
+    emulated time ``at_s`` at which the trip starts, ``shift`` of the trace's length later.
 
     >>> from edgefl.devices import load_network
     >>> link = Link(load_network("defedavg-400"), np.random.default_rng(0))
@@ -100,9 +98,7 @@ class Link:
     def __init__(
         self, network: Network, rng: np.random.Generator, at_s: float = 0.0, shift: float = 0.0
     ) -> None:
-        self.network = network
-        self._rng = rng
-        self._at_s, self._shift = at_s, shift
+        self.network, self._rng, self._at_s, self._shift = network, rng, at_s, shift
 
     def down(self, nbytes: int) -> Transfer:
         """Plan the download of ``nbytes``."""
@@ -115,45 +111,39 @@ class Link:
     def _plan(self, way: Direction, nbytes: int) -> Transfer:
         if nbytes < 0:
             raise ValueError(f"nbytes must be at least 0 (got {nbytes})")
-        network = self.network
-        lead_s = self._delay_ms(way) / 1e3
+        network, rng, lead_s = self.network, self._rng, self._delay_ms(way) / 1e3
         packets = -(-nbytes // network.payload_bytes)
         lost, breaks_after = 0, None
         if way.loss_pct and packets and way.on_loss == "disconnect":
-            arrived = int(self._rng.geometric(way.loss_pct / 100.0)) - 1
+            arrived = int(rng.geometric(way.loss_pct / 100.0)) - 1
             breaks_after = arrived * network.payload_bytes if arrived < packets else None
         elif way.loss_pct and packets:
             # Sends until `packets` got through, minus those that did: negative binomial.
-            lost = int(self._rng.negative_binomial(packets, 1.0 - way.loss_pct / 100.0))
+            lost = int(rng.negative_binomial(packets, 1.0 - way.loss_pct / 100.0))
         if lost:
             lead_s += (network.down.delay_ms + network.up.delay_ms) / 1e3
-        wire = (
-            nbytes
-            + packets * network.header_bytes
-            + lost * min(network.mtu_bytes, nbytes + network.header_bytes)
-        )
-        rate = math.inf
-        if way.rate_mbps is not None and nbytes:
-            rate = nbytes / (wire * 8 / (way.rate_mbps * 1e6))
-        if way.trace is not None and nbytes:
-            trace = read_trace(way.trace)
-            rate = nbytes / (wire * 8 / (trace.rate_mbps * 1e6))
-            flows_at_s = self._at_s + self._shift * trace.period_ms / 1e3 + lead_s
-            return Transfer(nbytes, wire, lost, lead_s, rate, CHUNK_BYTES, breaks_after, trace, flows_at_s)
-        unpaced = math.isinf(rate)
-        chunk_bytes = max(1, nbytes) if unpaced else CHUNK_BYTES
-        return Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after)
+        resent = lost * min(network.mtu_bytes, nbytes + network.header_bytes)
+        wire = nbytes + packets * network.header_bytes + resent
+        rate, trace, mbps = math.inf, None, mean_mbps(way)
+        if mbps is not None and nbytes:
+            rate = nbytes / (wire * 8 / (mbps * 1e6))
+            trace = read_trace(way.trace) if way.trace is not None else None
+        chunk_bytes = max(1, nbytes) if math.isinf(rate) else CHUNK_BYTES
+        plan = Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after, trace)
+        if trace is None:
+            return plan
+        return plan._replace(flows_at_s=self._at_s + self._shift * trace.period_ms / 1e3 + lead_s)
 
     def _delay_ms(self, way: Direction) -> float:
+        jitter_ms = 0.0
         match way.jitter_dist:
-            case "none":
-                return way.delay_ms
             case "normal":
-                return max(0.0, way.delay_ms + float(self._rng.normal(0.0, way.jitter_ms)))
+                jitter_ms = self._rng.normal(0.0, way.jitter_ms)
             case "uniform":
-                return way.delay_ms + float(self._rng.uniform(-way.jitter_ms, way.jitter_ms))
+                jitter_ms = self._rng.uniform(-way.jitter_ms, way.jitter_ms)
             case "exponential":
-                return way.delay_ms + float(self._rng.exponential(way.jitter_ms))
+                jitter_ms = self._rng.exponential(way.jitter_ms)
+        return max(0.0, way.delay_ms + float(jitter_ms))
 
 
 class LinkShare(NamedTuple):
@@ -175,18 +165,16 @@ def move(
 ) -> PhaseTime:
     """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
 
-    With a ``share`` that pace is what it says, looked at every 20 ms of the wall. Returns what it took in
-    emulated seconds. `Disconnected` when the connection is lost on the way; whatever ``copy`` or the pacer's
-    wait raises passes through.
+    With a ``share`` that pace is what it says, looked at every 20 ms of the wall. `Disconnected` when the
+    connection is lost on the way; whatever ``copy`` or the pacer's wait raises passes through.
     """
     end = transfer.nbytes if transfer.breaks_after is None else transfer.breaks_after
     if share is not None and transfer.wire_bytes:
         spent = _move_shared(pacer, transfer, copy, share, end)
     else:
-        takes = None if transfer.trace is None else transfer.takes_s
+        takes, start, step = None if transfer.trace is None else transfer.takes_s, 0, transfer.chunk_bytes
         phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
         phase.lead()
-        start, step = 0, transfer.chunk_bytes
         while end - start > step:
             copy(start, start + step)
             phase.done(step)
@@ -241,9 +229,8 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Seconds from ``start_s``, counted from the trace's first beginning, until that much is through.
-
-        An opportunity at the very start counts; nothing takes no time.
+        """Seconds from ``start_s`` in the trace until that much is through; an opportunity at the start
+        counts.
         """
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:

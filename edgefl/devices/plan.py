@@ -42,7 +42,6 @@ class TripPlan(NamedTuple):
         return self.compute_lead_s + self._takes_s(self.flops) + self.tail_s
 
     def _takes_s(self, flops: float) -> float:
-        """Seconds until so many operations are done."""
         cool_s = flops / self.compute_rate_per_s
         return cool_s if self.heat is None else self.heat.seconds(cool_s)
 
@@ -67,18 +66,15 @@ class TripPlan(NamedTuple):
         return (self.down if self.down.breaks_after is not None else self.up).broken
 
     def compute(self, pacer: Pacer) -> Phase:
-        """The pacer's phase for this trip's steps: tell it the FLOPs of each as they are done.
-
-        Before `tail_s`, which is a phase without work.
-        """
+        """The pacer's phase for this trip's steps; `tail_s` is another, without work."""
         takes = None if self.heat is None else self._takes_s
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
     def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
         """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
 
-        It makes the steps that it finishes by then, of ``step_flops`` operations each, and the upload begins
-        when the budget is over, or after the download if that takes longer.
+        It makes the steps, of ``step_flops`` operations each, that it finishes by then; the download is not
+        cut short.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)
@@ -101,8 +97,7 @@ class TripPlan(NamedTuple):
         heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
         up = self.up
         if up.trace is not None:
-            earlier_s = self.compute_s - lead_s - busy_s - tail_s
-            up = up._replace(flows_at_s=up.flows_at_s - earlier_s)
+            up = up._replace(flows_at_s=up.flows_at_s - (self.compute_s - lead_s - busy_s - tail_s))
         return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat)
 
 
@@ -118,17 +113,12 @@ def plan_trip(
 ) -> TripPlan:
     """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
 
-    ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that a client that
-    was killed and started again, or a worker of the virtual clock, plans the same trip. Draws are made in
-    this order: download, upload, delay model.
-
-    A delay model with ``mode = "replace"`` sets the whole trip's time: both transfers take none, whatever
-    the network, and the training is stretched to the draw. With ``mode = "add"`` the draw lengthens the
-    training. ``examples`` is what the client holds, for a delay that is drawn for one example.
-
-    ``thermal`` is the device's thermal model and its temperature, °C, when the trip starts: it cools during
-    the download, and its training then takes longer the hotter it gets. A trip whose whole time is drawn
-    takes what was drawn.
+    ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that every process
+    plans the same. Draws are made in this order: download, upload, delay model. One with ``mode = "replace"``
+    sets the whole trip's time, for a client with so many ``examples``: transfers take none, and the training
+    is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is the device's thermal
+    model and its temperature, °C, when the trip starts: it cools during the download, and training takes
+    longer the hotter it gets.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)
@@ -145,15 +135,12 @@ def plan_trip(
             f"device {device.id!r} has a slowdown: call device.individual(rng) once a client first"
         )
     down, up = link.down(down_bytes), link.up(up_bytes)
-    compute_s = flops / device.train_flop_per_s
-    model = device.delay_model
+    compute_s, model = flops / device.train_flop_per_s, device.delay_model
     if model is not None:
         drawn_s = model.draw(rng, examples)
+        compute_s = drawn_s if model.mode == "replace" else compute_s + drawn_s
         if model.mode == "replace":
             down, up = _instant(down), _instant(up)
-            compute_s = drawn_s
-        else:
-            compute_s += drawn_s
     if flops > 0 and compute_s > 0:
         heat = None
         if thermal is not None and (model is None or model.mode == "add"):

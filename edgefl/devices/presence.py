@@ -1,11 +1,12 @@
 """Presence: the times at which a client is online, apart from what its own work does to it.
 
-All sources of presence are functions of the experiment's seed and the client alone, so the server of either
-clock, and a run that is resumed, sees the same client come and go at the same instants.
+Each source of presence is a function of the experiment's seed and the client alone: ``on(at_s)``, at an
+instant of change as from then on, and ``changes_s(at_s)``, the first instant after it at which that may
+change, infinite if it does not.
 
 A file of a fleet's availability has one entry a device, given out by the seed. It is JSON: a list of
-``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, times in emulated seconds, as in a device
-profile's ``[availability]``. FedScale's availability traces say the same.
+``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, emulated seconds, as in a device's
+``[availability]``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,20 +25,8 @@ from edgefl.devices.schema import Availability
 from edgefl.errors import ProfileError
 
 
-class PresenceSource(Protocol):
-    """Something that is on or off at any instant."""
-
-    def on(self, at_s: float) -> bool:
-        """Returns True if it is on at that instant; at an instant of change, if it is on from then on."""
-
-    def changes_s(self, at_s: float) -> float:
-        """The first instant after ``at_s`` at which it may change; infinite if it does not."""
-
-
 class Windows:
-    """On within intervals that repeat with a period.
-
-    ``shift_s`` is where in the period the run starts.
+    """On within intervals that repeat with a period; ``shift_s`` is where in the period the run starts.
 
     >>> night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0, shift_s=20.0)
     >>> night.on(0.0), night.changes_s(0.0), night.on(2.0), night.changes_s(2.0)
@@ -68,7 +56,8 @@ class Windows:
             turn, at = turn + 1, 1
         elif at == len(edges_s):
             turn, at = turn + 1, 0
-        return self._instant(turn, at, at_s)
+        instant_s = turn * self._period_s + edges_s[at] - self._shift_s
+        return max(instant_s, math.nextafter(at_s, math.inf))
 
     def _phase(self, at_s: float) -> tuple[int, float]:
         """The number of the period and the time in it; an instant rounded to before an edge is on it."""
@@ -79,17 +68,12 @@ class Windows:
         before = bisect_right(self._edges_s, late_s)
         return int(turn), max(phase_s, self._edges_s[before - 1]) if before else phase_s
 
-    def _instant(self, turn: int, at: int, after_s: float) -> float:
-        instant_s = turn * self._period_s + self._edges_s[at] - self._shift_s
-        return max(instant_s, math.nextafter(after_s, math.inf))
-
 
 class AlternatingRenewal:
     """On and off by turns, each for an exponentially distributed time (an alternating renewal process).
 
-    In the long run it is on ``mean_on_s / (mean_on_s + mean_off_s)`` of the time; it starts as in the long
-    run, so a fleet is as far online at its start as later. Instants are drawn as they are asked for, from
-    ``rng``, which must be this one's own.
+    On ``mean_on_s / (mean_on_s + mean_off_s)`` of the time, from the start; drawn as asked for from its own
+    ``rng``.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
@@ -139,7 +123,7 @@ class Presence:
     (3.0, 5.0, 10.0)
     """
 
-    def __init__(self, sources: Sequence[PresenceSource]) -> None:
+    def __init__(self, sources: Sequence[Windows | AlternatingRenewal | LateJoin]) -> None:
         self._sources = tuple(sources)
 
     def online(self, at_s: float) -> bool:
@@ -148,15 +132,11 @@ class Presence:
 
     def comes_s(self, at_s: float) -> float:
         """The first instant from ``at_s`` on at which it is online; infinite if there is none to be found."""
-        if at_s == math.inf:
-            return at_s
         for _ in range(MOST_CHANGES):
-            off = [source for source in self._sources if not source.on(at_s)]
+            off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:
                 return at_s
             at_s = max(source.changes_s(at_s) for source in off)
-            if at_s == math.inf:
-                break
         return math.inf
 
     def goes_s(self, at_s: float) -> float:

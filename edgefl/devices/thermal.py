@@ -5,12 +5,10 @@ The temperature T follows a lumped model (one resistance R, one capacity τ/R)
     dT/dt = (T_ambient + P·R − T) / τ
 
 with P = busy_w · speed² while the device computes and 0 while it does not. From a step's ``temp_c`` on the
-device runs at the step's ``freq_scale``, and at once faster again below it. So speed is piecewise constant
-and T a row of exponentials: every figure here is exact, nothing is stepped through time.
-
-Where a step's speed would cool the device below the step and the speed before would heat it above, a real
-governor flips between the two. Its limit for infinitely fast flips is used: T stays at the step, and the
-device runs at the mix of both speeds whose power keeps it there.
+device runs at the step's ``freq_scale``, so speed is piecewise constant and T a row of exponentials: every
+figure is exact. Where a step's speed would cool the device and the speed before would heat it, T stays at the
+step, and the device runs at the mix of both whose power keeps it there: a governor that flips infinitely
+fast.
 """
 
 from __future__ import annotations
@@ -52,11 +50,7 @@ class Computation(NamedTuple):
 
     def seconds(self, work_s: float) -> float:
         """Emulated seconds until so much of the work is done (at full speed it takes ``work_s``)."""
-        stretch = self.stretches[0]
-        for following in self.stretches[1:]:
-            if following.work_s > work_s:
-                break
-            stretch = following
+        stretch = self.stretches[bisect_right(self.stretches, work_s, lo=1, key=lambda one: one.work_s) - 1]
         seconds = stretch.at_s + (work_s - stretch.work_s) / stretch.speed
         return seconds if seconds <= self.off_s else math.inf
 
@@ -72,11 +66,9 @@ class Computation(NamedTuple):
     def powers(self) -> list[tuple[float, float]]:
         """Seconds and watts of each stretch, to the end of the work or until the device goes off."""
         last_s = min(self.total_s, self.off_s)
-        ends_s = [*(stretch.at_s for stretch in self.stretches[1:]), last_s]
-        return [
-            (max(0.0, min(end_s, last_s) - stretch.at_s), stretch.power_w)
-            for stretch, end_s in zip(self.stretches, ends_s, strict=True)
-        ]
+        ends_s = [*(min(stretch.at_s, last_s) for stretch in self.stretches[1:]), last_s]
+        pairs = zip(self.stretches, ends_s, strict=True)
+        return [(max(0.0, end_s - stretch.at_s), stretch.power_w) for stretch, end_s in pairs]
 
     def _stretch(self, at_s: float) -> Stretch:
         return next(stretch for stretch in reversed(self.stretches) if stretch.at_s <= max(0.0, at_s))
@@ -166,10 +158,7 @@ class ThermalModel(NamedTuple):
 
 
 def thermal_model(device: Device) -> ThermalModel | None:
-    """The device's thermal model; None where its profile does not give all of the figures.
-
-    Where it gives no ``busy_w``, all cores at their highest frequency are taken, by the clusters' currents.
-    """
+    """The device's thermal model; None where its profile does not give all of the figures."""
     thermal, watts = device.thermal, device.busy_w
     if thermal is None or thermal.ambient_c is None or thermal.r_c_per_w is None:
         return None
