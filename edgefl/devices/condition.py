@@ -22,7 +22,6 @@ from edgefl.devices.thermal import ThermalModel
 from edgefl.errors import ProfileError
 
 Cause = Literal["battery", "heat"]
-"""The reason why a client cannot go on."""
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -174,7 +173,6 @@ class Power(NamedTuple):
 
     idle_w: float
     busy_w: float
-    """At full speed."""
     radio_w: float
     capacity_j: float
     least_j: float

@@ -42,7 +42,6 @@ FORWARD_GFLOP = 0.6
 """MobileNet-V2's inference of one image of 224 × 224, 300 M multiply-adds (Sandler et al., CVPR 2018)."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
-"""No millisecond, kbit/s or second of a phone is above it."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 

@@ -26,11 +26,9 @@ class ImportOptions(NamedTuple):
     only: tuple[str, ...] = ()
     """Of a file that holds many, these alone: the file's own names."""
     clients: int | None = None
-    """Of a file that holds very many clients, so many."""
     base: str | None = None
     """The device profile that a file without computing rates completes."""
     up: Path | None = None
-    """The trace of the other way."""
 
 
 class ImportResult(NamedTuple):

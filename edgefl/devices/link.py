@@ -30,7 +30,6 @@ ALIGN_BYTES = 256
 OPPORTUNITY_BYTES = 1504
 """Bytes that one opportunity delivers: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
 MOST_BYTES = 64 << 20
-"""No recorded trace is longer."""
 LONGEST_MS = 60_000
 EXACT = 1e-4
 """A constant rate is written over the shortest whole period that gives it within this share."""
@@ -44,7 +43,6 @@ class Transfer(NamedTuple):
     """One message over one direction of a link, decided before it moves."""
 
     nbytes: int
-    """Payload: the bytes really copied."""
     wire_bytes: int
     """With packet headers and with the packets that are sent twice."""
     lost_packets: int

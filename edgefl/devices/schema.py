@@ -33,19 +33,17 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind."""
+    """Cores of one kind; ``freq_mhz`` ascend to ``max_mhz``, ``power_ma`` is a core's current at each, to
+    ``max_ma``.
+    """
 
     uarch: Text
     cores: Count
     max_mhz: Positive
     fp32_flop_per_cycle: Positive | None = None
-    """Peak of one core."""
     max_ma: Positive | None = None
-    """Current of one core at its highest frequency, from the device's power profile."""
     freq_mhz: tuple[Positive, ...] = ()
-    """Its frequencies, ascending; the last is ``max_mhz``."""
     power_ma: tuple[Positive, ...] = ()
-    """Current of one core at each of ``freq_mhz``; the last is ``max_ma``."""
 
 
 class ThreadRates(_Table, frozen=True, kw_only=True):
@@ -65,7 +63,6 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     conv: ThreadRates | None = None
     """3 × 3 convolutions: inference of ResNet-18."""
     depthwise: ThreadRates | None = None
-    """3 × 3 depthwise convolutions."""
     elementwise: ThreadRates | None = None
     """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
 
@@ -78,11 +75,10 @@ class Cpu(_Table, frozen=True, kw_only=True):
 
 
 class Memory(_Table, frozen=True, kw_only=True):
-    """The memory."""
+    """The memory; what one application may use of it is enforced on the client's process."""
 
     ram_mib: Positive
     app_limit_mib: Positive
-    """Most that one application may use: enforced on the client process."""
     bandwidth_gbytes_per_s: Positive | None = None
 
 
@@ -94,17 +90,15 @@ class Storage(_Table, frozen=True, kw_only=True):
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery, and the currents drawn from it beside those of the cores."""
+    """The battery, and the currents drawn from it: idle, more while a radio transfers, and those of the
+    cores.
+    """
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
-    """Nominal."""
     idle_ma: NotNegative | None = None
-    """The processor awake and doing nothing."""
     wifi_ma: NotNegative | None = None
-    """More while Wi-Fi transfers."""
     radio_ma: NotNegative | None = None
-    """More while the mobile radio transfers."""
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
     """State of charge below which the device takes no work; of 1 it would never work."""
     charge_w: Positive | None = None
@@ -122,26 +116,20 @@ class Thermal(_Table, frozen=True, kw_only=True):
     """Heating and throttling: first-order towards ``ambient_c + busy_w · r_c_per_w``, see `thermal`."""
 
     trips: Annotated[tuple[ThrottlingStep, ...], msgspec.Meta(min_length=1)]
-    """Throttling steps in ascending order of temperature."""
     off_c: Positive | None = None
-    """The device switches itself off here."""
     ambient_c: float | None = None
     r_c_per_w: Positive | None = None
-    """Thermal resistance to the surroundings, °C/W."""
     tau_s: Positive | None = None
-    """Time constant."""
     busy_w: Positive | None = None
-    """Heat while training at full speed, W."""
 
 
 Interval = tuple[NotNegative, NotNegative]
 
 
 class Availability(_Table, frozen=True, kw_only=True):
-    """The times at which the device can work: from start to end of each interval, every ``period_s``."""
+    """The times at which the device can work: intervals, ascending and apart, of each ``period_s``."""
 
     intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
-    """Emulated seconds from the start of a period, ascending, apart from each other."""
     period_s: Positive
 
 
@@ -301,19 +289,17 @@ class Device(_Table, frozen=True, kw_only=True):
 
 
 class Direction(_Table, frozen=True, kw_only=True):
-    """One way through a network."""
+    """One way through a network, without queueing."""
 
     rate_mbps: Positive | None = None
     """10⁶ bit/s of packets, headers included; None is unlimited."""
     delay_ms: NotNegative = 0.0
-    """One way, without queueing."""
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
     jitter_dist: Literal["none", "normal", "uniform", "exponential"] = "none"
     """``normal``: delay + N(0, jitter²) cut off at 0. ``uniform``: delay + U(−jitter, jitter).
     ``exponential``: delay + Exp(mean jitter)."""
     loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
-    """Packets lost."""
     on_loss: Literal["retransmit", "disconnect"] = "retransmit"
     """``retransmit``: each lost packet costs its bytes again, and a message that lost any waits for a round
     trip more. ``disconnect``: the first lost packet ends the connection, and with it the trip."""
@@ -360,7 +346,6 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     name: Text
     devices: Annotated[dict[str, Count], msgspec.Meta(min_length=1, description="a table of PROFILE = COUNT")]
     source: Text
-    """Where this mix came from, or what it was put together for."""
     network: str | Annotated[dict[str, str], msgspec.Meta(min_length=1)] = "wifi"
 
     @property

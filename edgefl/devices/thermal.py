@@ -25,16 +25,15 @@ of Snapdragon 835 and 855 phones state from a third of the highest frequency up 
 
 
 class Stretch(NamedTuple):
-    """A part of a computation with one speed; it ends where the next begins, the last never."""
+    """A part of a computation at one share of full speed, from an instant and temperature until the next
+    begins.
+    """
 
     at_s: float
-    """Emulated seconds from the start of the computation."""
     work_s: float
     """Work done before it, in the seconds that it takes at full speed."""
     temp_c: float
-    """At its start."""
     speed: float
-    """Share of full speed."""
     power_w: float
 
 
@@ -92,7 +91,6 @@ class ThermalModel(NamedTuple):
     tau_s: float
     busy_w: float
     step_c: tuple[float, ...]
-    """Temperatures of the throttling steps, ascending."""
     speeds: tuple[float, ...]
     """Share of full speed below the first step (1.0), then from each step on; never rising."""
     off_c: float = math.inf

@@ -7,17 +7,9 @@ confinement      which of these hold the clients of a run
 capacity         does the fleet fit the host: time scale, limits that others have set, who used the host
 calibration      what the host computes and moves a second; host_operations is what it times
 fidelity         how far the emulation was from what it declared
-
-For code that does not cooperate:
-
 throttle         a throttle on any process: SIGSTOP and SIGCONT, or a control group's CPU quota
 groups           where control groups are; those of our own, gone with us
-probe            which of them work here, and why not
-
-    throttle = limits.open("sigstop", pid, share=0.2)        # a fifth of a core of this host
-    ...
-    throttle.achieved().error                                # used over declared CPU time, less 1
-    throttle.close()                                         # it runs on for good
+probe            which of these work here, and why not
 """
 
 from __future__ import annotations

@@ -46,16 +46,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     conv_gflops: dict[str, Rate]
     """``3x3``: 64 → 64 channels at 56 × 56, ``1x1``: 128 → 128 at 28 × 28; one image."""
     depthwise_gflops: Rate
-    """3 × 3 on 128 channels at 56 × 56."""
     train_gflops: Rate
     """A step of SGD of FLASH's FEMNIST CNN on a batch of 10."""
     triad_gbytes_per_s: Rate
     """a = b + s·c on float32 arrays of ``triad_mib`` each, counting the three passes over memory."""
     triad_mib: float
     cache_mib: float
-    """The last-level cache as the system states it; 0 if it states none."""
     blas: str
-    """The library of the matrix products; it comes with the version of torch, which the fingerprint has."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
         """Each rate with its name and unit."""

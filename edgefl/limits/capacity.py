@@ -43,24 +43,21 @@ Together = Literal["never", "at first", "always"]
 
 
 class Burst(NamedTuple):
-    """Work that the host has to do within a window of a client's trip."""
+    """CPU seconds of the host in a window of a client's trip: its start in the trip and length, emulated
+    seconds.
+    """
 
     host_cpu_s: float
     start_s: float
-    """Emulated seconds from the start of the trip to the start of the window."""
     emulated_s: float
-    """Length of the window."""
 
 
 class Demand(NamedTuple):
-    """The host's work for one trip of one client."""
+    """The host's CPU seconds for one trip of a client, the device's emulated ones, and its training."""
 
     host_cpu_s: float
-    """CPU seconds that the host spends on the trip."""
     emulated_s: float
-    """Emulated seconds that the device takes for it."""
     compute: Burst | None = None
-    """The part of the trip in which the device trains."""
 
     @property
     def cores(self) -> float:
@@ -91,7 +88,6 @@ class TimeScale(NamedTuple):
     load: float
     """Share of the host's cores asked for, 0.5 is the target."""
     client_share: float
-    """Share of one core that the most demanding client asks for."""
     why: str
     verdict: Verdict
 

@@ -35,12 +35,12 @@ Seconds = npt.NDArray[np.float64]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """The error of one quantity over many trips. ``None`` where nothing could be measured."""
+    """The error of one quantity over the trips on which it could be measured, emulated seconds; None without
+    any.
+    """
 
     measured: int = 0
-    """Trips on which it was long enough to measure."""
     declared_s: float = 0.0
-    """Emulated seconds on these trips, in all."""
     achieved_s: float = 0.0
     mean_error: float | None = None
     """Error of the sums: ``achieved_s / declared_s - 1``."""
@@ -51,18 +51,17 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's state during a run, in shares; None where unknown."""
+    """The host's state during a run, None where unknown; shares of its cores, or of time.
+
+    Cores that the fleet was expected to ask for, that it and others used; time that the hypervisor took, and
+    a CPU quota.
+    """
 
     load: float | None = None
-    """Host's cores that the fleet was expected to ask for."""
     used: float | None = None
-    """Host's cores that the run really used."""
     others: float | None = None
-    """Host's cores that other processes used."""
     steal: float | None = None
-    """Time that the hypervisor gave to others."""
     throttled: float | None = None
-    """Wall time in which a core stood still because of a CPU quota around the run."""
     step_cost: float | None = None
     """CPU time of training over what it was measured to cost before the run."""
 
@@ -77,7 +76,6 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     trips: int
     by_quantity: dict[str, Quantity]
     by_device: dict[str, dict[str, Quantity]]
-    """Device profile to quantity."""
     p95_lateness_s: float | None
     """Emulated seconds by which trips ended after their scheduled moment."""
     max_lateness_s: float | None

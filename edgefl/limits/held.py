@@ -51,7 +51,6 @@ class HoldRequest(NamedTuple):
     pid: int
     at_ns: int
     used_ns: int
-    """CPU time of the process at ``at_ns``."""
     share: float
     """0: the phase is over."""
     work_ns: int

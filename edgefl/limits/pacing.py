@@ -20,7 +20,6 @@ Wait = Callable[[int], None]
 """Waits until ``time.monotonic_ns()`` is at least the given value; may raise to cancel the trip."""
 
 Clock = Callable[[], int]
-"""Reads nanoseconds of the monotonic clock."""
 
 Takes = Callable[[float], float]
 """Emulated seconds that the device takes for an amount of work; infinite for work that it never gets done."""
@@ -61,7 +60,6 @@ class PhaseTime(msgspec.Struct, frozen=True):
     """Emulated seconds of one phase, read from the clock."""
 
     work: float
-    """Work done: FLOPs or bytes."""
     declared_s: float
     """The device's time for it: lead + work / rate."""
     achieved_s: float

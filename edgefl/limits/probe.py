@@ -30,7 +30,6 @@ class ProbeResult(NamedTuple):
 
     mechanism: str
     what: str
-    """Its effect, as seen."""
     why_not: str = ""
     """The reason why it cannot be used here, in one line; empty if it can."""
 

@@ -28,7 +28,6 @@ class Achieved(NamedTuple):
     wall_s: float
     cpu_s: float
     declared_cpu_s: float
-    """The share, over all that time."""
 
     @property
     def error(self) -> float:
