@@ -155,16 +155,14 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         notes.append(f"left out: the cores' currents, {seen[0]:g} mA at every frequency")
         clusters = []
     if options.base is None:
-        raise ProfileError(
-            f"{path}: has no computing rates; name the device profile that it completes: --base"
-        )
+        needed = "name the device profile that it completes: --base"
+        raise ProfileError(f"{path}: has no computing rates; {needed}")
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"
     given, battery = tables.get("battery", {}), _battery(items)
     if "capacity_mah" not in given | battery:
-        raise ProfileError(
-            f"{path}: battery.capacity: got nothing; allowed: above 0 mAh, as the base has none"
-        )
+        allowed = "above 0 mAh, as the base has none"
+        raise ProfileError(f"{path}: battery.capacity: got nothing; allowed: {allowed}")
     before = sources.pop("battery", None)
     for key in given if before is not None else ():
         sources.setdefault(f"battery.{key}", before)
@@ -224,10 +222,9 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
             if speeds is None or currents is None:
                 continue
             if len(speeds) != len(currents) or not speeds or speeds != sorted(set(speeds)):
-                raise ProfileError(
-                    f"{path}: {speeds_key}{suffix}: got {len(speeds)} speeds and {len(currents)} currents; "
-                    "allowed: as many of both, the speeds ascending"
-                )
+                got = f"{len(speeds)} speeds and {len(currents)} currents"
+                allowed = "as many of both, the speeds ascending"
+                raise ProfileError(f"{path}: {speeds_key}{suffix}: got {got}; allowed: {allowed}")
             if speeds[0] <= 0 or min(currents) <= 0:
                 raise ProfileError(f"{path}: {currents_key}{suffix}: allowed: speeds and currents above 0")
             found.append(PowerCluster(int(cores) or None, [khz / 1e3 for khz in speeds], currents))
@@ -243,10 +240,8 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
     parts = [mas[0] for key in ("wifi.active", "radio.active", "screen.full") if (mas := items.get(key))]
     for what, figures in (("every core", cores), ("Wi-Fi, radio and screen", parts)):
         if figures and all(0 < figure <= PLACEHOLDER_MA for figure in figures):
-            raise ProfileError(
-                f"{path}: a placeholder file, {what} at {PLACEHOLDER_MA} mA as in Android's sample; allowed: "
-                "measured currents"
-            )
+            sample = f"{what} at {PLACEHOLDER_MA} mA as in Android's sample"
+            raise ProfileError(f"{path}: a placeholder file, {sample}; allowed: measured currents")
 
 
 def _items(path: Path) -> Items:
@@ -264,9 +259,8 @@ def _items(path: Path) -> Items:
         name = element.get("name", "")
         found[name] = [_figure(path, name, value.text or "") for value in values]
     if not found:
-        raise ProfileError(
-            f"{path}: <{root.tag[:40]}> without items; allowed: <device> with items and arrays"
-        )
+        allowed = "<device> with items and arrays"
+        raise ProfileError(f"{path}: <{root.tag[:40]}> without items; allowed: {allowed}")
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Train
@@ -57,9 +58,7 @@ class _ClientState:
         self.now = model.initial(charge)  # while it is on a trip, its condition at the start of that
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
-        self.forced = (
-            NEVER  # the change that ends its trip even where clients finish theirs before they leave
-        )
+        self.forced = NEVER  # the change that ends its trip even where clients finish theirs first
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
@@ -128,14 +127,10 @@ class Dynamics:
         self._experiment, self._trips, self._cells = experiment, trips, cells
         self._through: dict[int, FinishedTrip] = {}
         self._in_cells: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
-        charge = experiment.fleet.charge
-        changing = [info for info in clients if changes(experiment, info)]
-        self._states = {
-            info.client: _ClientState(
-                condition_model(experiment, info), presence_of(experiment, info), charge
-            )
-            for info in changing
-        }
+        self._states: dict[int, _ClientState] = {}
+        for info in filter(partial(changes, experiment), clients):
+            model, presence = condition_model(experiment, info), presence_of(experiment, info)
+            self._states[info.client] = _ClientState(model, presence, experiment.fleet.charge)
         self._moved = dict.fromkeys(self._states)
 
     def __contains__(self, client: int) -> bool:

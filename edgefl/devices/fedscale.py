@@ -115,9 +115,8 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
         files |= _client(path, own, client, found[client])
         fleet[f"./{own}.toml"] = 1
         networks[f"./{own}.toml"] = f"./{own}-link.toml"
-    source = (
-        f"FedScale's {path.name}: {len(picked)} of {len(clients)} clients, evenly spaced in order of speed"
-    )
+    spread = f"{len(picked)} of {len(clients)} clients, evenly spaced in order of speed"
+    source = f"FedScale's {path.name}: {spread}"
     tables = {"id": name, "name": name, "source": source, "devices": fleet, "network": networks}
     return ImportResult(files | profile_file(path, "fleets", tables), (source,))
 

@@ -193,9 +193,8 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
     if "download" in value and "upload" in value:
         own = checked(where, value, CustomProfile)
         source = f"download, upload and half of latency of the DevTools profile {at}"
-        return _network(
-            title, (own.download * 8 / 1e6, own.upload * 8 / 1e6), own.latency, own.packetLoss, source
-        )
+        mbps = own.download * 8 / 1e6, own.upload * 8 / 1e6
+        return _network(title, mbps, own.latency, own.packetLoss, source)
     one = checked(where, value, LighthouseThrottling)
     down, up, round_trip_ms = one.downloadThroughputKbps, one.uploadThroughputKbps, one.rttMs
     if one.throughputKbps > 0:

@@ -131,9 +131,8 @@ def plan_trip(
     if not (flops >= 0 and math.isfinite(flops)):
         raise ValueError(f"flops must be finite and at least 0 (got {flops})")
     if device.slowdown is not None:
-        raise ValueError(
-            f"device {device.id!r} has a slowdown: call device.individual(rng) once a client first"
-        )
+        first = "call device.individual(rng) once a client first"
+        raise ValueError(f"device {device.id!r} has a slowdown: {first}")
     down, up = link.down(down_bytes), link.up(up_bytes)
     compute_s, model = flops / device.train_flop_per_s, device.delay_model
     if model is not None:

@@ -182,7 +182,7 @@ def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fau
     """All that is wrong with the tables of a profile whose file's name, without its ending, is ``stem``."""
     if (
         isinstance(schema := table.get("schema", SCHEMA), int) and schema > SCHEMA
-    ):  # what else is in it nobody here can judge
+    ):  # the rest nobody can judge
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
         return
     if unfit := list(faults(table, TYPES[kind])):

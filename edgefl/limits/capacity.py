@@ -169,9 +169,8 @@ def _smallest(
     ]
     stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
     step = 10.0 ** (math.floor(math.log10(stretch)) - 1)  # rounded up to two digits
-    return (
-        (round(math.ceil(stretch / step - 1e-9) * step, 10), f"chosen for {why}") if why else (1.0, "chosen")
-    )
+    value = round(math.ceil(stretch / step - 1e-9) * step, 10)
+    return (value, f"chosen for {why}") if why else (1.0, "chosen")
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:

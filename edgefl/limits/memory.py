@@ -18,11 +18,11 @@ class MemoryLimit:
 
     Make it in the client after the fork and when its sockets are open, so that these do not count.
 
-    ``rlimit`` ``RLIMIT_DATA`` set to the private writable memory of now plus the limit: an allocation past it
-    fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what is mapped, touched
-    or not: thread stacks too, but no shared memory. (``RLIMIT_AS`` would count every library and mapping.)
-    ``watch`` Growth of the private resident memory, read when `over` or `used_mib` is called. A page of the
-    parent's that a forked child writes to does not count.
+    ``rlimit``: ``RLIMIT_DATA`` is set to the private writable memory of now plus the limit, so that an
+    allocation past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what
+    is mapped, touched or not, thread stacks too, but no shared memory. ``watch``: growth of the private
+    resident memory, read when `over` or `used_mib` is called. A page of the parent's that a forked child
+    writes to does not count.
 
     >>> limit = MemoryLimit(4096)
     >>> limit.over()
