@@ -2,8 +2,7 @@
 
 A cell's capacity is divided max-min fairly: none gets more than its own link carries, what it leaves is
 divided among the others (progressive filling, Bertsekas and Gallager 1992, 6.5.2), and rates change the
-moment a transfer starts or ends. `SharedCells` computes this for the virtual clock. Under the wall clock each
-client looks at a `CellMeter`.
+moment a transfer starts or ends: `SharedCells` under the virtual clock, a `CellMeter` under the wall clock.
 """
 
 from __future__ import annotations
@@ -165,8 +164,7 @@ class _CellTrip:
 class SharedCells:
     """The cells of a fleet under the virtual clock, where a trip's times depend on other trips'.
 
-    Cells' ways carry ``capacities``, clients' own links ``limits``, bytes per emulated second, after a
-    message's delay.
+    A cell's ways carry ``capacities``, clients' own links ``limits``, bytes per emulated second.
     """
 
     def __init__(

@@ -182,8 +182,7 @@ class Power(NamedTuple):
 def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
     """The device's power and its battery's charge; None for one without a battery.
 
-    A current that the profile leaves out is not drawn. `ProfileError` where it does not say what computing
-    draws.
+    A current that is left out is not drawn. `ProfileError` where it does not say what computing draws.
     """
     battery, watts, volts = device.battery, device.busy_w, device.voltage_v
     if battery is None:

@@ -2,8 +2,7 @@
 
 BouquetFL's TOML has processors, graphics cards and places, the last as networks, but no training rates: a
 processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit fused multiply-adds), a graphics
-card 0.07 of two: the share that FLASH's phones reached (docs/profiles.md), assumed to hold, and tenfold
-uncertain.
+card 0.07 of two: the share that FLASH's phones reached (docs/profiles.md), tenfold uncertain.
 
 Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` of what parts draw, in mA at the
 battery's nominal voltage, and of the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds``
@@ -22,15 +21,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from edgefl.devices.imports import (
-    ImportOptions,
-    ImportResult,
-    checked,
-    pick,
-    profile_file,
-    profile_name,
-    read_text,
-)
+from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_text
 from edgefl.devices.profiles import Kind, load_device, read_tables
 from edgefl.devices.schema import to_json
 from edgefl.errors import ProfileError
@@ -173,7 +164,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         before = sources.get("cpu.clusters", sources.get("cpu"))
         told = before.split("; currents from")[0] + "; " if before else ""
         sources["cpu.clusters"] = f"{told}currents from {source}"
-    tables["id"] = profile_name(options, tables["id"])
+    tables["id"] = options.profile_name(tables["id"])
     return ImportResult(profile_file(path, "devices", tables), (*notes, *left_out))
 
 

@@ -1,9 +1,8 @@
 """FedScale's two dictionaries of devices, which ship as pickles and are read as data.
 
 ``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
-3 · batch · computation (forward once, backward twice), both transfers of a trip (upload + download) over
-communication. Which network's inference ``computation`` is FedScale does not state: MobileNet-V2 at 224 × 224
-is assumed here.
+3 · batch · computation, both transfers of a trip (upload + download) over communication. Which network's
+inference ``computation`` is FedScale does not state: MobileNet-V2 at 224 × 224 is assumed.
 
 ``client_behave_trace``: client → ``{"inactive": […], "finish_time", "active": […], …}``, seconds. The client
 is there from active[i] to inactive[i], again after each finish_time.
@@ -19,15 +18,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from edgefl.devices import FleetFile, load_device, load_network
-from edgefl.devices.imports import (
-    ImportOptions,
-    ImportResult,
-    checked,
-    profile_file,
-    profile_name,
-    profile_names,
-    read_bytes,
-)
+from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_bytes
 from edgefl.errors import ProfileError
 from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
 
@@ -63,8 +54,7 @@ class Behavior(msgspec.Struct):
 def read(path: Path, options: ImportOptions) -> ImportResult:
     """Of capacities a fleet with a device and a network for each client; of behavior an availability file.
 
-    Of more than ``options.clients`` clients so many are taken, evenly spaced in the order of their speed (or,
-    where there is none, of their ids), so that the spread stays.
+    At most ``options.clients`` are taken, evenly spaced in the order of their speed, or of their ids.
     """
     try:
         clients = read_plain_pickle(read_bytes(path, LIMIT_MIB))
@@ -78,16 +68,13 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     client, first = next(iter(clients.items()))
     for key, reads in (("computation", _capacities), ("active", _behavior)):
         if isinstance(first, dict) and key in first:
-            return reads(path, clients, profile_name(options, path.stem), most)
+            return reads(path, clients, options.profile_name(path.stem), most)
     allowed = "computation and communication, or active, inactive and finish_time"
     raise ProfileError(f"{path}: client {client!r}: must have {allowed}")
 
 
 def write(fleet: FleetFile) -> bytes:
-    """``client_device_capacity`` of that fleet: plain numbers, clients counted from 0 in the fleet's order.
-
-    The one bandwidth is the one that takes as long for both ways together.
-    """
+    """``client_device_capacity`` of that fleet; its one bandwidth takes as long for both ways together."""
     clients: list[dict[str, float]] = []
     for name, count in fleet.devices.items():
         device = load_device(name)
@@ -111,7 +98,7 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
     picked = _spread(sorted(found, key=speeds.__getitem__), most)
     files: dict[str, str] = {}
     fleet, networks = {}, {}
-    for own, client in zip(profile_names(f"{name}-{client}" for client in picked), picked, strict=True):
+    for own, _, client in pick(path, (), [(f"{name}-{client}", client) for client in picked]):
         files |= _client(path, own, client, found[client])
         fleet[f"./{own}.toml"] = 1
         networks[f"./{own}.toml"] = f"./{own}-link.toml"

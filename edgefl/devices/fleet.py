@@ -98,8 +98,7 @@ def _power_of(profile: str, network: str) -> Power | None:
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
     """The times at which a client is online, apart from what its work does to it.
 
-    A profile's windows start at an instant of their period that each device draws, those of a file as that
-    says.
+    A profile's windows start at an instant of their period that each device draws, a file's do not.
     """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []

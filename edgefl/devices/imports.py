@@ -30,6 +30,10 @@ class ImportOptions(NamedTuple):
     """The device profile that a file without computing rates completes."""
     up: Path | None = None
 
+    def profile_name(self, default: str) -> str:
+        """The name of the one profile that is made."""
+        return profile_names([self.name or default])[0]
+
 
 class ImportResult(NamedTuple):
     """Files to write, by name, and what the user should know of them."""
@@ -86,11 +90,6 @@ def profile_names(texts: Iterable[str]) -> list[str]:
             copies += 1
         found[own] = None
     return list(found)
-
-
-def profile_name(options: ImportOptions, default: str) -> str:
-    """The name of the one profile that is made."""
-    return profile_names([options.name or default])[0]
 
 
 def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:

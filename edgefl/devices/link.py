@@ -227,9 +227,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Seconds from ``start_s`` in the trace until that much is through; an opportunity at the start
-        counts.
-        """
+        """Seconds from ``start_s`` in the trace until so much is through; one at the start counts."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0

@@ -18,16 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgefl.devices.imports import (
-    ImportOptions,
-    ImportResult,
-    checked,
-    pick,
-    profile_file,
-    profile_name,
-    read_bytes,
-    read_text,
-)
+from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_text
 from edgefl.devices.link import constant_trace, read_trace, trace_text
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import ProfileError
@@ -140,8 +131,8 @@ class LighthouseThrottling(msgspec.Struct):
 def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
     """A network a preset."""
     try:
-        value = msgspec.json.decode(read_bytes(path))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        value = msgspec.json.decode(read_text(path))
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProfileError(f"{path}: not JSON: {error}") from None
     presets = list(_presets(path, value, options.name or path.stem))
     if not presets:
@@ -208,7 +199,7 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
 
 def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
     """A network with the trace as its download and ``options.up``, or the same trace, as its upload."""
-    name = profile_name(options, path.stem)
+    name = options.profile_name(path.stem)
     traces: dict[str, str] = {}
     tables: dict[str, Any] = {"id": name, "name": name}
     sources: dict[str, str] = {}

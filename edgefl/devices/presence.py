@@ -5,8 +5,7 @@ instant of change as from then on, and ``changes_s(at_s)``, the first instant af
 change, infinite if it does not.
 
 A file of a fleet's availability has one entry a device, given out by the seed. It is JSON: a list of
-``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, emulated seconds, as in a device's
-``[availability]``.
+``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, emulated seconds, as in profiles.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Windows:
 class AlternatingRenewal:
     """On and off by turns, each for an exponentially distributed time (an alternating renewal process).
 
-    On ``mean_on_s / (mean_on_s + mean_off_s)`` of the time, from the start; drawn as asked for from its own
-    ``rng``.
+    On ``mean_on_s / (mean_on_s + mean_off_s)`` of the time; drawn as asked for from its own ``rng``.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))

@@ -180,9 +180,8 @@ _NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
     """All that is wrong with the tables of a profile whose file's name, without its ending, is ``stem``."""
-    if (
-        isinstance(schema := table.get("schema", SCHEMA), int) and schema > SCHEMA
-    ):  # the rest nobody can judge
+    schema = table.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:  # what else is in it nobody here can judge
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
         return
     if unfit := list(faults(table, TYPES[kind])):

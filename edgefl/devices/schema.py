@@ -33,9 +33,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind; ``freq_mhz`` ascend to ``max_mhz``, ``power_ma`` is a core's current at each, to
-    ``max_ma``.
-    """
+    """Cores of one kind; ``power_ma`` is a core's current at each of ``freq_mhz``, up to ``max_ma``."""
 
     uarch: Text
     cores: Count
@@ -90,9 +88,7 @@ class Storage(_Table, frozen=True, kw_only=True):
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery, and the currents drawn from it: idle, more while a radio transfers, and those of the
-    cores.
-    """
+    """The battery, and currents drawn from it beside the cores': idle, more while a radio transfers."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
@@ -163,8 +159,7 @@ class Delay(_Table, frozen=True, kw_only=True):
     ====================== ============================== ==================================
 
     ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
-    that of computing. ``per = "example"``: times the examples that the client holds (FedBuff's
-    Exp(1/(λ·n_i)), C.2).
+    that of computing. ``per = "example"``: times the client's examples (FedBuff, C.2).
 
     >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0

@@ -7,8 +7,7 @@ The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 with P = busy_w · speed² while the device computes and 0 while it does not. From a step's ``temp_c`` on the
 device runs at the step's ``freq_scale``, so speed is piecewise constant and T a row of exponentials: every
 figure is exact. Where a step's speed would cool the device and the speed before would heat it, T stays at the
-step, and the device runs at the mix of both whose power keeps it there: a governor that flips infinitely
-fast.
+step, and the device runs at the mix of both whose power keeps it there.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ of Snapdragon 835 and 855 phones state from a third of the highest frequency up 
 
 
 class Stretch(NamedTuple):
-    """A part of a computation at one share of full speed, from an instant and temperature until the next
-    begins.
-    """
+    """A part of a computation at one share of full speed, from an instant and temperature on."""
 
     at_s: float
     work_s: float

@@ -36,10 +36,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one thread in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes.
-
-    CPU time, not wall time: that the host does other work as well does not change it.
-    """
+    """The work of one thread in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes."""
 
     gemm_gflops: dict[str, Rate]
     """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
@@ -85,8 +82,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
     """This host's calibration: the stored one if it fits and is fresh, else measured now (seconds).
 
     Stored in ``folder``, by default ``$XDG_CACHE_HOME/edgefl`` or ``~/.cache/edgefl``, a file a
-    fingerprint. RunError if rates vary by more than 10% after three rounds: nothing noisy is stored or
-    returned.
+    fingerprint. RunError if rates vary by more than 10%: nothing noisy is stored or returned.
     """
     if not force and (stored := stored_calibration(folder)) is not None:
         return stored

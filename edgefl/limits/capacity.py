@@ -43,9 +43,7 @@ Together = Literal["never", "at first", "always"]
 
 
 class Burst(NamedTuple):
-    """CPU seconds of the host in a window of a client's trip: its start in the trip and length, emulated
-    seconds.
-    """
+    """CPU seconds of the host in a window of a client's trip: its start and length, emulated seconds."""
 
     host_cpu_s: float
     start_s: float
@@ -70,8 +68,7 @@ class Demand(NamedTuple):
         """The training's work in the window in which it must be done for the trip to be right.
 
         Training that is a minor part of its trip (`fidelity.MINOR_PART`) is due when the trip ends, because
-        the upload is paced against its own schedule and makes up for it; other training when the device has
-        done it.
+        the upload makes up for it; other training when the device has done it.
 
         >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
         Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
@@ -105,8 +102,7 @@ def choose_time_scale(
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
     by default: each is on a trip all the time). ``cores`` are by default those that affinity and CPU quotas
     leave. ``auto`` is the smallest scale of at least 1 that keeps the rules of docs/fidelity.md, rounded up
-    to two digits; an explicit scale is taken as it is and judged. ConfigError if a demand or the scale is
-    not finite.
+    to two digits; an explicit scale is judged. ConfigError if a demand or the scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -176,8 +172,7 @@ def _smallest(
 def _coincident(bursts: Sequence[Burst]) -> float:
     """Cores needed by the densest stretch of time, if all these windows belong to trips that start at once.
 
-    The demand bound of real-time scheduling: the work of the windows within any stretch, divided by its
-    length.
+    The demand bound of real-time scheduling: the work within any stretch, divided by its length.
 
     >>> _coincident([Burst(0.1, 0.0, 1.0), Burst(0.1, 0.0, 1.0), Burst(0.1, 2.0, 1.0)])
     0.2

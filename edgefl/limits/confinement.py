@@ -33,8 +33,7 @@ class Enforcement(msgspec.Struct, frozen=True):
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
     """Make ready what the experiment asks for; at the end nothing of it is left.
 
-    Under the virtual clock nothing is held. ConfigError, in one line, if a mechanism that is asked for does
-    not work here.
+    Under the virtual clock nothing is held. ConfigError if a mechanism does not work here.
     """
     if experiment.clock.kind == "virtual":
         yield Enforcement()

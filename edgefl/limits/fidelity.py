@@ -35,9 +35,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """The error of one quantity over the trips on which it could be measured, emulated seconds; None without
-    any.
-    """
+    """The error of one quantity, emulated seconds, over trips on which it was measured; None without."""
 
     measured: int = 0
     declared_s: float = 0.0
@@ -51,11 +49,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's state during a run, None where unknown; shares of its cores, or of time.
-
-    Cores that the fleet was expected to ask for, that it and others used; time that the hypervisor took, and
-    a CPU quota.
-    """
+    """The host during a run: shares of cores expected and used, of time that others took; None: unknown."""
 
     load: float | None = None
     used: float | None = None
@@ -95,8 +89,7 @@ def assess(
 
     ``profiles`` names each trip's device profile; ``declared_s`` and ``achieved_s`` hold, for each of
     `QUANTITIES`, float64 arrays of the same length in emulated seconds (NaN where a trip lacks one of
-    `MAY_LACK`). ``lateness_s`` are the trips' latenesses, of any length. ValueError if a quantity is missing
-    or lengths differ.
+    `MAY_LACK`). ``lateness_s`` may have any length. ValueError if a quantity is missing or lengths differ.
 
     >>> one = dict.fromkeys(QUANTITIES, [1.0])
     >>> assess(["pixel-4"], one, one).valid

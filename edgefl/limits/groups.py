@@ -103,8 +103,7 @@ class Groups(contextlib.AbstractContextManager["Groups"]):
     """Control groups for some ``controllers``, ``cpu`` and ``memory``, below the one of this process.
 
     All of one process lie in one folder a hierarchy, named by its id and start, so that what a killed one
-    left is swept away when groups are made there again. The folders go with the last. `NoGroup` if none can
-    be made here.
+    left is swept away when groups are made there again. `NoGroup` if none can be made.
     """
 
     _lock = threading.RLock()

@@ -21,8 +21,7 @@ class MemoryLimit:
     ``rlimit``: ``RLIMIT_DATA`` is set to the private writable memory of now plus the limit, so that an
     allocation past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what
     is mapped, touched or not, thread stacks too, but no shared memory. ``watch``: growth of the private
-    resident memory, read when `over` or `used_mib` is called. A page of the parent's that a forked child
-    writes to does not count.
+    resident memory, read when `over` or `used_mib` is called. Pages shared with the parent do not count.
 
     >>> limit = MemoryLimit(4096)
     >>> limit.over()
@@ -173,7 +172,6 @@ def open_memory(pid: int, limit_mib: float) -> MemoryHold:
     """Hold process ``pid`` to ``limit_mib`` MiB more than it has now, by a control group, until closed.
 
     Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
-    ValueError if the limit is not a finite number above 0. Without privileges a process can limit itself:
-    `memory.MemoryLimit`.
+    ValueError if the limit is not a finite number above 0. Without privileges: `memory.MemoryLimit`.
     """
     return MemoryHold(pid, limit_mib)

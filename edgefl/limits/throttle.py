@@ -95,8 +95,8 @@ def cpu_ns(pid: int) -> int:
 class Target:
     """One process, held by descriptor: a signal never reaches another one that got its number.
 
-    ProcessLookupError if there is no process ``pid``, ConfigError if it is another user's, ValueError for a
-    number that is none.
+    ProcessLookupError if there is no process ``pid``, ConfigError if it is another user's, ValueError below
+    1.
     """
 
     def __init__(self, pid: int) -> None:
@@ -152,8 +152,7 @@ class DutyCycle:
 
     Steered by the CPU time really used, it is wrong by one slice whatever the time (in fixed slots by what
     each signal is late: +63% at a tenth of a core). A running process's clock is brought up to date at ticks
-    only, so it runs for as long as it may if it has the core to itself, and its clock is read when it stands
-    still.
+    only, so it runs for as long as it may with the core to itself, and is read when stopped.
     """
 
     def __init__(self, target: Target, account: Account, slice_ns: int = SLICE_NS) -> None:
