@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgefl import RunError
-from edgefl.lab import bare, ingest, spawn
+from edgefl.lab import bare, fidelity, ingest, spawn
+from edgefl.lab.fidelity_runs import DEVICES
 from edgefl.lab.workloads import DELTA
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.record import Record
@@ -110,3 +112,26 @@ def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFi
         assert row["own_mib"] < result["torch"]["own_mib"] / 4
     assert result["torch"]["import_s"] > 0
     assert "own MiB" in capsys.readouterr().out
+
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it tries Linux's mechanisms")
+
+TINY = {"fleet": 2.0, "alone": 2.0, "links": 5.0, "fast_links": 1.5, "heat": 60.0, "ranks": 1.2}
+KINDS = "compute rate, whole trip, isolation, transfer, delay, jitter, loss, thermal curve, ranks"
+
+
+@linux
+def test_every_quantity_is_measured_in_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    result = fidelity.run(length=TINY, mechanisms=("paced",))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert set(KINDS.split(", ")) == {line["quantity"] for line in result["lines"]}
+    for line in result["lines"]:
+        # A run of seconds may end before its first trip where the machine stands still: then it says so.
+        assert line["measured"] > 0 or line["why"] == "nothing was measured"
+        assert (line["verdict"] == "PASS") == (not line["why"])
+    assert sum(line["measured"] > 0 for line in result["lines"]) > len(result["lines"]) / 2
+    rates = result["rates"]["paced"]
+    assert len(set(rates["declared"])) == len(DEVICES)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "whole trip, paced" in shown

@@ -1,19 +1,22 @@
-"""Whole runs: what the record must say whatever the algorithm, transport and end of the run."""
+"""Whole runs: what the record must say whatever the algorithm, data, transport and end of the run."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import edgefl
-from edgefl import ConfigError, Fleet, Server, Stop, kernels
+from edgefl import Clock, ConfigError, Data, Fleet, Model, Server, Stop, Training, kernels
+from edgefl.devices import load_device
 from edgefl.experiment import Cells
-from edgefl.results.record import Record
+from edgefl.results.record import Record, TripRow
 from edgefl.results.run_folder import Result
 
+from ..unit.leaf_files import write_leaf
 from .runs import Command, experiment, summary
 
 slow = pytest.mark.slow
@@ -125,3 +128,65 @@ def test_refused_at_the_start(change: dict[str, object], says: str, tmp_path: Pa
     message = str(caught.value)
     assert says in message
     assert "\n" not in message
+
+
+INTERVAL_S, STEPS = 0.3, 30
+
+
+@pytest.mark.parametrize("kind", ["virtual", "wall"])
+def test_training_ends_at_the_polls_after_the_steps_that_the_device_made(kind: Any, tmp_path: Path) -> None:
+    """Under either clock: a step takes what the profile says, and the one that is not finished is lost."""
+    wanted = experiment(
+        fleet=Fleet(devices={"pixel-4": 2, "moto-g4": 2}, network="none"),
+        model=Model(args={"hidden": [256, 256]}),
+        training=Training(steps=STEPS),
+        strategy={"name": "favano", "participants": 2, "interval_s": INTERVAL_S},
+        clock=Clock(kind=kind),
+        stop=Stop(versions=8),
+    )
+    edgefl.run(wanted, tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        done = record.trips["fate"] == "applied"
+        trips = {name: record.trips[name][done] for name in TripRow.__struct_fields__}
+        published_s = np.append(0.0, record.versions["at_s"])
+    # A task is decided on after its version was published and before it is sent, which a busy host does late,
+    # and what it may take from then on ends at a poll.
+    earliest_s = published_s[trips["base_version"]] + trips["compute_declared_s"]
+    latest_s = trips["sent_s"] + trips["compute_declared_s"]
+    polls = np.floor(latest_s / INTERVAL_S + 1e-6)
+    assert (polls * INTERVAL_S >= earliest_s - 1e-6).all()
+    if kind == "virtual":
+        np.testing.assert_allclose(latest_s, polls * INTERVAL_S, atol=1e-6)
+    step_flop = (trips["flops"] / np.maximum(trips["steps"], 1)).max()
+    for client, steps, flops, declared_s in zip(
+        *(trips[name].tolist() for name in ("client", "steps", "flops", "compute_declared_s")), strict=True
+    ):
+        rate = load_device("pixel-4" if client < 2 else "moto-g4").train_flop_per_s
+        # Of the average step: the last of an epoch is smaller.
+        fitting = declared_s / ((flops / steps if steps else step_flop) / rate)
+        assert steps == STEPS <= fitting + 1e-6 or fitting - 1.1 < steps <= fitting + 0.1
+    assert trips["steps"].min() < STEPS == trips["steps"].max()
+    assert (trips["trip_achieved_s"] > trips["trip_declared_s"] - 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("sent140", Model(name="lstm-sent140", args={"embedding": 8, "hidden": 4})),
+        pytest.param("femnist", Model(name="mlp", args={"hidden": [8]}), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> None:
+    write_leaf(tmp_path / "data", kind, users=8)
+    wanted = experiment(
+        data=Data(name="leaf", path=str(tmp_path / "data"), partition="natural"),
+        fleet=Fleet(devices={"pixel-4": 8}, network="none"),
+        model=model,
+        training=Training(epochs=1, batch_size=4),
+        clock=Clock(kind="virtual", workers=1),
+        stop=Stop(versions=4),
+    )
+    figures = edgefl.run(wanted, tmp_path / "run").summary()
+    assert figures["versions"] == 4
+    with Record(tmp_path / "run") as record:
+        assert sorted(row.examples for row in record.clients) == [4 + user for user in range(8)]

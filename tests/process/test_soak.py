@@ -1,19 +1,24 @@
-"""Long proofs, run by `make soak`: thousands of trips, hundreds of processes."""
+"""Long proofs, run by `make soak`: thousands of trips, hundreds of processes, kills for every strategy."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import edgefl
 from edgefl import Fleet, Model, Stop, Training
 from edgefl.results.record import Record
+from edgefl.strategies import names
 
-from .runs import experiment, summary
+from .runs import Command, experiment, summary
+from .test_virtual_resume import disturbed, outcome, resumable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("transport", ["shm", "wire"])
@@ -56,3 +61,55 @@ def test_three_hundred_phones_start_and_finish(tmp_path: Path) -> None:
     assert figures["memory"]["per_process_mib"] <= 25.0
     clients = Record(tmp_path / "run").trips["client"]
     assert len(np.unique(clients)) == 300  # everyone took part
+
+
+KILLS = 20
+
+
+def wanted(strategy: str, workers: int, **changes: Any) -> edgefl.Experiment:
+    return resumable(
+        workers,
+        strategy={"name": strategy},
+        fleet=Fleet(devices={"pixel-4": 7, "moto-g4": 5}, network="lte", join_spread_s=3.0),
+        **{"stop": Stop(trips=2500), **changes},
+    )
+
+
+@pytest.mark.parametrize("strategy", names())
+def test_resumed_after_twenty_kills(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers in (1, 8):
+        edgefl.run(wanted(strategy, workers), tmp_path / f"calm-{workers}")
+    draw = np.random.default_rng(1)
+    points = [f"event:0:{draw.integers(1, 250)}" for _ in range(KILLS)]
+    found = disturbed(wanted(strategy, 2), tmp_path / "killed", points, monkeypatch)
+    assert found == outcome(tmp_path / "calm-1") == outcome(tmp_path / "calm-8")
+
+
+@pytest.mark.parametrize("strategy", names())
+def test_twenty_workers_are_killed(strategy: str, tmp_path: Path) -> None:
+    work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=1500)}
+    edgefl.run(wanted(strategy, 1, **work), tmp_path / "calm")
+    command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
+    draw = np.random.default_rng(2)
+    kills = 0
+    while kills < KILLS and command.process.poll() is None:
+        try:
+            command.process.wait(timeout=float(draw.uniform(0.05, 0.3)))
+        except subprocess.TimeoutExpired:
+            kills += _kill_one(command, draw)
+    command.ends()
+    assert kills == KILLS
+    assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1  # the last may die at the end
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
+
+
+def _kill_one(command: Command, draw: np.random.Generator) -> bool:
+    """Kill one of the run's workers, if there is any at this moment."""
+    try:
+        workers = [process for process in command.family() if process.name().startswith("edgefl-worker")]
+        if not workers:
+            return False
+        workers[int(draw.integers(len(workers)))].kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True

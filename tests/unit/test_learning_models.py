@@ -151,9 +151,6 @@ def test_a_users_model_that_fails_is_one_line(user_module, text, message):
     assert "\n" not in str(caught.value)
 
 
-# ---- the cost of an example --------------------------------------------------------------------
-
-
 def forward_products(shape: tuple[int, int, int]) -> int:
     """Multiply-adds of DeFedAvg's CNN on one image, by hand."""
     channels, side, _ = shape

@@ -93,9 +93,6 @@ def test_defedavg_niid_paused_trains_only_what_is_taken() -> None:
     assert core.applied_weight == pytest.approx(np.full(6, 500 / 6), rel=0.15)
 
 
-# ---- properties of any buffer ------------------------------------------------------------------
-
-
 BUFFERS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)
 
 

@@ -1,10 +1,11 @@
-"""What is shipped and declared agrees with what is there."""
+"""What is shipped, declared and printed agrees with what is there."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +14,12 @@ from typing import Any
 import pytest
 
 import edgefl
+from edgefl import config, experiment
+from edgefl.cli import app
+from edgefl.core import Core
+from edgefl.strategies import names as built_in
+from edgefl.strategies import resolve
+from edgefl.testing import fleet, run_in_memory
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "edgefl").rglob("*.py"))
@@ -128,18 +135,12 @@ def test_no_path_of_a_machine_is_in_what_is_shipped() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_every_experiment_that_is_shipped_loads(path: Path) -> None:
-    from edgefl import config
-    from edgefl.strategies import resolve
-
-    experiment = config.load(path)
-    assert isinstance(experiment.fleet.devices, dict)
-    resolve(experiment.strategy).check(sum(experiment.fleet.devices.values()))
+    wanted = config.load(path)
+    assert isinstance(wanted.fleet.devices, dict)
+    resolve(wanted.strategy).check(sum(wanted.fleet.devices.values()))
 
 
 def test_the_readme_shows_experiments_and_commands_that_exist(tmp_path: Path) -> None:
-    from edgefl import config
-    from edgefl.cli import app
-
     readme = (ROOT / "README.md").read_text()
     for block in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL):
         path = tmp_path / "e.toml"
@@ -156,3 +157,40 @@ def test_the_readme_shows_experiments_and_commands_that_exist(tmp_path: Path) ->
         assert (ROOT / file).is_file()
     for target in re.findall(r"^make (\w+)", readme, re.MULTILINE):
         assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+
+
+TEXT = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+
+
+def block(mark: str) -> str:
+    found = re.search(re.escape(mark) + r"\n```python\n(.*?)```", TEXT, re.DOTALL)
+    assert found is not None, f"docs/strategies.md has no {mark}"
+    return found[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "by_loss.py").write_text(block("<!-- file: by_loss.py -->"), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_example_passes_the_kit_as_printed(folder: Path) -> None:
+    (folder / "try_it.py").write_text(block("<!-- test -->"), encoding="utf-8")
+    command = [sys.executable, "-W", "error", "try_it.py"]
+    done = subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=60
+    )
+    assert done.stdout
+
+
+def test_the_tables_of_the_text_are_strategies(folder: Path) -> None:
+    tables = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    made = [resolve(tomllib.loads(table)["strategy"], [folder]) for table in tables]
+    assert [type(strategy).__name__ for strategy in made] == ["FedBuff", "ByLoss"]
+    core = Core(made[1], fleet(4), 1, experiment.Stop(versions=5))
+    assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_each_built_in_is_in_the_table(name: str) -> None:
+    assert f"`{name}`" in TEXT

@@ -137,9 +137,6 @@ def test_clipping_alone_adds_no_noise() -> None:
     assert FedBuff().privacy(20) is None
 
 
-# ---- accounting --------------------------------------------------------------------------------
-
-
 def test_epsilon_is_that_of_a_gaussian_for_each_node_on_the_way_to_the_root() -> None:
     """Rényi divergence α·h/(2σ²) for h = log2(T) + 1 nodes, turned into (ε, δ) at the best order."""
     pytest.importorskip(

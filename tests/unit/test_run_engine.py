@@ -42,9 +42,6 @@ def trip_rows(folder: Path, world: World) -> list[TripRow]:
         return [record.trip(task) for task in world.tasks]
 
 
-# ---- whole runs --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("faults", [Faults(), FAULTS], ids=["all well", "with faults"])
 def test_two_hundred_trips_are_on_record_as_they_were(tmp_path: Path, name: str, faults: Faults) -> None:
@@ -144,9 +141,6 @@ def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.frombuffer(world.model(), np.float32), model, rtol=1e-4, atol=1e-6)
 
 
-# ---- bad updates -------------------------------------------------------------------------------
-
-
 def test_bad_updates_are_incidents_and_never_reach_the_model(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS, faults=FAULTS).join().finish()
     world.close()
@@ -164,9 +158,6 @@ def test_bad_updates_are_incidents_and_never_reach_the_model(tmp_path: Path) -> 
     bad = {task for task, place in places.items() if place in FAULTS.nan | FAULTS.altered}
     assert not bad & used
     assert all(world.store.ends[task] == ["dropped"] for task in bad)
-
-
-# ---- the ring is full --------------------------------------------------------------------------
 
 
 def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> None:
@@ -190,9 +181,6 @@ def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> N
     assert (world.stopped, world.aggregator.deferred) == ("trips", None)
     for row in trip_rows(tmp_path, world):
         assert row.fate != "applied" or row.checksum_seen == row.checksum_sent
-
-
-# ---- leaving, halting, carrying on -------------------------------------------------------------
 
 
 def test_a_client_that_leaves_loses_its_task_and_frees_its_slot(tmp_path: Path) -> None:
@@ -272,9 +260,6 @@ def test_an_interrupted_run_carries_on_where_it_was(
     assert len(applied) == len(set(applied)) == world.core.applied
 
 
-# ---- the evaluator -----------------------------------------------------------------------------
-
-
 def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) -> None:
     world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join().finish()
     world.close()
@@ -313,9 +298,6 @@ def test_everything_the_optimiser_keeps_goes_with_its_version(tmp_path: Path) ->
     assert not seen[0].any()
     assert len({vector.tobytes() for vector in seen}) == 4
     world.close()
-
-
-# ---- what is sent, what is on record ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("long", [True, False])

@@ -96,9 +96,6 @@ def started(world: Wall) -> Wall:
     return world
 
 
-# ---- tasks -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("at_once", [2, 100])  # many tasks do not wait for the last
 def test_clients_join_in_order_and_each_gets_its_task_at_the_flush(
     world: Wall, at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -147,9 +144,6 @@ def test_a_task_that_is_given_back_has_failed(world: Wall) -> None:
     assert event == Failed(2, 2, 0.0, "ValueError")
 
 
-# ---- ticks -------------------------------------------------------------------------------------
-
-
 def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
     world.timeline.wake(5.0)
     world.timeline.wake(3.0)
@@ -164,9 +158,6 @@ def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
     assert world.timeline.wait_ms() == 1000
     world.aggregator.deferred = Sum(1, (), ())  # it waits for room
     assert world.timeline.wait_ms() == 1
-
-
-# ---- who comes and goes ------------------------------------------------------------------------
 
 
 def test_a_client_that_is_away_joins_when_it_is_back(world: Wall) -> None:
@@ -238,9 +229,6 @@ def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
     world.book.set(2, 2.0, "back")
     world.hand.at += 2.0
     assert world.due() == []
-
-
-# ---- stopping and carrying on ------------------------------------------------------------------
 
 
 def test_after_an_interruption_every_client_has_left(world: Wall) -> None:

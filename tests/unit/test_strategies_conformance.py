@@ -1,4 +1,4 @@
-"""Every built-in strategy, in several settings, passes the kit that edgefl ships for strategies."""
+"""Every built-in strategy, in several settings, passes the kit that edgefl ships; who may start."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Left, Sum, Train
+from edgefl.core.events import Arrived, Failed, Joined, Left, Sum, Summed, Train
 from edgefl.errors import RunError
-from edgefl.strategies import Step, Strategy, View, names, resolve
+from edgefl.strategies import Client, Step, Strategy, View, names, resolve
+from edgefl.strategies.asynchronous import _Without
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.fedstaleweight import FedStaleWeight
 from edgefl.testing import check_strategy, fleet, run_in_memory
 
 SETTINGS: list[dict[str, Any]] = [
@@ -163,3 +167,35 @@ def test_updates_of_a_client_that_left_for_good_are_used_and_the_run_goes_on() -
     run = run_in_memory(core, [1.0, 1.5, 1.2], events=[Left(0, 1.1, "died")])
     assert run.sums[0][0] == Sum(1, (0, 2), (0.5, 0.5))
     assert all(update.client != 0 for _, updates in run.sums[1:] for update in updates)
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(-3, 45)))
+def test_the_rest_is_the_rest(clients: set[int], others: set[int]) -> None:
+    rest = _Without(sorted(clients), others)
+    assert [rest[index] for index in range(len(rest))] == sorted(clients - others)
+
+
+def test_the_ledger_knows_who_trained_from_the_current_version() -> None:
+    rng = np.random.default_rng(5)
+    devices = [Client(client, "pi-4", 10) for client in range(12)]
+    strategy = FedStaleWeight(buffer_size=3, concurrency=6, restart="new-version")
+    core = Core(strategy, devices, 1, experiment.Stop())
+    actions = [action for client in range(12) for action in core.handle(Joined(client, 0.0))]
+    running = {action.task: action for action in actions if isinstance(action, Train)}
+    for turn in range(400):
+        order = running.pop(list(running)[int(rng.integers(len(running)))])
+        at_s = float(turn)
+        if rng.random() < 0.2:
+            actions = core.handle(Failed(order.client, order.task, at_s, "link"))
+        else:
+            actions = core.handle(Arrived(order.client, order.task, order.version, 10, 1, 0.0, at_s))
+        for action in actions:
+            if isinstance(action, Sum):
+                actions = [*actions, *core.handle(Summed(action.version, at_s))]
+        for action in actions:
+            if isinstance(action, Train):
+                assert action.client not in running.values()
+                running[action.task] = action
+        now = {client for client in range(12) if core.trained_from(client) == core.version}
+        assert set(core.up_to_date) == now
+    assert core.version > 50

@@ -26,9 +26,6 @@ def outcome(strategy: Strategy, versions: int = 1000, seed: int = 7) -> Outcome:
     return simulate(strategy, versions, seed)
 
 
-# ---- staleness ---------------------------------------------------------------------------------
-
-
 @settings(max_examples=30)
 @given(times=st.lists(st.integers(1, 50), min_size=3, max_size=8), size=st.integers(2, 8))
 def test_staleness_shrinks_by_the_buffer(times: list[int], size: int) -> None:
@@ -53,9 +50,6 @@ def test_expected_staleness_is_what_equation_6_says() -> None:
     found = simulate(FedStaleWeight(**SETTING), 2000, skip=200)
     mean = np.bincount(found.client, found.staleness) / np.bincount(found.client)
     assert mean == pytest.approx((RATES.sum() / RATES - 1) / 5, rel=0.12)
-
-
-# ---- fairness ----------------------------------------------------------------------------------
 
 
 def test_fairness_on_the_same_arrivals_is_what_the_paper_is_about() -> None:
@@ -85,15 +79,9 @@ def test_the_running_form_gives_each_client_1_in_n() -> None:
     assert np.abs(found.share - 1.0).max() < 0.05
 
 
-# ---- strategy-proofness ------------------------------------------------------------------------
-
-
 def test_in_fedbuff_slowing_down_costs_what_it_saves() -> None:
     (gain,) = gains_of_slowing(FedBuff(exponent=0.0, **SETTING), [2.0], versions=2000)
     assert gain == pytest.approx(0.5, abs=0.04)
-
-
-# ---- the simulation itself ---------------------------------------------------------------------
 
 
 def test_shares_are_those_of_the_core_and_the_same_every_time() -> None:
@@ -102,9 +90,6 @@ def test_shares_are_those_of_the_core_and_the_same_every_time() -> None:
     assert first.share.sum() == pytest.approx(15.0)
     problem = theory.Quadratic(seed=1)
     assert theory.bounded_run(problem, 300, seed=2) == theory.bounded_run(problem, 300, seed=2)
-
-
-# ---- the bound, and all findings ---------------------------------------------------------------
 
 
 def test_the_constants_are_upper_bounds_of_what_is_seen() -> None:

@@ -100,9 +100,6 @@ def lines_of(trial: Experiment, *figures: control.Progress, width: int = 80) -> 
     return [line.rstrip() for line in drawn(trial, *figures, width=width, colours=False).splitlines()]
 
 
-# ---- the panel ---------------------------------------------------------------------------------
-
-
 def test_shows_the_figures() -> None:
     trial = experiment({"pixel-4": 4, "pi-4": 8})
     text = "\n".join(lines_of(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))
@@ -173,9 +170,6 @@ def test_colours_and_none_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) 
     assert "INVALID, median error 30.0%, at most 5% is allowed" in ESCAPE.sub("", text)
 
 
-# ---- what is worked out ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fidelity", "load", "clock", "says"),
     [
@@ -211,9 +205,6 @@ def test_time_left_counts_from_where_a_resumed_run_began() -> None:
     first, second = progress(trial, version=100), progress(trial, version=150)
     assert "left" not in lines_of(trial, first)[2]
     assert lines_of(trial, progress(trial, connected=3), first, second)[2].endswith("75%, 10 s left")
-
-
-# ---- lines -------------------------------------------------------------------------------------
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,9 +255,6 @@ def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.Monkey
             view.say("one")
             view.say("two")
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the stream has somewhere to flush
-
-
-# ---- the terminal ------------------------------------------------------------------------------
 
 
 class Tape(io.StringIO):

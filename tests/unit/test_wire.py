@@ -48,9 +48,6 @@ clients_words: st.SearchStrategy[messages.FromClient] = st.one_of(
 )  # fmt: skip
 
 
-# ---- there and back ----------------------------------------------------------------------------
-
-
 @given(clients_words)
 def test_what_a_client_says_is_what_the_server_hears(message: messages.FromClient) -> None:
     assert decode_from_client(encode(message)) == message
@@ -85,9 +82,6 @@ def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
 
 def test_headers_are_small() -> None:
     assert all(len(encode(message)) < 200 for message in ALL)
-
-
-# ---- refused -----------------------------------------------------------------------------------
 
 
 def refused(decode: Callable[[bytes], Any], header: bytes) -> str:
@@ -209,9 +203,6 @@ def test_a_loss_is_a_number_or_nan_and_a_checksum_not_negative(field: str, value
 )
 def test_an_assessment_has_counts_that_can_be(correct: list[int], total: list[int]) -> None:
     refused(decode_from_client, encode(messages.Assessed(7, 0.5, correct, total, 0.1)))
-
-
-# ---- payloads ----------------------------------------------------------------------------------
 
 
 def test_a_payload_is_the_one_frame_after_the_header() -> None:
