@@ -31,7 +31,6 @@ import zmq
 
 from edgefl import kernels
 from edgefl.errors import RunError
-from edgefl.kernels.arguments import Floats, Update
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 
 Transport = Literal["shm", "wire"]
@@ -59,11 +58,6 @@ class LimitCase(NamedTuple):
     seconds: float
 
 
-def trips_per_s(case: LimitCase) -> float:
-    """Trips a second that the limit allows."""
-    return _through_zeromq(case) if case.what == "socket" else _through_memory(case)
-
-
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
     """Processes that run ``life(number)``; all have ended afterwards, or `RunError` says that one failed."""
@@ -77,31 +71,32 @@ def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProce
         raise RunError(f"{failed} of {count} clients failed")
 
 
+def _socket(kind: int, mark: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context().socket(kind)
+    socket.sndhwm = socket.rcvhwm = mark
+    socket.rcvtimeo = int(PATIENCE_S * 1e3)
+    return socket
+
+
 def _through_zeromq(case: LimitCase) -> float:
     model = np.ones(case.parameters, np.float32).tobytes() if case.transport == "wire" else b""
     parts = [model[at : at + PART_BYTES] for at in range(0, len(model), PART_BYTES)]
     task = [TASK, model] if model else [TASK]
 
     def life(number: int) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        dealer = context.socket(zmq.DEALER)
-        dealer.sndhwm = dealer.rcvhwm = 16
-        dealer.rcvtimeo = int(PATIENCE_S * 1e3)
+        dealer = _socket(zmq.DEALER, 16)
         dealer.connect(address)
         dealer.send(DONE)
         while dealer.recv_multipart()[0] != LEAVE:
             for part in parts:
                 dealer.send_multipart([CHUNK, part])
             dealer.send(DONE)
-        context.destroy(linger=0)
+        dealer.context.destroy(linger=0)
 
     with tempfile.TemporaryDirectory(prefix="edgefl-bare-") as folder:
         address = f"ipc://{folder}/router"
         with _clients(case.clients, life) as processes:
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-            router = context.socket(zmq.ROUTER)
-            router.sndhwm = router.rcvhwm = 8
-            router.rcvtimeo = int(PATIENCE_S * 1e3)
+            router = _socket(zmq.ROUTER, 8)
             router.router_mandatory = True  # at its mark it waits; by default it would drop the message
             router.bind(address)
             peers = {router.recv_multipart()[0] for _ in processes}
@@ -119,7 +114,7 @@ def _through_zeromq(case: LimitCase) -> float:
             while any(process.is_alive() for process in processes):
                 if router.poll(20):  # one that is about to send waits until there is room
                     router.recv_multipart()
-            context.destroy(linger=0)
+            router.context.destroy(linger=0)
     return rate
 
 
@@ -128,8 +123,16 @@ def _through_memory(case: LimitCase) -> float:
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
-    copies = _copies_per_s(case, buffer)
+    rates = FORK.RawArray("d", case.clients)
+    all_are_there = FORK.Barrier(case.clients)
+    a_look = max(1, LOOK_PARAMETERS // case.parameters)
     weights, versions = [1.0 / case.updates] * case.updates, itertools.count()
+
+    def life(number: int) -> None:
+        trip = trip_of(case, buffer, number)
+        _repeat(trip, slots)
+        all_are_there.wait(PATIENCE_S)
+        rates[number] = a_look * _rate(lambda: _repeat(trip, a_look), case.seconds / 2)
 
     def add() -> None:
         version = next(versions)
@@ -139,50 +142,29 @@ def _through_memory(case: LimitCase) -> float:
             buffer.model((version + 1) % ring), buffer.model(version % ring), updates, weights
         )
 
+    with _clients(case.clients, life):
+        pass
     _repeat(add, slots)
     sums = _rate(add, case.seconds / 2)
     buffer.close()
-    return 1.0 / (1.0 / copies + 1.0 / (sums * case.updates))
-
-
-def _copies_per_s(case: LimitCase, buffer: ParameterBuffer) -> float:
-    """Trips a second of all clients together, without the sum."""
-    rates = FORK.RawArray("d", case.clients)
-    all_are_there = FORK.Barrier(case.clients)
-    a_look = max(1, LOOK_PARAMETERS // case.parameters)
-
-    def life(number: int) -> None:
-        trip = trip_of(case, buffer, number)
-        _repeat(trip, buffer.shape.slots)
-        all_are_there.wait(PATIENCE_S)
-        rates[number] = a_look * _rate(lambda: _repeat(trip, a_look), case.seconds / 2)
-
-    with _clients(case.clients, life):
-        pass
-    return float(np.sum(rates))
+    return float(1.0 / (1.0 / np.sum(rates) + 1.0 / (sums * case.updates)))
 
 
 def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
     """A client's use of the memory in one trip, to be called again and again."""
     shape, trips = buffer.shape, itertools.count(client, case.clients)
-    base, trained = np.zeros(shape.size, np.float32), np.zeros(shape.size, np.float32)
-    update = np.ones(shape.size, np.float32)
+    trained, update = np.zeros(shape.size, np.float32), np.ones(shape.size, np.float32)
 
-    def places() -> tuple[Floats, Update]:
+    def make() -> None:
         trip = next(trips)
-        return buffer.model(trip // case.updates % shape.ring), buffer.slot(trip % shape.slots)
+        model, slot = buffer.model(trip // case.updates % shape.ring), buffer.slot(trip % shape.slots)
+        np.copyto(trained, model)
+        if case.what == "passes":
+            kernels.delta(slot, trained, model)  # of a training that changed nothing
+        else:
+            np.copyto(slot, update)
 
-    def copies() -> None:
-        model, slot = places()
-        np.copyto(base, model)
-        np.copyto(slot, update)
-
-    def passes() -> None:
-        model, slot = places()
-        np.copyto(trained, model)  # a training that changes nothing
-        kernels.delta(slot, trained, model)
-
-    return passes if case.what == "passes" else copies
+    return make
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
@@ -202,9 +184,9 @@ def _rate(call: Callable[[], None], seconds: float) -> float:
 
 
 def main(what: Limit, transport: Transport, *figures: str) -> None:
-    parameters, clients, updates, seconds = figures
-    case = LimitCase(what, transport, int(parameters), int(clients), int(updates), float(seconds))
-    print(trips_per_s(case))
+    parameters, clients, updates = map(int, figures[:3])
+    case = LimitCase(what, transport, parameters, clients, updates, float(figures[3]))
+    print(_through_zeromq(case) if what == "socket" else _through_memory(case))
 
 
 if __name__ == "__main__":

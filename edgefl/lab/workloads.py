@@ -46,7 +46,7 @@ class IdleWorkload:
     """``model.args.parameters`` zeros, one example a client, transfers and training that take no time."""
 
     upload = "delta"
-    flops_per_step = 0.0
+    flops_per_step = host_step_s = ns_per_flop = 0.0
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         self.experiment = experiment
@@ -87,28 +87,22 @@ class IdleWorkload:
         """Nothing is computed anywhere."""
 
     def prepared(self) -> Prepared:
-        host_step_s = self.measure_step_s()
-        clients = [info.client for info in self._clients]
-        plans = [self.plan(client, 0) for client in clients]
-        steps = [self.examples(client) for client in clients]
+        plans = [self.plan(info.client, 0) for info in self._clients]
+        counts = [self.examples(info.client) for info in self._clients]
         return Prepared(
             size=self.flat.size,
             layout=[("parameters", [self.flat.size], 0)],
             clients=[
                 base.Client(info.client, info.profile, count, count, plan.down_s, plan.compute_s)
-                for info, count, plan in zip(self._clients, steps, plans, strict=True)
+                for info, count, plan in zip(self._clients, counts, plans, strict=True)
             ],
-            labels=[[0] for _ in clients],
+            labels=[[0] for _ in plans],
             flops_per_example=self.flops_per_step,
-            host_step_s=host_step_s,
+            host_step_s=self.host_step_s,
             emulated_trip_s=[plan.total_s or NOMINAL_S for plan in plans],
             test_examples=1,
             dataset="none",
         )
-
-    def measure_step_s(self) -> float:
-        """CPU seconds of one step of training."""
-        return 0.0
 
 
 EXERCISE = "edgefl.lab.workloads:ExerciseWorkload"
@@ -139,9 +133,15 @@ class ExerciseWorkload(IdleWorkload):
         self._products = [max(1, round(rate * asked.compute_s / self.flops_per_step)) for rate in rates]
         nbytes = 4 * asked.parameters
         self._trips = Trips(experiment, clients, self._products, self.flops_per_step, nbytes, nbytes)
-        self.ns_per_flop = 0.0
         self._a = np.full((N, N), 1.0 / N, np.float32)
         self._b, self._out = self._a.copy(), self._a.copy()
+        costs = []
+        for _ in range(1 + MEASURED):
+            started = time.thread_time()
+            np.matmul(self._a, self._b, out=self._out)
+            costs.append(time.thread_time() - started)
+        self.host_step_s = float(np.median(costs[1:]))
+        self.ns_per_flop = self.host_step_s * 1e9 / self.flops_per_step
 
     def examples(self, client: int) -> int:
         return self._products[client]
@@ -160,14 +160,3 @@ class ExerciseWorkload(IdleWorkload):
             if done is not None:
                 done(self.flops_per_step)
         return IdleResult(steps=products, examples=products)
-
-    def measure_step_s(self) -> float:
-        """Median CPU seconds of one product."""
-        costs = []
-        for _ in range(1 + MEASURED):
-            started = time.thread_time()
-            np.matmul(self._a, self._b, out=self._out)
-            costs.append(time.thread_time() - started)
-        product_s = float(np.median(costs[1:]))
-        self.ns_per_flop = product_s * 1e9 / self.flops_per_step
-        return product_s
