@@ -7,37 +7,45 @@ believed: INVALID is no PASS, and a bar that is missed while others use the host
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
-from edgefl.lab.fidelity_runs import (
-    DEVICES,
-    EACH,
-    Floats,
-    Link,
-    Throttle,
-    TripTimes,
-    bundled_rates,
-    held_processes,
-    predicted_s,
-    trial,
-)
-from edgefl.lab.workloads import ExerciseArgs
+from edgefl import limits, toml
+from edgefl.devices import device_names, load_device
+from edgefl.devices.thermal import ThermalModel, thermal_model
+from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
+from edgefl.lab.workloads import EXERCISE, ExerciseArgs
 from edgefl.limits import probe
-from edgefl.limits.capacity import host
+from edgefl.limits.capacity import UsageMeter, host, usable_cores
 from edgefl.limits.fidelity import OTHERS_NOTED, Conditions, bounds
 from edgefl.results import tables
+from edgefl.results.summary import fidelity_of
+from edgefl.run import supervisor
 
 Say = Callable[[str], None]
+What = tuple[str, str, str]
+"""Quantity, mechanism and the declared value, for people."""
+Floats = npt.NDArray[np.float64]
+Throttle = Literal["paced", "cgroup", "sigstop"]
+Link = Mapping[str, Mapping[str, float | str]]
+"""What a network's profile says of ``down`` and ``up``."""
 
+
+DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")
+"""Eight profiles, from a watch to a flagship: a factor of 40."""
+EACH = 2
+"""Clients of each device."""
 HOME: dict[str, Link] = {
     "home": {"down": {"rate_mbps": 50.0, "delay_ms": 10.0}, "up": {"rate_mbps": 20.0, "delay_ms": 10.0}}
 }
@@ -68,8 +76,8 @@ def run(
     """Measure, print a table, write ``json_path`` if given, and return what it holds.
 
     ``lines`` has one entry a quantity and mechanism: the fields of `JudgedQuantity`. ``rates`` has the
-    compute rates of each trip by mechanism, FLOP/s. ``skipped`` says which
-    mechanisms do not work here and why. ``say`` is told what is measured next.
+    compute rates of each trip by mechanism, FLOP/s. ``skipped`` says which mechanisms do not work here and
+    why. ``say`` is told what is measured next.
     """
     length = length or {name: both[quick] for name, both in LENGTHS.items()}
     began_s = time.monotonic()
@@ -83,14 +91,8 @@ def run(
         lines += _mechanism(mechanism, length, result, say)
     lines += _links(length, say)
     say("phones that get hot")
-    hot = trial(
-        dict.fromkeys(HOT_DEVICES, 1),
-        {"near": {}},
-        HOT_WORK,
-        length["heat"],
-        time_scale=HOT_TIME_SCALE,
-        thermal=True,
-    )
+    hot_devices = dict.fromkeys(HOT_DEVICES, 1)
+    hot = trial(hot_devices, {"near": {}}, HOT_WORK, length["heat"], time_scale=HOT_TIME_SCALE, thermal=True)
     lines.append(thermal(length["heat"], predicted_s(hot), hot))
     say("every bundled device")
     rates = bundled_rates()
@@ -125,7 +127,7 @@ def _mechanism(
         say(f"processes that know nothing of it, {mechanism}")
         found, conditions = held_processes(mechanism, DEVICES, length["shares"])
         declared = f"{len(found)} processes"
-        lines.append(_within("core share", mechanism, declared, found, {"median": 0.03}, conditions))
+        lines.append(_within(("core share", mechanism, declared), found, {"median": 0.03}, conditions))
     return lines
 
 
@@ -144,8 +146,12 @@ FAST: dict[str, Link] = {
 }
 LOSSY, LOSSY_MBPS = {"loss-1": 1.0, "loss-5": 5.0}, 5.0
 """Packets lost on the way up, %, and the rate of that way."""
-JITTER = {"normal": (50.0, 10.0), "uniform": (40.0, 20.0), "exponential": (30.0, 10.0)}
-"""One-way delay and its spread on the way up, ms."""
+JITTER = {
+    "normal": (50.0, 10.0, stats.norm(50.0, 10.0)),
+    "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
+    "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
+}
+"""One-way delay and its spread on the way up, ms, and the distribution that a network declares with them."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
 """Devices whose profiles give their thermal figures in full."""
@@ -162,7 +168,7 @@ def _links(length: Mapping[str, float], say: Say) -> list[JudgedQuantity]:
     }
     jittery: dict[str, Link] = {
         kind: {"up": {"delay_ms": delay, "jitter_ms": spread, "jitter_dist": kind}}
-        for kind, (delay, spread) in JITTER.items()
+        for kind, (delay, spread, _) in JITTER.items()
     }
     say("links to 10 Mbps, with jitter and loss")
     links = {**SLOW, **lossy, **jittery}
@@ -178,24 +184,9 @@ def _links(length: Mapping[str, float], say: Say) -> list[JudgedQuantity]:
             delay(sum(float(way.get("delay_ms", 0.0)) for way in link.values()), name, run)
             for name, link, run in each
         ),
-        *(
-            jitter(f"{kind}, {delay:g} ± {spread:g} ms", distribution(kind), kind, slow)
-            for kind, (delay, spread) in JITTER.items()
-        ),
+        *(jitter(kind, kind, slow) for kind in JITTER),
         *(_loss(name, slow) for name in LOSSY),
     ]
-
-
-def distribution(kind: str) -> Any:
-    """The distribution, in ms, that a network with this jitter declares for its delay.
-
-    >>> [round(float(distribution(kind).cdf(JITTER[kind][0])), 3) for kind in JITTER]
-    [0.5, 0.5, 0.0]
-    """
-    delay, spread = JITTER[kind]
-    if kind == "uniform":
-        return stats.uniform(delay - spread, 2 * spread)
-    return {"normal": stats.norm, "exponential": stats.expon}[kind](delay, spread)
 
 
 def _loss(name: str, run: TripTimes) -> JudgedQuantity:
@@ -207,6 +198,170 @@ def _loss(name: str, run: TripTimes) -> JudgedQuantity:
     again = np.rint((took_bytes - nbytes - packets * HEADER_BYTES) / MTU_BYTES).clip(0)
     lost = int(again.sum())
     return loss(LOSSY[name], lost, lost + packets * len(again), run)
+
+
+# ---- the runs: ordinary ones, on links made up to be measured ------------------------------------
+
+NEVER = 10**9
+TIMES = {
+    "compute": ("compute_declared_s", "compute_s"),
+    "down": ("down_declared_s", "down_s"),
+    "up": ("up_declared_s", "up_s"),
+    "delay": ("delay_declared_s", "delay_s"),
+    "trip": ("trip_declared_s", "trip_achieved_s"),
+}
+
+
+class TripTimes(NamedTuple):
+    """A run's finished trips, column by column, and its conditions; seconds are emulated."""
+
+    columns: dict[str, Floats]
+    client: npt.NDArray[np.int64]
+    clients: list[tuple[str, str]]
+    """Profile and network, by client."""
+    time_scale: float
+    conditions: Conditions
+
+    def of(self, name: str) -> npt.NDArray[np.bool_]:
+        """A mask of the trips of a profile, or on a network."""
+        return np.array([name in pair for pair in self.clients])[self.client]
+
+    def times(self, quantity: str, name: str = "") -> tuple[Floats, Floats]:
+        """Declared and achieved, of all trips or of those of a profile or network."""
+        chosen = self.of(name) if name else slice(None)
+        declared, achieved = TIMES[quantity]
+        return self.columns[declared][chosen], self.columns[achieved][chosen]
+
+
+def trial(
+    fleet: Mapping[str, int],
+    links: Mapping[str, Link],
+    work: ExerciseArgs,
+    seconds: float,
+    *,
+    throttle: Throttle = "paced",
+    assigned: Mapping[str, str] | None = None,
+    time_scale: float | Literal["auto"] = "auto",
+    thermal: bool = False,
+) -> TripTimes:
+    """Let a fleet make trips for so many emulated ``seconds`` and read off what they took.
+
+    ``assigned`` says which device is on which of the ``links``; without it all are on the first. Raises what
+    a run raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
+        folder = Path(name)
+        for network, link in links.items():
+            given = [f"{way}.{key}" for way, keys in link.items() for key in keys]
+            sources = dict.fromkeys(given, "assumed: made up to be measured")
+            profile = {"id": network, "name": network, "down": {}, "up": {}, **link, "sources": sources}
+            (folder / f"{network}.toml").write_text(toml.write(profile))
+        on = {device: (assigned or {}).get(device, next(iter(links))) for device in fleet}
+        experiment = Experiment(
+            name="fidelity",
+            fleet=Fleet(
+                devices=dict(fleet),
+                network={device: str(folder / f"{network}.toml") for device, network in on.items()},
+                memory="off",
+                throttle=throttle,
+                thermal=thermal,
+                join_spread_s=work.compute_s,
+            ),
+            model=Model(name="exercise", args=work._asdict()),
+            strategy={"name": "fedbuff", "buffer_size": sum(fleet.values())},
+            clock=Clock(kind="wall", time_scale=time_scale),
+            evaluation=Evaluation(every_versions=NEVER),
+            checkpoint=Checkpoint(every_s=float(NEVER)),
+            stop=Stop(emulated_s=seconds),
+        )
+        with supervisor.run(experiment, folder / "run", quiet=True, workload=EXERCISE).record as record:
+            trips, found = record.trips, fidelity_of(record)
+            ended = ~np.isnan(trips["trip_achieved_s"])
+            wanted = [*(column for pair in TIMES.values() for column in pair), "flops", "sent_s"]
+            return TripTimes(
+                columns={column: np.asarray(trips[column][ended], dtype=np.float64) for column in wanted},
+                client=trips["client"][ended],
+                clients=[(row.profile, row.network) for row in record.clients],
+                time_scale=record.meta.time_scale,
+                conditions=Conditions(**{each: found[each] for each in Conditions.__struct_fields__}),
+            )
+
+
+def bundled_rates() -> dict[str, float]:
+    """FLOP/s of each bundled profile of one device that has a rate of its own and is there all the time."""
+    devices = [load_device(name) for name in device_names()]
+    return {
+        one.id: one.train_flop_per_s
+        for one in devices
+        if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability)
+    }
+
+
+STEP_S = 0.05
+
+
+def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) -> tuple[float, float]:
+    """Seconds for what takes ``work_s`` at full speed, after a rest, and the temperature at the end.
+
+    Explicit Euler steps: `ThermalModel` has it in closed form.
+
+    >>> body = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
+    >>> round(stepped(body, 25.0, 0.0, 100.0)[0])
+    129
+    """
+    took_s = 0.0
+    while rest_s > 0 or work_s > 0:
+        speed = 0.0 if rest_s > 0 else model.speeds[sum(temp_c >= edge for edge in model.step_c)]
+        step_s = min(STEP_S, work_s / speed if speed else rest_s)
+        temp_c += step_s * (model.ambient_c + model.power_w(speed) * model.r_c_per_w - temp_c) / model.tau_s
+        if rest_s > 0:
+            rest_s -= step_s
+        else:
+            work_s -= step_s * speed
+            took_s += step_s
+    return took_s, temp_c
+
+
+def predicted_s(run: TripTimes) -> Floats:
+    """Seconds that each trip's training takes as its device gets hot; one client has each profile."""
+    predicted = np.empty(len(run.client))
+    start_s = run.columns["sent_s"] + run.columns["down_s"]
+    for name, _ in run.clients:
+        device, trips = load_device(name), np.flatnonzero(run.of(name))
+        model = thermal_model(device)
+        assert model is not None
+        temp_c, now_s = model.ambient_c, 0.0
+        for trip in trips[np.argsort(run.columns["sent_s"][trips])].tolist():
+            cold_s = run.columns["flops"][trip] / device.train_flop_per_s
+            predicted[trip], temp_c = stepped(model, temp_c, start_s[trip] - now_s, cold_s)
+            now_s = start_s[trip] + predicted[trip]
+    return predicted
+
+
+LOAD = 0.3
+"""Share of the host's cores that all of `held_processes` are given together."""
+
+
+def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Floats, Conditions]:
+    """Hold busy processes that know nothing of it, two a device, to shares in proportion to its rate.
+
+    Returns the error of each one's CPU time, and the conditions meanwhile.
+    """
+    rates = np.repeat([load_device(name).train_flop_per_s for name in devices], EACH)
+    shares = rates / rates.sum() * LOAD * usable_cores()
+    usage = UsageMeter()
+    usage.begin()
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(probe.loaded()) for _ in shares]
+        throttles = [
+            stack.enter_context(limits.open(mechanism, child.pid, share))
+            for child, share in zip(children, shares.tolist(), strict=True)
+        ]
+        time.sleep(seconds)
+        found = np.array([throttle.achieved().error for throttle in throttles])
+    usage.end()
+    used = usage.usage()  # once the processes have ended: their time is this process's then
+    return found, Conditions(others=used.others, steal=used.steal)
 
 
 # ---- bars and verdicts -------------------------------------------------------------------------
@@ -222,7 +377,6 @@ class JudgedQuantity(NamedTuple):
     quantity: str
     mechanism: str
     declared: str
-    """The declared value, for people."""
     measured: int
     """Trips, packets or devices."""
     figures: dict[str, float | None]
@@ -234,9 +388,7 @@ class JudgedQuantity(NamedTuple):
 
 
 def judged(
-    quantity: str,
-    mechanism: str,
-    declared: str,
+    what: What,
     measured: int,
     figures: dict[str, float],
     bar: str,
@@ -253,7 +405,7 @@ def judged(
     known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
     why = doubt or ("" if held else "the bar is missed")
     verdict: Any = "INVALID" if doubt else "PASS" if held else "FAIL"
-    return JudgedQuantity(quantity, mechanism, declared, measured, known, bar, verdict, why)
+    return JudgedQuantity(*what, measured, known, bar, verdict, why)
 
 
 def summary_of(found: Floats) -> dict[str, float]:
@@ -266,33 +418,26 @@ def _percentile(values: Floats, percent: float = 50) -> float:
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
 
-def _within(
-    quantity: str,
-    mechanism: str,
-    declared: str,
-    found: Floats,
-    most: dict[str, float],
-    conditions: Conditions,
-) -> JudgedQuantity:
+def _within(what: What, found: Floats, most: dict[str, float], conditions: Conditions) -> JudgedQuantity:
     """The verdict on errors of which these figures may be so much at most."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
-    return judged(quantity, mechanism, declared, len(found), figures, bar, held, conditions)
+    return judged(what, len(found), figures, bar, held, conditions)
 
 
 def rate(mechanism: str, run: TripTimes) -> JudgedQuantity:
     """Compute rate: the work over the time that it took, against the declared rate."""
     declared, achieved = run.times("compute")
     most = {"median": 0.01, "p95": 0.03}
-    return _within("compute rate", mechanism, "8 profiles", declared / achieved - 1.0, most, run.conditions)
+    return _within(("compute rate", mechanism, "8 profiles"), declared / achieved - 1.0, most, run.conditions)
 
 
 def trip(mechanism: str, run: TripTimes) -> JudgedQuantity:
     """The whole trip's time."""
     declared, achieved = run.times("trip")
     found = achieved / declared - 1.0
-    return _within("whole trip", mechanism, "8 profiles", found, {"p95": 0.03}, run.conditions)
+    return _within(("whole trip", mechanism, "8 profiles"), found, {"p95": 0.03}, run.conditions)
 
 
 def transfer(rate_mbps: float, network: str, run: TripTimes) -> JudgedQuantity:
@@ -300,7 +445,7 @@ def transfer(rate_mbps: float, network: str, run: TripTimes) -> JudgedQuantity:
     declared, achieved = np.hstack([run.times("down", network), run.times("up", network)])
     most = {"p95": 0.02 if rate_mbps <= 100 else 0.05}
     found = achieved / declared - 1.0
-    return _within("transfer", "link", f"{rate_mbps:g} Mbps", found, most, run.conditions)
+    return _within(("transfer", "link", f"{rate_mbps:g} Mbps"), found, most, run.conditions)
 
 
 def delay(delay_ms: float, network: str, run: TripTimes) -> JudgedQuantity:
@@ -310,16 +455,18 @@ def delay(delay_ms: float, network: str, run: TripTimes) -> JudgedQuantity:
     most_ms = max(DELAY_MS, 0.02 * delay_ms)
     figures = {"median_ms": _percentile(off_ms), "p95_ms": _percentile(off_ms, 95)}
     held, bar = figures["p95_ms"] <= most_ms, f"p95 {most_ms:g} ms"
-    return judged("delay", "link", f"{delay_ms:g} ms", len(off_ms), figures, bar, held, run.conditions)
+    return judged(("delay", "link", f"{delay_ms:g} ms"), len(off_ms), figures, bar, held, run.conditions)
 
 
-def jitter(declared: str, distribution: Any, network: str, run: TripTimes) -> JudgedQuantity:
-    """Delays that vary, against their network's ``distribution`` in ms (scipy's): Kolmogorov–Smirnov."""
+def jitter(kind: str, network: str, run: TripTimes) -> JudgedQuantity:
+    """Delays that vary, against the distribution that their network declares: Kolmogorov–Smirnov."""
     _, achieved = run.times("delay", network)
-    distance, chance = stats.kstest(achieved * 1e3, distribution.cdf) if len(achieved) else (math.nan, 0.0)
+    delay, spread, declared = JITTER[kind]
+    distance, chance = stats.kstest(achieved * 1e3, declared.cdf) if len(achieved) else (math.nan, 0.0)
     figures = {"ks": float(distance), "p_value": float(chance)}
     bar, held = f"p above {ALPHA:g}", bool(chance > ALPHA)
-    return judged("jitter", "link", declared, len(achieved), figures, bar, held, run.conditions)
+    what = ("jitter", "link", f"{kind}, {delay:g} ± {spread:g} ms")
+    return judged(what, len(achieved), figures, bar, held, run.conditions)
 
 
 def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> JudgedQuantity:
@@ -327,16 +474,15 @@ def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> JudgedQuantit
     low, high = map(int, stats.binom.interval(CONFIDENCE, sent, loss_pct / 100.0)) if sent else (0, 0)
     figures = {"lost": float(lost), "sent": float(sent), "share": lost / sent if sent else math.nan}
     held = low <= lost <= high
-    return judged("loss", "link", f"{loss_pct:g}%", sent, figures, f"{low} to {high}", held, run.conditions)
+    return judged(("loss", "link", f"{loss_pct:g}%"), sent, figures, f"{low} to {high}", held, run.conditions)
 
 
 def thermal(seconds: float, predicted_s: Floats, run: TripTimes) -> JudgedQuantity:
     """Speeds of devices that get hot, trip by trip, against a simulation in small steps."""
     found = predicted_s / run.columns["compute_s"] - 1.0
     rmse = float(np.sqrt(np.mean(found**2))) if len(found) else math.nan
-    figures, minutes = {"rmse": rmse, **summary_of(found)}, f"{seconds / 60:g} min"
-    held = rmse <= 0.03
-    return judged("thermal curve", "paced", minutes, len(found), figures, "RMSE 3%", held, run.conditions)
+    figures, what = {"rmse": rmse, **summary_of(found)}, ("thermal curve", "paced", f"{seconds / 60:g} min")
+    return judged(what, len(found), figures, "RMSE 3%", rmse <= 0.03, run.conditions)
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> JudgedQuantity:
@@ -344,12 +490,11 @@ def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str)
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}
-    for what, pair in pairs.items():
+    for quantity, pair in pairs.items():
         medians = [_percentile(achieved / declared) for declared, achieved in pair]
-        shift[what] = abs(medians[1] / medians[0] - 1.0)
-    held = max(shift.values()) < 0.02
-    declared_as, conditions = f"{profile}, 15 others", (alone.conditions, beside.conditions)
-    return judged("isolation", mechanism, declared_as, measured, shift, "below 2%", held, *conditions)
+        shift[quantity] = abs(medians[1] / medians[0] - 1.0)
+    what, held = ("isolation", mechanism, f"{profile}, 15 others"), max(shift.values()) < 0.02
+    return judged(what, measured, shift, "below 2%", held, alone.conditions, beside.conditions)
 
 
 def ranks(run: TripTimes, rates: Mapping[str, float]) -> JudgedQuantity:
@@ -361,8 +506,8 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> JudgedQuantity:
             pairs.append((rate, rate * _percentile(declared_s / achieved_s)))
     count = len(pairs)
     rho = float(stats.spearmanr(*zip(*pairs, strict=True)).statistic) if count > 2 else math.nan
-    figures, held = {"rho": rho}, rho >= 0.99
-    return judged("ranks", "paced", f"{count} devices", count, figures, "ρ from 0.99", held, run.conditions)
+    what = ("ranks", "paced", f"{count} devices")
+    return judged(what, count, {"rho": rho}, "ρ from 0.99", rho >= 0.99, run.conditions)
 
 
 # ---- what is printed ---------------------------------------------------------------------------

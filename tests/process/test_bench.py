@@ -12,7 +12,7 @@ import pytest
 
 from edgefl import RunError
 from edgefl.lab import bare, fidelity, ingest, spawn
-from edgefl.lab.fidelity_runs import DEVICES
+from edgefl.lab.fidelity import DEVICES
 from edgefl.lab.workloads import DELTA
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.record import Record

@@ -7,8 +7,7 @@ import pytest
 
 from edgefl.devices.thermal import ThermalModel
 from edgefl.lab import fidelity
-from edgefl.lab.fidelity import JITTER, distribution
-from edgefl.lab.fidelity_runs import TIMES, TripTimes, stepped
+from edgefl.lab.fidelity import JITTER, TIMES, TripTimes, stepped
 from edgefl.limits.fidelity import Conditions
 
 
@@ -69,18 +68,18 @@ def test_neighbours_that_slow_a_client_are_found() -> None:
 @pytest.mark.parametrize("kind", JITTER)
 def test_jitter_is_told_from_its_like_and_not_from_itself(kind: str) -> None:
     rng = np.random.default_rng(11)
-    delay, spread = JITTER[kind]
+    delay, spread, _ = JITTER[kind]
     draws_ms = {
         "normal": lambda: rng.normal(delay, spread, 2000),
         "uniform": lambda: rng.uniform(delay - spread, delay + spread, 2000),
         "exponential": lambda: delay + rng.exponential(spread, 2000),
     }[kind]()
     verdicts = [
-        fidelity.jitter(kind, distribution(kind), "home", played((found_ms / 1e3).tolist())).verdict
+        fidelity.jitter(kind, "home", played((found_ms / 1e3).tolist())).verdict
         for found_ms in (draws_ms, draws_ms + spread / 5)
     ]
     assert verdicts == ["PASS", "FAIL"]
-    assert fidelity.jitter(kind, distribution(kind), "home", played([])).verdict == "INVALID"
+    assert fidelity.jitter(kind, "home", played([])).verdict == "INVALID"
 
 
 def test_the_simulation_of_heat_is_the_closed_form() -> None:
