@@ -13,10 +13,7 @@ from edgefl.strategies.base import Step, Strategy, Until, Update
 
 
 def ask(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    """Returns the strategy's answer as ``read`` takes it. `RunError` if it raises.
-
-    What each event asks the core asks without it, which takes half the time.
-    """
+    """Returns the strategy's answer as ``read`` takes it. `RunError` if it raises."""
     try:
         answer = getattr(strategy, method)(*args)
         return answer if read is None else read(answer)

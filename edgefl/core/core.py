@@ -106,10 +106,7 @@ class Core(Ledger):
         return any(at_s < self._end_s for at_s in self._wakes)
 
     def pending(self) -> list[Action]:
-        """Returns the actions that were not answered yet, except tasks: the ``Sum`` and every ``Wake``.
-
-        For a server that comes back: after a replay these are to be carried out again.
-        """
+        """Returns the ``Sum`` and every ``Wake`` that were not answered yet, for a server that comes back."""
         if self.stopped is not None:
             return []
         wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]

@@ -44,10 +44,7 @@ WORDS = 8
 
 
 class SlotState:
-    """State of a slot: no writer, the client that it is leased to, or none until it is released.
-
-    Plain numbers: a member of an enum takes as long to look up as everything else that a slot costs.
-    """
+    """State of a slot: no writer, the client that it is leased to, or none until it is released."""
 
     FREE = 0
     LEASED = 1
@@ -56,11 +53,8 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a buffer: D parameters, ring entries, slots, optimiser vectors an entry.
-
-    ``format`` is the name of the updates' format, ``residuals`` the number of clients that keep what
-    rounding left.
-    """
+    """Sizes: D parameters, ring entries, slots, optimiser vectors an entry, the updates' format, and
+    the number of clients that keep what rounding left."""
 
     size: int
     ring: int
@@ -291,8 +285,7 @@ class ParameterBuffer:
     def residual(self, client: int, *, new: bool = False) -> Floats:
         """Rest that rounding left of the client's last accepted update, float32[D].
 
-        ``new`` is where its next trip writes what it leaves. It counts from `accepted` on, so a trip that
-        is lost, or done twice, leaves nothing.
+        ``new`` is where its next trip writes what it leaves, which counts from `accepted` on.
         """
         side = self.side[client] ^ new
         return self._floats(self._residuals + (2 * client + side) * self.shape.stride)

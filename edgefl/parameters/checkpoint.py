@@ -84,10 +84,7 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
 
 
 def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
-    """The newest checkpoint that reads back whole and lies within the journal's ``journal_seq`` entries.
-
-    `ConfigError` if there is none.
-    """
+    """The newest checkpoint that reads back whole and is not ahead of the journal; else `ConfigError`."""
     problems = []
     for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
         try:

@@ -73,20 +73,15 @@ class ClientProcess:
         if not isinstance(message, messages.Task):
             return  # a Cancel that crossed with the end of its task
 
-        def carry_out() -> None:
-            done = self._trip(message, frames, received_ns)
-            self._watch_memory()
-            self._server.say(done)
-
         self._server.task = message.task
         try:
-            self._server.attempt(message, carry_out)
+            self._server.attempt(message, lambda: self._trip(message, frames, received_ns))
         finally:
             self._server.task = None
             if self._mortal:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
 
-    def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> messages.Done:
+    def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
         workload, pacer, memory = self._workload, self._pacer, self._memory
         base = self._base = self._fetch(task, frames)
         if (room := self._transport.room(task)) is None:
@@ -140,7 +135,7 @@ class ClientProcess:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         declared_s = down.declared_s + compute.declared_s + up.declared_s
         achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
-        return messages.Done(
+        finished = messages.Done(
             client=task.client,
             epoch=self._spec.epoch,
             task=task.task,
@@ -160,6 +155,8 @@ class ClientProcess:
             peak_mib=memory.peak_mib if memory else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
         )
+        self._watch_memory()
+        self._server.say(finished)
 
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():

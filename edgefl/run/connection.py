@@ -1,10 +1,8 @@
 """The connection between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
 
-It carries messages of frames: a header, and with ``transport = "wire"`` payload frames of any size. On Linux
-the address is in the abstract namespace, which has no file, and the kernel's word on each peer's user
-(``SO_PEERCRED``) keeps others out, as a 0700 folder does, without a folder that a killed run leaves behind.
-Elsewhere it is a socket in a fresh 0700 folder that is removed at the end. Neither end trusts what comes in:
-a sender is known by its connection, and `edgefl.run.messages` reads the bytes.
+On Linux the address is in the abstract namespace and the kernel's word on each peer's user keeps others out;
+elsewhere it is a socket in a fresh 0700 folder. Neither end trusts what comes in: a sender is known by its
+connection, and `edgefl.run.messages` reads the bytes.
 """
 
 from __future__ import annotations
@@ -84,8 +82,7 @@ class _Socket:
     def _receive(self, headers: int) -> list[Frame]:
         """The frames of a message that has arrived; `zmq.Again` if none has.
 
-        The first ``headers`` are bytes. Those after them may be as large as a model and stay where ZeroMQ
-        has them, read only: they are copied into their place at once anyway.
+        Those after the first ``headers`` may be large: they stay where ZeroMQ has them, read only.
         """
         frames: list[Frame] = [self._socket.recv(_NOBLOCK)]
         while self._socket.getsockopt(_RCVMORE):
@@ -167,10 +164,7 @@ class PeerSocket(_Socket):
         return self.wait(0)
 
     def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """A message that has arrived or does before the time is over, else None.
-
-        A watched descriptor that is ready ends the waiting too.
-        """
+        """A message that has arrived, or does before the time is over or a watched descriptor is ready."""
         if timeout_ms:
             self._poller.poll(timeout_ms)
         # Nothing is there most of the time: to look first costs half of what an exception does.

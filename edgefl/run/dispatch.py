@@ -26,9 +26,8 @@ _Entry = tuple[float, int, int, messages.Task]
 class Dispatch:
     """Gives the task that is due first to the worker with the least in hand.
 
-    That order lets the agenda go on after every result, so workers starve least, and what is still waiting
-    at the end of a run is never computed. While a sum waits for room in the ring, tasks of the oldest
-    versions come first instead (``oldest_first``): they are what keeps it full.
+    So workers starve least, and what waits at the end of a run is never computed. While a sum waits for room
+    in the ring, tasks of the oldest versions come first (``oldest_first``): they are what keeps it full.
     """
 
     def __init__(self, send: Send) -> None:

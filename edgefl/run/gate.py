@@ -1,8 +1,7 @@
 """The server's socket: bytes in, checked messages out; messages in, bytes out.
 
-Nothing that a peer sends gets further than this unless it fits: a sender that is known, an update for a task
-that it holds, from the version that it was given, with the checksum that lies in its slot. What does not fit
-comes out as a `Refusal`, which costs the sender its process.
+A known sender's update gets further than this if it is of a task that it holds, from the version that it was
+given, with the checksum that lies in its slot. What does not fit comes out as a `Refusal`.
 """
 
 from __future__ import annotations
@@ -153,11 +152,7 @@ class Gate:
         return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Send a message; true if the socket took it.
-
-        A peer that takes nothing is refused at the next `receive`; one that is gone is left to the
-        supervisor to report.
-        """
+        """Send a message; true if the socket took it. A peer that takes none is refused by `receive`."""
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:

@@ -1,8 +1,7 @@
 """Messages between the server and its clients, and the only place that parses bytes from a socket.
 
 A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
-frame. `decode_from_client` raises `WireError` and nothing else, whatever the bytes are.
-ARCHITECTURE.md says who sends which.
+frame. ARCHITECTURE.md says who sends which.
 """
 
 from __future__ import annotations

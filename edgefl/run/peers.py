@@ -85,9 +85,8 @@ class Peers:
     def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
         """Returns `silent` peers to a caller that looks every ``every_s`` seconds.
 
-        A look that is late by much was kept from it: this process was stopped, starved or suspended, and
-        whatever stood in its way stood in the others', too, so that the delay does not count. But not at two
-        looks in a row: a peer that hangs is found by a server that is always slow, too.
+        A look that is late by much was kept from it, as were the peers: the delay does not count. But not at
+        two looks in a row: a peer that hangs is found by a server that is always slow, too.
         """
         now = self._monotonic()
         away_s = 0.0 if self._looked is None else now - self._looked
@@ -99,10 +98,7 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Returns the peers that have been silent for ``seconds``, and how long each has been.
-
-        A peer that was started and never said that it is ready has `STARTUP_S`.
-        """
+        """Returns the peers that are silent for ``seconds`` (at first `STARTUP_S`), and how long they are."""
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)

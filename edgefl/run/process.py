@@ -38,11 +38,7 @@ def start_process(
 
 
 def become_child(parent_pid: int, name: str) -> None:
-    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name.
-
-    The kernel's parent-death signal covers a parent killed with -9. Where it is not to be had, the end of
-    the channel to the parent does the same a little later.
-    """
+    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -87,10 +83,7 @@ def allow_open_files() -> None:
 
 
 def hear_no_stops_of_children() -> None:
-    """Let SIGCHLD tell of children that end, not of a throttle that stops one a hundred times a second.
-
-    Call it after a handler is set: Python has no way to say SA_NOCLDSTOP.
-    """
+    """Let SIGCHLD tell of children that end, not of those that a throttle stops. Set its handler before."""
     if _libc is None:
         return
 
@@ -109,10 +102,7 @@ def hear_no_stops_of_children() -> None:
 
 
 def single_threaded_environment(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the environment for a process that will fork or compute as one core: every pool of size one.
-
-    Set before the process starts, because BLAS and OpenMP read it when they are loaded.
-    """
+    """Returns the environment for a process that will fork or compute as one core: every pool of size one."""
     pools = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
     one = {f"{pool}_NUM_THREADS": "1" for pool in pools}
     return {**environment, **one, "PYTHONUNBUFFERED": "1"}

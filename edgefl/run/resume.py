@@ -1,8 +1,7 @@
 """Stopping and carrying on: a checkpoint of the run's state, and the state from a checkpoint.
 
 Replaying the journal through a fresh core says what was under way; a checkpoint holds the numbers that belong
-to it. Under the virtual clock that includes work in flight: what has been computed before it is due, and the
-versions that the rest starts from. So a resumed run goes on with the same bits.
+to it, under the virtual clock also of work in flight. So a resumed run goes on with the same bits.
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
 def restore(
     folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
 ) -> Restored:
-    """Rewind the record to the last checkpoint, replay it through a fresh ``core``, and refill the buffer.
-
-    A fresh ``dynamics`` is shown the replay, and so gets to where it was.
-    """
+    """Rewind the record to the last checkpoint, replay it through fresh parts, and refill the buffer."""
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     store.truncate(last.journal_seq)
     tasks: dict[int, tuple[Train, float]] = {}

@@ -1,8 +1,7 @@
 """The server's loop: messages → events → actions, until the core says stop.
 
-It waits until every process has said that it is ready, lets emulated time start, and then asks gate and
-timeline in turn for what has happened and has the engine deal with it. A peer that is silent, sends what is
-no message, or dies is counted, and replaced or dropped as the experiment says; no peer stops the run.
+A peer that is silent, sends what is no message, or dies is counted, and replaced or dropped as the experiment
+says; no peer stops the run.
 """
 
 from __future__ import annotations

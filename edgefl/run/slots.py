@@ -186,10 +186,7 @@ class Aggregator:
         return SumResult(checksums=seen, seconds=seconds, norms=norms)
 
     def _make(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
-        """Write the next model and the optimiser's vectors into ``entry``.
-
-        Returns each update's squared norm and its checksum, from the same pass over memory.
-        """
+        """Write the next model and vectors; returns the updates' squared norms and checksums."""
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         buffer.retire(entry)
         scaled = buffer.shape.update_format.scaled

@@ -327,10 +327,7 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn Ctrl-C, SIGTERM and a closed terminal into an orderly end.
-
-        Only the main thread may; others are left alone, and so is ``nohup``.
-        """
+        """Turn Ctrl-C, SIGTERM and a closed terminal (without ``nohup``) into an orderly end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -1,7 +1,7 @@
 """Emulated time: what happens when. The loop takes what is due, the engine gives tasks.
 
-`wall` is one timeline: clients are throttled for real, and what they say happens when they say it. `virtual`
-is the other: what happens is entered in an agenda, and taken as soon as what it needs has been computed.
+`wall`: clients are throttled for real, and what they say happens when they say it. `virtual`: what happens is
+entered in an agenda, and taken as soon as what it needs has been computed.
 """
 
 from __future__ import annotations

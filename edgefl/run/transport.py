@@ -1,8 +1,7 @@
 """Two ways for models and updates: shared memory, or frames on the wire. The bits are the same.
 
-With ``shm`` the socket carries headers only: clients read the model from the ring and write their update into
-the leased slot. With ``wire`` both are payload frames of the same messages, and the server puts the parts of
-an update into the same slots.
+With ``shm`` clients read the model from the ring and write their update into the leased slot; with ``wire``
+both are payload frames, and the server puts the parts of an update into the same slots.
 """
 
 from __future__ import annotations

@@ -61,10 +61,7 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 class RunView:
-    """Keeps a run's figures and shows nothing.
-
-    The supervisor enters a view when the run starts, tells it what goes on, and leaves it when the run ends.
-    """
+    """Keeps a run's figures and shows nothing. Enter it when the run starts, leave it when the run ends."""
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
@@ -296,10 +293,7 @@ class TerminalView(RunView):
 
 
 def make_view(experiment: Experiment, quiet: bool) -> RunView:
-    """Returns the view for this terminal: none if ``quiet``, a panel on a terminal, else lines.
-
-    Both are on stderr, so that standard output may go into a file.
-    """
+    """Returns the view for this terminal, on stderr: none if ``quiet``, a panel on a terminal, else lines."""
     if quiet:
         return RunView(experiment)
     console = Console(stderr=True, highlight=False)

@@ -1,8 +1,7 @@
 """The virtual clock's timeline: what happens is entered in an agenda, and tasks go to any worker.
 
-Nothing waits for a client. Training runs ahead in a few worker processes; an update is waited for only when
-its arrival is due. So the run's bits depend on the seed alone: not on how many workers there are, how fast
-they are, or which of them die.
+Training runs ahead in a few processes; an update is waited for only when its arrival is due. So the run's
+bits depend on the seed alone: not on how many workers there are, how fast they are, or which of them die.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The wall clock's timeline: clients are throttled for real, and what they say happens when they say it.
 
-A client that comes online joins if its process is there. One that goes offline leaves; if it has a task, and
-does not finish it first, its process is told to give it up and has left when it says so: until then it may
-still write into its slot.
+A client that goes offline with a task that it does not finish first has left when its process says that it
+gave the task up: until then it may still write into its slot.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ AT_ONCE = 16
 
 @dataclass(eq=False)
 class WallTimeline(Timeline):
-    """Gives tasks to the clients' own processes, and knows who comes and goes by itself.
+    """Gives tasks to the clients' own processes, a few at once, and knows who comes and goes by itself.
 
-    Tasks are sent a few at once, when what came in together has been dealt with: each wakes a client, which
-    may take the server's processor, and what the server does in one go it finds in its caches.
+    Each task wakes a client, which may take the server's processor.
     """
 
     def __post_init__(self) -> None:

@@ -1,7 +1,4 @@
-"""The clients' computation: data, model, each client's examples, device and link.
-
-Built once in the zygote; every client forked from it shares it.
-"""
+"""The clients' computation: data, model, each client's examples, device and link."""
 
 from __future__ import annotations
 
@@ -93,10 +90,7 @@ class Workload:
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
     ) -> TrainResult:
-        """Train the model in `flat` as this client does on this trip; ``done`` gets each step's FLOPs.
-
-        ``steps`` ends it after so many.
-        """
+        """Train the model in `flat` as on this trip, at most ``steps``; ``done`` gets the FLOPs of each."""
         rng = stream(self.experiment.seed, "batches", client, trip)
         cost = self.flops_per_example
         step = None if done is None else lambda examples: done(examples * cost)
@@ -143,10 +137,7 @@ class Workload:
         )
 
     def _measure_step_s(self) -> float:
-        """Median CPU seconds of a training step in a trip that finds nothing in the caches.
-
-        That is how a client finds them: many others ran since its last trip.
-        """
+        """Median CPU seconds of a training step that finds nothing in the caches, as after others' trips."""
         client = max(range(len(self._rows)), key=lambda index: len(self._rows[index]))
         other = np.zeros(CACHE_BYTES, dtype=np.uint8)
         costs = []

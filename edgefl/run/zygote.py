@@ -1,8 +1,7 @@
 """The zygote: loads torch, data and model once, runs one training step, then forks a process for each client.
 
-A fork shares what was loaded, so a client costs megabytes and milliseconds instead of hundreds of each. The
-zygote has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it
-holds at the fork every client holds too.
+It has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it holds at
+the fork every client holds too.
 """
 
 from __future__ import annotations
