@@ -119,7 +119,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     device = pyfuncitem.stash.get(_DEVICE, None)
     if device is None:
         return (yield)
+    import msgspec
+
     from edgefl.errors import ConfigError, Invalid, NotMet
+    from edgefl.regression.baseline import path_of
+    from edgefl.regression.table import properties, rows
 
     failed = invalid = ""
     try:
@@ -140,7 +144,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         failed = _in_short(str(error)) or type(error).__name__
         raise
     finally:
-        _keep(pyfuncitem, device, failed, invalid)
+        file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
+        found = rows(device, pyfuncitem.nodeid, failed, invalid, file)
+        pyfuncitem.stash[_ROWS] = msgspec.to_builtins(found)
+        pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, found))
     if failed:
         pytest.fail(failed, pytrace=False)
     if pyfuncitem.config.getoption("edgefl_invalid") == "skip":
@@ -211,19 +218,6 @@ def _in_short(message: str) -> str:
     first, *rest = message.split("\n")
     after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # a traceback's frames are indented
     return " ".join(" ".join((first, *itertools.islice(after, _LINES))).split())
-
-
-def _keep(item: pytest.Function, device: EdgeDevice, failed: str, invalid: str) -> None:
-    import msgspec
-
-    from edgefl.regression.baseline import path_of
-    from edgefl.regression.table import properties, rows
-
-    file = str(path_of(item.path)) if item.config.getoption("edgefl_save") else None
-    found = rows(device, item.nodeid, failed, invalid, file)
-    item.stash[_ROWS] = msgspec.to_builtins(found)
-    for row in found:
-        item.user_properties.extend(properties(row))
 
 
 def _session(config: pytest.Config) -> Session:

@@ -57,25 +57,22 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
         load_device(profile)
     if len(set(profiles)) < len(profiles):
         raise ConfigError(f"edge_device: a profile is named twice: {', '.join(profiles)}")
-    options = dict(keys)
     for key in keys:
         if key not in MARK_KEYS:
             raise ConfigError(unknown("edge_device key", key, MARK_KEYS))
+    options = dict(keys)
     if options.get("network") is not None:
         load_network(options["network"])
     budgets = {name: _number(name, options.pop(name)) for name in BUDGETS if name in options}
     if options.get("time_scale") is not None:
         _number("time_scale", options["time_scale"])
-    limit_s = options.get("limit_s", DEFAULT_LIMIT_S)
+    limit_s, count = options.get("limit_s", DEFAULT_LIMIT_S), options.get("repetitions")
     if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
-        raise ConfigError(
-            f"edge_device: limit_s must be above 0 and at most {MOST_LIMIT_S} (got {limit_s!r})"
-        )
-    count = options.get("repetitions")
+        most = f"at most {MOST_LIMIT_S} (got {limit_s!r})"
+        raise ConfigError(f"edge_device: limit_s must be above 0 and {most}")
     if count is not None and (type(count) is not int or count < LEAST_REPETITIONS):
-        raise ConfigError(
-            f"repetitions must be a whole number of at least {LEAST_REPETITIONS} (got {count!r})"
-        )
+        least = f"at least {LEAST_REPETITIONS} (got {count!r})"
+        raise ConfigError(f"repetitions must be a whole number of {least}")
     return [MarkOptions(profile, budgets=budgets, **options) for profile in profiles]
 
 
@@ -144,9 +141,7 @@ class EdgeDevice:
     """One device in one test."""
 
     def __init__(self, mark: MarkOptions, test: DeviceTest, session: Session) -> None:
-        self._mark = mark
-        self._test = test
-        self._session = session
+        self._mark, self._test, self._session = mark, test, session
         self.profile: Device = load_device(mark.profile)
         if self.profile.cpu is None:
             raise ConfigError(
@@ -175,8 +170,12 @@ class EdgeDevice:
         self._calls[location.qualname] += 1
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
-        before = self._before(label)
         options, mark = self._session.options, self._mark
+        if options.save:  # a broken file is said before minutes are spent
+            baseline.load(baseline.path_of(self._test.file))
+        before = self._baseline(label) if options.compare else None
+        if isinstance(before, str) and not mark.budgets:
+            raise Invalid(f"{label} on {self.name}: {before}")
         request = PrepareRequest(
             function=location,
             setup=None if setup is None else locate(setup, "setup"),
@@ -185,7 +184,7 @@ class EdgeDevice:
             path=list(sys.path),
             device=mark.profile,
             network=self._network_name,
-            shots=None if before is None else before.reference.against,
+            shots=before.reference.against if isinstance(before, BaselineEntry) else None,
             limit_s=mark.limit_s,
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
@@ -210,8 +209,21 @@ class EdgeDevice:
         for result in self.results:
             if self._mark.budgets:
                 result.assert_budget(**self._mark.budgets)
-            if self._session.options.compare:
-                self._compare(result)
+            if not self._session.options.compare:
+                continue
+            before = self._baseline(result.function)
+            if isinstance(before, str):
+                raise self._invalid(result, before)
+            more = verdict.more_flop(before, self.entry(result), self._session.options.tolerance)
+            wrong = [] if more is None else [more]
+            try:
+                wrong += map(str, self.grown(result, before))
+            except Invalid:
+                if not wrong:  # what is counted grew, whatever the host's load
+                    raise
+            result.failures += wrong
+            if wrong:
+                raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")
 
     def grown(self, result: DeviceResult, before: BaselineEntry) -> list[Compared]:
         """Return the metrics that take more than their baseline. `Invalid` where the load leaves that open.
@@ -234,8 +246,8 @@ class EdgeDevice:
         compared = verdict.compare(before, baseline.together(now, later), tolerance, drift)
         grew = verdict.changed(compared, devices * len(TESTED))
         found = [one for one, more in zip(compared, grew, strict=True) if more]
-        for one in compared:
-            if one.undecided and not found:
+        for one in () if found else compared:
+            if one.undecided:
                 why = f"{one}; the host's load is another, which makes that uncertain by {one.drift:.1%}"
                 raise self._invalid(result, why)
         return found
@@ -259,40 +271,9 @@ class EdgeDevice:
         if reasons := list(measured.reasons()):
             raise self._invalid(result, "; ".join(reasons))
 
-    def _compare(self, result: DeviceResult) -> None:
-        __tracebackhide__ = True
-        before = self._baseline(result.function)
-        if isinstance(before, str):
-            raise self._invalid(result, before)
-        more = verdict.more_flop(before, self.entry(result), self._session.options.tolerance)
-        wrong = [] if more is None else [more]
-        try:
-            wrong += map(str, self.grown(result, before))
-        except Invalid:
-            if not wrong:  # what is counted grew, whatever the host's load
-                raise
-        result.failures += wrong
-        if wrong:
-            raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")
-
     def _invalid(self, result: DeviceResult, why: str) -> Invalid:
         result.invalid = why
         return Invalid(f"{result.function} on {self.name}: {why}")
-
-    def _before(self, label: str) -> BaselineEntry | None:
-        """Return the baseline that the function will be compared with, before minutes are spent.
-
-        ConfigError if its file is broken, `Invalid` if neither a baseline compares nor there is a budget.
-        """
-        __tracebackhide__ = True
-        if self._session.options.save:
-            baseline.load(baseline.path_of(self._test.file))
-        before = self._baseline(label) if self._session.options.compare else None
-        if not isinstance(before, str):
-            return before
-        if not self._mark.budgets:
-            raise Invalid(f"{label} on {self.name}: {before}")
-        return None
 
     def _baseline(self, function: str) -> BaselineEntry | str:
         """Return the function's baseline, or why there is none that compares."""

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,6 @@ class MeasurementPlan(NamedTuple):
     repetitions: int
     """At least; more where they vary."""
     time_scale: float
-    """Wall seconds per emulated second in each repetition's first call; 0 does not wait."""
 
 
 class Measurement:
@@ -87,11 +86,8 @@ class Measurement:
     def __init__(
         self, plan: MeasurementPlan, trial: TrialRun, repetitions: list[Repetition], steal: float | None
     ) -> None:
-        self.plan = plan
-        self.device = plan.device
-        self.trial = trial
-        self.repetitions = repetitions
-        self.steal = steal
+        self.plan, self.device, self.trial = plan, plan.device, trial
+        self.repetitions, self.steal = repetitions, steal
         shots, rate = trial.shots, plan.device.train_flop_per_s
         self.model_s = trial.flop / rate
         """Counted FLOP over the device's rate: the same for every repetition."""
@@ -121,23 +117,17 @@ class Measurement:
     def joules(self) -> list[float]:
         """Energy that each repetition takes from the battery. ProfileError where the profile does not say."""
         bearer = self.plan.network.bearer if self.plan.network is not None else "mobile"
+        cost = partial(energy_j, self.device, bearer=bearer)
         return [
-            energy_j(
-                self.device,
-                compute_s=seconds - one.radio_s - one.blocked_s,
-                radio_s=one.radio_s,
-                idle_s=one.blocked_s,
-                bearer=bearer,
-            )
-            for one, seconds in zip(self.repetitions, self.seconds, strict=True)
+            cost(compute_s=s - one.radio_s - one.blocked_s, radio_s=one.radio_s, idle_s=one.blocked_s)
+            for one, s in zip(self.repetitions, self.seconds, strict=True)
         ]
 
     @property
     def pace(self) -> list[float]:
         """Achieved over declared time of the paced calls; empty where they were not paced."""
-        if not self.plan.time_scale:
-            return []
-        return [one.achieved_s / one.declared_s for one in self.repetitions if one.declared_s > 0]
+        paced = self.repetitions if self.plan.time_scale else []
+        return [one.achieved_s / one.declared_s for one in paced if one.declared_s > 0]
 
     @cached_property
     def noise(self) -> float:
@@ -153,8 +143,7 @@ class Measurement:
                 f"the host is overloaded: the function waited for a core {self.waited:.0%} of the time, at "
                 f"most {WAITED_MAX:.0%} is allowed"
             )
-        reference = self.reference_cpu_s
-        cv = statistics.stdev(reference) / statistics.fmean(reference)
+        cv = statistics.stdev(self.reference_cpu_s) / statistics.fmean(self.reference_cpu_s)
         if cv > REFERENCE_CV_MAX:
             yield (
                 f"the reference {self.trial.shots.reference} varied by {cv:.0%}, at most "

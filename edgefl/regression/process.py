@@ -91,9 +91,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     shots: ShotSizes
     reference_flop: float
-    """Floating-point operations of one unit of the reference."""
     unit_cpu_s: float
-    """Least CPU time of a unit on this host."""
+    """Floating-point operations of a unit of the reference, and its least CPU time on this host."""
     flop: float
     """Floating-point operations of one call, as torch counts them."""
     pairs: int
@@ -106,9 +105,8 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     """The figures of one process. CPU seconds are the host's, all others emulated."""
 
     cpu_s: list[float]
-    """CPU time of each shot of the function."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the reference, before and after those."""
+    """CPU time of each shot of the function, and of the reference before, between and after those."""
     blocked_s: float
     """Time of the first call that was neither computing, nor waiting for a core or the link."""
     peak_mib: float
@@ -117,9 +115,8 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     radio_s: float
     """Time in transfers, latency included."""
     declared_s: float
-    """Device time of the first call, by its own CPU time."""
     achieved_s: float
-    """Emulated time that the first call took by the clock."""
+    """Device time of the first call by its own CPU time, and what it took by the clock."""
     waited: float
     """Share of the timed part in which it could have run and had no core."""
 
@@ -189,18 +186,19 @@ def alone() -> Iterator[None]:
 
 
 def locate(function: Any, name: str = "the function") -> FunctionLocation:
-    """Return where a module-level function is. ConfigError if another process could not find it.
-
-    >>> locate(lambda: None)
-    Traceback (most recent call last):
-    edgefl.errors.ConfigError: the function must be defined at the top of a module, so that another process \
-finds it (got a lambda)
-    """
+    """Return where a module-level function is. ConfigError if another process could not find it."""
     if not callable(function):
         got = " ".join(reprlib.repr(function).split())
         raise ConfigError(f"{name} must be a function at the top of a module (got {got}: not callable)")
-    if (kind := _deferred(function)) is not None:
-        raise ConfigError(f"{name} must do its work when it is called, as a plain function does (got {kind})")
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    for kind, article in (("coroutine", "a"), ("generator", "a"), ("asyncgen", "an")):
+        if getattr(inspect, f"is{kind}function")(inner):  # which gives an object and works later
+            got = f"{inner.__qualname__}, {article} {kind.replace('asyncgen', 'async generator')} function"
+            raise ConfigError(
+                f"{name} must do its work when it is called, as a plain function does (got {got})"
+            )
     if (why := _hidden(function)) is not None:
         raise ConfigError(
             f"{name} must be defined at the top of a module, so that another process finds it (got {why})"
@@ -209,17 +207,6 @@ finds it (got a lambda)
     # A script's own functions are in a module that has another name in another process.
     module = f"_script_{file.stem}" if function.__module__ == "__main__" else function.__module__
     return FunctionLocation(module, str(file), function.__qualname__)
-
-
-def _deferred(function: Any) -> str | None:
-    """Return the kind of a function whose call gives an object at once and does its work later."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    for kind in ("coroutine", "generator", "asyncgen"):
-        if getattr(inspect, f"is{kind}function")(function):
-            article = f"a {kind}" if kind != "asyncgen" else "an async generator"
-            return f"{function.__qualname__}, {article} function"
-    return None
 
 
 def _hidden(function: Any) -> str | None:

@@ -64,7 +64,6 @@ WAITING_S = 0.3
 
 HANDLE = "edge_device"
 """Name of the function's parameter that is given the device."""
-
 _PROC = Path("/proc/self")
 _RESET_PEAK = "5"
 
@@ -226,18 +225,15 @@ class DeviceClock:
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
-        self._slowdown = slowdown
-        self._time_scale = time_scale
+        self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
-        self._away_ns = 0
-        """Wall time of the waits for the device."""
-        self._waits = 0
+        self._away_ns = self._waits = 0
+        """Wall time and number of the waits for the device."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:
         """Return the device time of the call so far."""
-        cpu_ns = ProcessUsage.now().since(self._began).cpu_ns
-        return cpu_ns / 1e9 * self._slowdown + self._radio_s
+        return (_cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
 
     def transfer(self, seconds: float) -> None:
         """Wait out what has been computed, then a transfer."""
@@ -271,8 +267,7 @@ class DeviceHandle:
     """The device and its link as the measured function sees them, in its parameter ``edge_device``."""
 
     def __init__(self, device: Device, network: Network | None, index: int) -> None:
-        self._device = device
-        self._network = network
+        self.name, self._network = device.id, network
         self._rng = stream(0, "edge-device", index)
         self._clock: DeviceClock | None = None
         self.sent_bytes = 0
@@ -281,11 +276,6 @@ class DeviceHandle:
         """Begin a call: nothing is sent yet. Without a clock nothing is waited for."""
         self._clock = clock
         self.sent_bytes = 0
-
-    @property
-    def name(self) -> str:
-        """The profile's id."""
-        return self._device.id
 
     def send(self, data: Any) -> float:
         """Send ``data`` (bytes, or anything that holds them: an array, a tensor) up the device's link.
@@ -323,9 +313,7 @@ def nbytes(data: Any) -> int:
 
 
 class Peak:
-    """Private and shared memory gained since this was made, at its highest; file pages are not counted.
-
-    The kernel keeps the peak, so nothing is sampled.
+    """Private and shared memory gained since this was made, at its highest, as the kernel keeps it.
 
     >>> import mmap
     >>> peak, block = Peak(), mmap.mmap(-1, 4096 * 4096)

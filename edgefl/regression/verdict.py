@@ -28,9 +28,7 @@ class DeviceResult:
     """Figures of one function on the device: medians of its repetitions, in the device's seconds."""
 
     def __init__(self, function: str, measured: Measurement) -> None:
-        self.function = function
-        self.measured = measured
-        self.device = measured.device.id
+        self.function, self.measured, self.device = function, measured, measured.device.id
         self.repetitions = len(measured.repetitions)
         self.seconds = statistics.median(measured.seconds)
         """Device time of a call, its transfers included."""

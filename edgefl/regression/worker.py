@@ -138,9 +138,8 @@ def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: b
             os.dup2(nowhere, 2)
         result = _result(measure)
         if os.getpid() == own:  # and not a fork of the function's that came back from it, too
-            data = memoryview(_encode(result))
-            while data:
-                data = data[os.write(write, data) :]
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(_encode(result))
         sys.stdout.flush()
     finally:
         os._exit(0)

@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 
 from edgefl.errors import ConfigError
 from edgefl.results import page, trace
-from edgefl.results.page import Curve, Picture, house_style, series
+from edgefl.results.page import Curve, Picture, series
 from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free, write_text
 from edgefl.results.summary import label_accuracy, profiles_by_speed, rounded, slow_group, summarize
@@ -332,7 +332,6 @@ def _each(out: Path, runs: Sequence[Run]) -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-@house_style()
 def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Picture | None:
     """A curve a row over ``at_s`` or ``trips``: thin for each seed, thick for the mean of all.
 
@@ -342,11 +341,9 @@ def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Pi
     for k, row in enumerate(rows):
         seeds = []
         for run in row.runs:
-            accuracy = [
-                label_accuracy(e, run.slow_labels) if slow else e.accuracy for e in run.record.evaluations
-            ]
-            at = [getattr(e, over) for e in run.record.evaluations]
-            points = np.array([at, accuracy], dtype=np.float64)
+            labels, found = run.slow_labels, run.record.evaluations
+            accuracy = [label_accuracy(row, labels) if slow else row.accuracy for row in found]
+            points = np.array([[getattr(row, over) for row in found], accuracy], dtype=np.float64)
             if (known := np.isfinite(points[1])).any():
                 seeds.append(points[:, known])
         if len(seeds) == 1:

@@ -79,20 +79,17 @@ def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
 
 def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
     """A card around HTML that is already safe."""
-    kind = "card wide" if wide else "card"
     name = f"<h3>{escape(title)}</h3>" if title else ""
     about = f'<p class="about">{escape(about)}</p>' if about else ""
-    return f'<section class="{kind}">{name}{about}{inner}</section>'
+    return f'<section class="card{" wide" if wide else ""}">{name}{about}{inner}</section>'
 
 
 def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothing was recorded.") -> str:
     """A picture in its card, with title, legend and a sentence that says how to read it."""
     if picture is None:
         return card(title, empty, "", wide=False)
-    keys = "".join(
-        f'<li><i style="background:var(--{role})"></i>{escape(text)}</li>' for role, text in picture.keys
-    )
-    legend = f'<ul class="keys">{keys}</ul>' if keys else ""
+    keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
+    legend = f'<ul class="keys"><li>{"</li><li>".join(keys)}</li></ul>' if keys else ""
     return card(title, about, f'{legend}<div class="picture">{picture.svg}</div>', wide=picture.wide)
 
 
@@ -211,6 +208,7 @@ class Curve(NamedTuple):
     seeds: Sequence[NDArray[np.float64]] = ()
 
 
+@house_style()
 def accuracy_picture(
     curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False
 ) -> Picture | None:

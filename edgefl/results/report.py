@@ -53,19 +53,11 @@ def report(record: Record) -> str:
         "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
         f"<ul>{reasons}</ul>"
     )
-    server = [
-        [stage, percent(found["share"]), found["us_a_trip"], summary["server"][stage]["calls"]]
-        for stage, found in stages
-    ]
-    about = [
-        meta.strategy,
-        meta.data,
-        meta.model,
-        meta.partition and f"{meta.partition} partition",
-        many(summary["clients"], "client"),
-        meta.clock and f"{meta.clock} clock",
-        f"seed {meta.seed}",
-    ]
+    calls = {row.stage: row.calls for row in record.costs}
+    server = [[name, percent(found["share"]), found["us_a_trip"], calls[name]] for name, found in stages]
+    kinds = (meta.partition and f"{meta.partition} partition", many(summary["clients"], "client"))
+    clock = meta.clock and f"{meta.clock} clock"
+    about = (meta.strategy, meta.data, meta.model, *kinds, clock, f"seed {meta.seed}")
     sections = {
         "Learning": [
             page.figure("Accuracy over emulated time", "On the server's test examples.",
@@ -246,7 +238,6 @@ def profile_roles(record: Record) -> dict[str, str]:
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 
-@house_style()
 def draw_accuracy(record: Record, over: str) -> Picture | None:
     """Accuracy over ``at_s`` (emulated time) or ``trips``: of all classes, and of slow clients' own."""
     rows = [row for row in record.evaluations if np.isfinite(row.accuracy)]
@@ -326,9 +317,8 @@ def draw_timeline(record: Record) -> Picture | None:
         return None
     profile = {row.client: row.profile for row in record.clients}
     order = [*profile_roles(record), ""]
-    fleet = sorted(
-        profile or set(trips["client"].tolist()), key=lambda c: (order.index(profile.get(c, "")), c)
-    )
+    known = profile or set(trips["client"].tolist())
+    fleet = sorted(known, key=lambda client: (order.index(profile.get(client, "")), client))
     chosen = np.unique(np.linspace(0, len(fleet) - 1, min(LANES, len(fleet))).astype(int))
     lane_of = {fleet[k]: -lane for lane, k in enumerate(chosen)}
     # the middle of the run, as long as about six trips of the slowest client

@@ -203,7 +203,7 @@ class Result:
         """The content of ``summary.json``."""
         path = self.dir / SUMMARY_FILE
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_bytes())
         except FileNotFoundError:
             raise ConfigError(f"{self.dir} has no {SUMMARY_FILE}: the run did not end") from None
         except (OSError, ValueError) as error:

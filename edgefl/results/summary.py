@@ -24,7 +24,8 @@ _ACHIEVED = {
     "delay": "delay_s",
     "trip": "trip_achieved_s",
 }
-_OF_META = ("name", "status", "stop_reason", "strategy", "clock", "seed")
+_OF_META = ("name", "status", "stop_reason", "strategy", "clock", "seed", "processes", "data", "model",
+            "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
 """CPU time of a trip's training; in less, what lies between steps would be seen instead."""
 # computed time has no clock to blur it: any length can be judged
@@ -56,12 +57,8 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
     """
     if not len(values):
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "max": 0}
-    return {
-        "mean": rounded(float(values.mean())),
-        "median": rounded(float(np.median(values))),
-        "p95": rounded(float(np.percentile(values, 95))),
-        "max": values.max().item(),
-    }
+    found = {"mean": values.mean(), "median": np.median(values), "p95": np.percentile(values, 95)}
+    return {name: rounded(value) for name, value in found.items()} | {"max": values.max().item()}
 
 
 def profiles_by_speed(record: Record) -> list[str]:
@@ -147,10 +144,9 @@ def jain(values: Iterable[float]) -> float:
 
 def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
     """Share of right answers in each class; NaN for a class without test examples."""
-    correct, total = np.array(row.correct, dtype=np.float64), np.array(row.total, dtype=np.float64)
+    correct, total = (np.array(counts, dtype=np.float64) for counts in (row.correct, row.total))
     share: NDArray[np.float64] = np.full(total.shape, np.nan)
-    np.divide(correct, total, out=share, where=total > 0)
-    return share
+    return np.divide(correct, total, out=share, where=total > 0)
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
@@ -238,13 +234,14 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     versions, done = record.versions, meta.aggregation
     times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
     emulated_s = meta.emulated_s or float(np.nanmax(times))
+    # where one of both is missing their comparison is NULL, which does not count
+    ((checked, altered),) = record.select(
+        "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
+    )
+    trained = trips["trained_version"]
     return {
         **{name: getattr(meta, name) for name in _OF_META},
         "clients": meta.clients or len(record.clients),
-        "processes": meta.processes,
-        "data": meta.data,
-        "model": meta.model,
-        "parameters": meta.parameters,
         "versions": int(versions["version"].max(initial=0)),
         "client_trips": int(ended.sum()),
         "accuracy": rounded(last.accuracy) if last else None,
@@ -253,34 +250,31 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "best_accuracy": rounded(max(finite, default=None)),
         "emulated_s": rounded(emulated_s, 9),
         "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
-        "time_scale": meta.time_scale,
-        "model_sha256": meta.model_sha256,
         "dropped_updates": fates["dropped"],
         "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
         "staleness": _staleness(record),
         "fidelity": fidelity_of(record),
         "aggregation": {
-            "backend": done.backend,
-            "threads": done.threads,
-            "updates": done.updates,
+            **{name: getattr(done, name) for name in ("backend", "threads", "updates")},
             "seconds": rounded(done.seconds),
             "gbytes_per_s": rounded(done.bytes / done.seconds / 1e9) if done.seconds > 0 else 0.0,
         },
         "per_class": [
             {"label": k, "name": str(k), "accuracy": rounded(value), "examples": last.total[k]}
+            for last in record.evaluations[-1:]
             for k, value in enumerate(class_accuracy(last))
-        ]
-        if last
-        else [],
+        ],
         "accuracy_by_profile_labels": {
             profile: rounded(label_accuracy(last, labels))
+            for last in record.evaluations[-1:]
             for profile, labels in labels_by_profile(record).items()
-        }
-        if last
-        else {},
-        "slow_phones": _slow_clients(record),
-        "applied_weight": _applied_weight(record),
-        "integrity": _integrity(record),
+        },
+        **_weights(record),
+        "integrity": {
+            "checked": checked,
+            "checksum_mismatches": int(altered),
+            "version_mismatches": int(((trained >= 0) & (trained != trips["base_version"])).sum()),
+        },
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
@@ -301,55 +295,34 @@ def _staleness(record: Record) -> dict[str, Any]:
     staleness = record.trips["staleness"]
     known = (staleness >= 0) & ~np.isnan(record.trips["arrived_s"])
     used = known & (record.trips["uses"] > 0)
-    profile = profile_of_trips(record)
-    return {
-        **spread(staleness[used]),
-        "arrived": spread(staleness[known]),
-        "by_profile": {
-            name: spread(staleness[used & (profile == name)]) for name in profiles_by_speed(record)
-        },
-    }
+    profile, names = profile_of_trips(record), profiles_by_speed(record)
+    by_profile = {name: spread(staleness[used & (profile == name)]) for name in names}
+    return {**spread(staleness[used]), "arrived": spread(staleness[known]), "by_profile": by_profile}
 
 
-def _slow_clients(record: Record) -> dict[str, Any]:
+def _weights(record: Record) -> dict[str, dict[str, Any]]:
     group, share = slow_group(record), applied_weight(record)
     weights = [share[client] for client in group.clients if client in share]
-    accuracy = label_accuracy(record.evaluations[-1], group.labels) if record.evaluations else float("nan")
-    return {
-        "profiles": list(group.profiles),
-        "clients": len(group.clients),
-        "labels": list(group.labels),
-        "accuracy": rounded(accuracy),
-        "applied_weight": rounded(np.mean(weights)) if weights else None,
-    }
-
-
-def _applied_weight(record: Record) -> dict[str, Any]:
-    share = applied_weight(record)
+    accuracy = label_accuracy(record.evaluations[-1], group.labels) if record.evaluations else None
     profile = {row.client: row.profile for row in record.clients}
     groups: dict[str, list[float]] = {name: [] for name in profiles_by_speed(record)}
     for client, value in share.items():
         groups.setdefault(profile.get(client, ""), []).append(value)
     return {
-        "by_profile": {name: rounded(float(np.mean(v))) for name, v in groups.items() if v},
-        "by_client": {str(client): rounded(value) for client, value in share.items()},
-        "min": rounded(min(share.values(), default=None)),
-        "max": rounded(max(share.values(), default=None)),
-        "jain": rounded(jain(share.values())),
-    }
-
-
-def _integrity(record: Record) -> dict[str, int]:
-    trips = record.trips
-    # where one of both is missing their comparison is NULL, which does not count
-    ((checked, altered),) = record.select(
-        "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
-    )
-    trained = trips["trained_version"]
-    return {
-        "checked": checked,
-        "checksum_mismatches": int(altered),
-        "version_mismatches": int(((trained >= 0) & (trained != trips["base_version"])).sum()),
+        "slow_phones": {
+            "profiles": list(group.profiles),
+            "clients": len(group.clients),
+            "labels": list(group.labels),
+            "accuracy": rounded(accuracy),
+            "applied_weight": rounded(np.mean(weights)) if weights else None,
+        },
+        "applied_weight": {
+            "by_profile": {name: rounded(np.mean(found)) for name, found in groups.items() if found},
+            "by_client": {str(client): rounded(value) for client, value in share.items()},
+            "min": rounded(min(share.values(), default=None)),
+            "max": rounded(max(share.values(), default=None)),
+            "jain": rounded(jain(share.values())),
+        },
     }
 
 
@@ -358,10 +331,8 @@ def _memory(record: Record) -> dict[str, Any]:
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
     limit = {row.profile: row.memory_mib for row in record.clients}
-    processes = msgspec.structs.asdict(memory)
-    del processes["clients_mib"]
     return {
-        **processes,
+        **{name: size for name, size in msgspec.structs.asdict(memory).items() if name != "clients_mib"},
         "per_process_mib": rounded(np.mean(sizes)) if sizes else None,
         "processes_mib": rounded(sum(sizes)) if sizes else None,
         "by_profile": {
@@ -398,7 +369,6 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     }
 
 
-IDLE = ("start", "wait")
 WORDS = {
     "receive": "taking in messages",
     "check": "checking messages and giving out tasks",
@@ -428,7 +398,7 @@ def breakdown(record: Record) -> dict[str, Any]:
     total = sum(seconds.values())
     if not total > 0.0:
         return {"busy": None, "limited_by": None, "says": "", "stages": {}}
-    work = {stage: spent for stage, spent in seconds.items() if stage not in IDLE}
+    work = {stage: spent for stage, spent in seconds.items() if stage != "wait"}
     worked = sum(work.values())
     busy = worked / total
     trips = int((record.trips["arrived_s"] >= 0).sum())
@@ -451,7 +421,7 @@ def breakdown(record: Record) -> dict[str, Any]:
         "stages": {
             stage: {
                 "share": rounded(spent / total),
-                "us_a_trip": rounded(spent / trips * 1e6) if trips else None,
+                "us_a_trip": rounded(spent / trips * 1e6 if trips else None),
             }
             for stage, spent in sorted(seconds.items(), key=lambda item: -item[1])
         },
