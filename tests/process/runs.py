@@ -14,19 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edgefl import (
-    Clock,
-    ConfigError,
-    Data,
-    Evaluation,
-    Experiment,
-    Fleet,
-    Model,
-    Server,
-    Stop,
-    Training,
-    config,
-)
+from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
 from edgefl.limits.groups import Groups, NoGroup
 from edgefl.results.record import Record
 
@@ -168,7 +156,7 @@ def versions_of(folder: Path) -> int:
     try:
         with Record(folder) as record:
             return len(record.versions["version"])
-    except ConfigError:
+    except errors.ConfigError:
         return 0
 
 

@@ -20,18 +20,9 @@ import pytest
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
+from edgefl.regression import process as measuring
 from edgefl.regression.measurement import MeasurementPlan, measure
-from edgefl.regression.process import (
-    FunctionLocation,
-    MeasuringProcess,
-    PrepareRequest,
-    RepeatRequest,
-    Repetition,
-    ShotSizes,
-    TrialRun,
-    alone,
-    locate,
-)
+from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRequest, Repetition, TrialRun
 from tests.process import measured_steps as steps
 
 
@@ -52,7 +43,7 @@ def request(function: Callable[..., Any], *args: Any, **options: Any) -> Prepare
         "shots": None,
         "limit_s": 60.0,
     }
-    return PrepareRequest(function=locate(function), **{**given, **options})
+    return PrepareRequest(function=measuring.locate(function), **{**given, **options})
 
 
 def plan(function: Callable[..., Any], **options: Any) -> MeasurementPlan:
@@ -86,7 +77,7 @@ def test_a_repetition_times_the_function_and_the_reference_in_turn(process: Meas
     assert min(found.cpu_s + found.reference_cpu_s) > 0
     assert found.blocked_s == 0.0
     assert 0 <= found.waited < 1
-    wanted = ShotSizes(reference="interpreted", units=3, calls=2)
+    wanted = measuring.ShotSizes(reference="interpreted", units=3, calls=2)
     trial = process.ask(request(steps.step, shots=wanted))
     assert isinstance(trial, TrialRun)
     assert trial.shots == wanted
@@ -111,7 +102,7 @@ def test_being_blocked_and_what_a_child_computes_count(process: MeasuringProcess
 
 
 def test_setup_makes_the_first_argument(process: MeasuringProcess) -> None:
-    once(process, steps.with_setup, kwargs={"batch": 4}, setup=locate(steps.prepared))
+    once(process, steps.with_setup, kwargs={"batch": 4}, setup=measuring.locate(steps.prepared))
 
 
 def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) -> None:
@@ -164,7 +155,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
         for kind, says in (("threads", "starts 1 threads"), ("processes", "starts processes")):
             file = tmp_path / f"{kind}_of_this_test.py"
             file.write_text(f"{start[kind]}def step(): pass\n")
-            function = FunctionLocation(file.stem, str(file), "step")
+            function = measuring.FunctionLocation(file.stem, str(file), "step")
             with pytest.raises(ConfigError, match=rf"{file.name}: importing it {says}"):
                 own.ask(msgspec.structs.replace(request(steps.step), function=function))
 
@@ -190,11 +181,11 @@ def test_two_measurements_at_once_wait_for_each_other() -> None:
     entered = threading.Event()
 
     def enter() -> None:
-        with alone():
+        with measuring.alone():
             entered.set()
 
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
-    with alone():
+    with measuring.alone():
         waiting = threading.Thread(target=enter)
         waiting.start()
         with pytest.raises(BlockingIOError):
@@ -210,7 +201,9 @@ def test_an_interrupted_question_ends_the_process_and_what_it_runs(tmp_path: Pat
     hang = "pathlib.Path(__file__).with_name('started').touch(); threading.Event().wait()"
     text = f"import pathlib, threading\n{hang if during == 'import' else f'def step(): {hang}'}\n"
     (tmp_path / "hangs_of_this_test.py").write_text(text)
-    function = FunctionLocation("hangs_of_this_test", str(tmp_path / "hangs_of_this_test.py"), "step")
+    function = measuring.FunctionLocation(
+        "hangs_of_this_test", str(tmp_path / "hangs_of_this_test.py"), "step"
+    )
 
     def interrupt(*_: object) -> None:
         if (tmp_path / "started").exists():

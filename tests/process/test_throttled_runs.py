@@ -16,16 +16,8 @@ from edgefl import Fleet, Stop
 from edgefl.limits import groups
 from edgefl.limits.groups import find
 from edgefl.results.record import Record
-from tests.process.runs import (
-    DEVICES,
-    UNPRIVILEGED,
-    Command,
-    experiment,
-    needs_groups,
-    needs_unprivileged,
-    summary,
-    wait_for_versions,
-)
+from tests.process import runs
+from tests.process.runs import DEVICES, Command, experiment, needs_groups, summary, wait_for_versions
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
 
@@ -92,12 +84,12 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
 )
 def test_a_mechanism_without_the_right_is_refused_at_once(key: str, others: str, tmp_path: Path) -> None:
     needs_groups("cpu", "memory")
-    needs_unprivileged()
+    runs.needs_unprivileged()
     public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes
     public.chmod(0o755)
     file = Command.write(experiment(), public / "run")
     arguments = ["run", str(file), "--set", f"fleet.{key}=cgroup", "--out", str(tmp_path / "run")]
-    code, out, err = Command(*arguments, before=UNPRIVILEGED).finish()
+    code, out, err = Command(*arguments, before=runs.UNPRIVILEGED).finish()
     assert code == 2
     assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be made in ")
     assert err.endswith(f"Permission denied; {others} no privileges\n")

@@ -11,18 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError
 from edgefl.limits import capacity
-from edgefl.limits.capacity import (
-    CLIENT_SHARE,
-    LEAST_STRETCH,
-    TARGET_LOAD,
-    Burst,
-    Demand,
-    StealMeter,
-    UsageMeter,
-    choose_time_scale,
-    host,
-    usable_cores,
-)
+from edgefl.limits.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale, usable_cores
 
 
 @given(
@@ -32,8 +21,9 @@ from edgefl.limits.capacity import (
 def test_auto_always_fits(demands: list[tuple[float, float]], cores: int) -> None:
     chosen = choose_time_scale([Demand(*d) for d in demands], cores=cores)
     assert chosen.value >= 1
-    assert chosen.load <= TARGET_LOAD * (1.0 if chosen.value > 1 else LEAST_STRETCH) * (1 + 1e-9)
-    assert chosen.client_share <= CLIENT_SHARE * (1 + 1e-9)
+    stretch = 1.0 if chosen.value > 1 else capacity.LEAST_STRETCH
+    assert chosen.load <= capacity.TARGET_LOAD * stretch * (1 + 1e-9)
+    assert chosen.client_share <= capacity.CLIENT_SHARE * (1 + 1e-9)
     assert chosen.verdict == "fits"
     if chosen.value > 1.2:
         tighter = choose_time_scale([Demand(*d) for d in demands], cores=cores, scale=chosen.value / 1.2)
@@ -151,8 +141,8 @@ def test_a_quota_around_the_process_is_what_it_has(
 
 
 def test_the_host_has_a_name_and_cores() -> None:
-    assert host().cpu
-    assert host().cores == usable_cores() >= 1
+    assert capacity.host().cpu
+    assert capacity.host().cores == usable_cores() >= 1
 
 
 # ---- who used the host -------------------------------------------------------------------------------

@@ -9,16 +9,7 @@ import pytest
 
 from edgefl.errors import RunError
 from edgefl.limits import held
-from edgefl.limits.held import (
-    EARLY,
-    LEAST_SHARE,
-    MESSAGE_BYTES,
-    MOST_SHARE,
-    Cost,
-    Governor,
-    HeldPhase,
-    HoldRequest,
-)
+from edgefl.limits.held import EARLY, MESSAGE_BYTES, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.limits.pacing import Pacer
 from edgefl.limits.throttle import Account
 
@@ -126,7 +117,7 @@ def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) 
 
 
 def test_a_request_survives_the_pipe() -> None:
-    requests = [HoldRequest(1, 2, 3, 0.25, 4), HoldRequest(2**31, 2**62, 0, LEAST_SHARE, 0)]
+    requests = [HoldRequest(1, 2, 3, 0.25, 4), HoldRequest(2**31, 2**62, 0, held.LEAST_SHARE, 0)]
     data = b"".join(request.encode() for request in requests)
     assert len(data) == 2 * MESSAGE_BYTES
     assert HoldRequest.decode(data) == requests

@@ -8,21 +8,8 @@ import numpy as np
 import pytest
 
 from edgefl import experiment
-from edgefl.core import Core
-from edgefl.core.events import (
-    Arrived,
-    Event,
-    Failed,
-    Joined,
-    Left,
-    Release,
-    Revoke,
-    Sum,
-    Summed,
-    Ticked,
-    Train,
-    Wake,
-)
+from edgefl.core import Core, events
+from edgefl.core.events import Arrived, Failed, Joined, Left, Release, Revoke, Sum, Summed, Ticked, Train
 from edgefl.strategies import Client, Strategy
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
@@ -157,7 +144,7 @@ def test_a_straggler_drawn_again_starts_when_it_has_given_up() -> None:
 def test_the_first_round_waits_for_the_whole_fleet_but_not_for_ever() -> None:
     core = core_of(FedAvg(cohort=1, gather_s=5.0), devices=fleet(3))
     actions = core.handle(Joined(2, 0.0))
-    assert [action for action in actions if isinstance(action, Train | Wake)] == [Wake(5.0)]
+    assert [action for action in actions if isinstance(action, Train | events.Wake)] == [events.Wake(5.0)]
     assert core.handle(Joined(0, 1.0)) == []
     assert len(trains(core.handle(Ticked(5.0)))) == 1
     everybody = core_of(FedAvg(cohort=1, gather_s=5.0), devices=fleet(2))
@@ -167,8 +154,8 @@ def test_the_first_round_waits_for_the_whole_fleet_but_not_for_ever() -> None:
 
 def test_a_round_that_lacks_clients_fills_up_when_they_come() -> None:
     core = core_of(FedAvg(cohort=3, gather_s=0.0), devices=fleet(3))
-    events: list[Event] = [Joined(0, 0.0), Ticked(1.0), Joined(1, 2.0), Joined(2, 3.0)]
-    assert [[train.client for train in trains(core.handle(event))] for event in events] == [[0], [], [1], [2]]
+    coming: list[events.Event] = [Joined(0, 0.0), Ticked(1.0), Joined(1, 2.0), Joined(2, 3.0)]
+    assert [[train.client for train in trains(core.handle(event))] for event in coming] == [[0], [], [1], [2]]
 
 
 def test_stragglers_that_take_their_time_to_give_up_keep_the_next_rounds_within_bounds() -> None:

@@ -13,16 +13,9 @@ from regression_samples import TRIAL, entry, measured, noisy
 
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline
+from edgefl.regression import device as marked
 from edgefl.regression.baseline import BaselineEntry
-from edgefl.regression.device import (
-    DeviceTest,
-    EdgeDevice,
-    MarkOptions,
-    Session,
-    SessionOptions,
-    _plain,
-    mark_options,
-)
+from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, mark_options
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import ShotSizes
 from edgefl.regression.verdict import DeviceResult
@@ -64,7 +57,7 @@ def test_what_is_not_allowed_is_one_line(profiles: list[Any], keys: dict[str, An
 
 
 def edge_device(mark: MarkOptions | None = None, test: DeviceTest = TEST, **options: object) -> EdgeDevice:
-    return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(SessionOptions(**options)))  # type: ignore[arg-type]
+    return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(marked.SessionOptions(**options)))  # type: ignore[arg-type]
 
 
 def test_a_device_without_a_processor_times_nothing() -> None:
@@ -82,13 +75,13 @@ def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
 
 @pytest.mark.parametrize("value", [1, 1.5, "a", True, None, [1, [2]], {"a": {"b": 1}}])
 def test_what_json_holds_is_an_argument(value: Any) -> None:
-    assert _plain("batch", value) is value
+    assert marked._plain("batch", value) is value
 
 
 @pytest.mark.parametrize("value", [(1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}])
 def test_anything_else_is_not(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"batch must be what JSON holds, .* let setup= make anything else"):
-        _plain("batch", value)
+        marked._plain("batch", value)
 
 
 class Measurements:

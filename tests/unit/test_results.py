@@ -16,19 +16,13 @@ from safetensors.numpy import save_file
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
 from edgefl.errors import ConfigError, RunError
+from edgefl.results import summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import write_report
 from edgefl.results.run_folder import Result, write_text
 from edgefl.results.store import Store
-from edgefl.results.summary import (
-    attendance_of,
-    breakdown,
-    profiles_by_speed,
-    slow_group,
-    summarize,
-    write_summary,
-)
+from edgefl.results.summary import profiles_by_speed, slow_group, summarize, write_summary
 from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
 from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
@@ -177,7 +171,7 @@ def attendance(folder: Path, *events: Event, clients: int = 2, emulated_s: float
         for event in events:
             store.journal(event)
     with Record(folder) as record:
-        return attendance_of(record, emulated_s)
+        return summary.attendance_of(record, emulated_s)
 
 
 def test_time_between_joining_and_leaving_counts(tmp_path: Path) -> None:
@@ -225,7 +219,7 @@ def costs(clock: str, **seconds: float) -> Record:
 
 
 def test_waiting_is_the_phones_under_the_wall_clock_and_training_under_the_virtual_one() -> None:
-    wall = breakdown(costs("wall", start=50.0, wait=9.0, sum=0.6, decide=0.4))
+    wall = summary.breakdown(costs("wall", start=50.0, wait=9.0, sum=0.6, decide=0.4))
     assert wall["limited_by"] == "phones"
     assert wall["busy"] == pytest.approx(0.1)
     assert wall["says"] == (
@@ -234,11 +228,11 @@ def test_waiting_is_the_phones_under_the_wall_clock_and_training_under_the_virtu
     )
     assert list(wall["stages"]) == ["wait", "sum", "decide"]
     assert wall["stages"]["decide"] == {"share": 0.04, "us_a_trip": pytest.approx(0.4e6 / 3, rel=1e-5)}
-    assert breakdown(costs("virtual", wait=9.0, sum=0.6))["limited_by"] == "training"
+    assert summary.breakdown(costs("virtual", wait=9.0, sum=0.6))["limited_by"] == "training"
 
 
 def test_a_server_that_hardly_waits_is_the_limit() -> None:
-    found = breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
+    found = summary.breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
     assert found["limited_by"] == "server"
     assert "busy 95% of the time, and taking in messages takes 95% of its work" in found["says"]
     assert found["stages"]["unheard_of"]["share"] == pytest.approx(0.05)
@@ -249,7 +243,7 @@ def test_a_server_that_hardly_waits_is_the_limit() -> None:
     [({}, None), ({"start": 3.0}, None), ({"wait": 0.0}, None), ({"wait": 3.0, "sum": 0.0}, "phones")],
 )
 def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: str | None) -> None:
-    assert breakdown(costs("wall", **seconds))["limited_by"] == limit
+    assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
 # ---- comparisons --------------------------------------------------------------------------------------

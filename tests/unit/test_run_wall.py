@@ -138,12 +138,6 @@ def test_an_update_arrives_when_it_is_said_and_its_client_goes_on(world: Wall) -
     assert [held.task for held in world.core.held] == [1]
 
 
-def test_a_task_that_is_given_back_has_failed(world: Wall) -> None:
-    started(world)
-    (event,) = world.timeline.heard(GivenBack(2, 2, "failed", "ValueError"))
-    assert event == Failed(2, 2, 0.0, "ValueError")
-
-
 def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
     world.timeline.wake(5.0)
     world.timeline.wake(3.0)
