@@ -14,16 +14,16 @@ DONE = messages.Done(
 FROM_CLIENT: list[messages.FromClient] = [
     messages.Ready(3, 1, 4711, "client"),
     messages.Beat(3, 1),
-    messages.Chunk(40, 2, 1024),
+    messages.Chunk(40, 2, 2**63 - 1),
     DONE,
-    messages.Gone(3, 1, 40, "cancelled"),
+    messages.Gone(3, 1, 40, "cancelled, ü\n"),
     messages.Trained(
         [
             messages.TaskResult(40, 7, 5, 0.25, 2**64 - 1, 0.125, 20.0),
-            messages.TaskResult(41, 7, 5, 0.25, 0, 0.0, 2.0),
+            messages.TaskResult(41, 7, messages.MAX_COUNT, -1e300, 0, 0.0, 1e300),
         ]
     ),
-    messages.Assessed(7, 0.5, [9, 0], [10, 0], 0.25),
+    messages.Assessed(7, 0.5, [9, 0], [messages.MAX_COUNT, 0], 0.25),
 ]
 FROM_SERVER: list[messages.FromServer] = [
     messages.Task(3, 40, 4, 7, 1, 2, messages.Cut(0.5, 0.25, True), Condition(1.5, 44.0, 900.0, True)),

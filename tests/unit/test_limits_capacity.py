@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -28,13 +28,6 @@ def test_auto_always_fits(demands: list[tuple[float, float]], cores: int) -> Non
     if chosen.value > 1.2:
         tighter = choose_time_scale([Demand(*d) for d in demands], cores=cores, scale=chosen.value / 1.2)
         assert tighter.verdict != "fits"
-
-
-def test_without_clients_time_is_real_and_one_cannot_use_two_cores() -> None:
-    assert choose_time_scale([], cores=1).value == 1.0
-    chosen = choose_time_scale([Demand(1.4, 1.0)], cores=64)
-    assert chosen.value == 2.0
-    assert chosen.load < 0.02
 
 
 def test_an_explicit_scale_is_judged_and_kept() -> None:
@@ -73,63 +66,56 @@ def test_half_a_core_carries_half_as_much() -> None:
     assert choose_time_scale(alone, cores=0.5).value == 2 * choose_time_scale(alone, cores=1).value
 
 
-# ---- bursts: clients that train at the same moment ---------------------------------------------------
-
-
-def test_training_of_milliseconds_does_not_stretch_the_trip() -> None:
-    """60 clients with a small model on wifi: what they ask for in all decides, not 0.3 ms of training."""
-    sixty = [Demand(0.0031, 0.0509, Burst(0.0011, 0.0253, 0.0003))] * 60
-    chosen = choose_time_scale(sixty, cores=2, together="at first")
-    assert chosen.value == 3.7
-    assert "time_scale 3.7 was chosen for a load of at most 50%: the fleet asks for 3.65 cores" in chosen.why
-    assert choose_time_scale(sixty[:10], cores=2, together="at first").value == 1.0
-
-
-def test_real_time_is_kept_where_little_would_be_won() -> None:
-    assert choose_time_scale([Demand(0.07, 1.0)] * 16, cores=2).value == 1.0
-    assert choose_time_scale([Demand(0.08, 1.0)] * 16, cores=2).value == 1.3
+WIFI = Demand(0.0031, 0.0509, Burst(0.0011, 0.0253, 0.0003))
+"""A small model: what 60 of them ask for in all decides, not 0.3 ms of training."""
+SERVED = Demand(0.0021, 0.1, Burst(0.0001, 0.05, 0.001))
+TRAINS = Demand(0.1, 1.0, Burst(0.1, 0.1, 0.8))
+APART = [Demand(0.1, 1.0, Burst(0.1, begin, 0.4)) for begin in (0.0, 0.5)]
+SERVER = "for rounds of 60 clients, which the server takes 18.0 ms to answer, and trips of 100 ms"
+AT_FIRST = {"together": "at first"}
+"""Only trips that start together train together."""
+ALWAYS = {"together": "always"}
+"""Rounds wait for the server, which takes clients one after another."""
 
 
 @pytest.mark.parametrize(
-    ("demands", "value", "why"),
+    ("demands", "options", "value", "why"),
     [
+        ([], {}, 1.0, ""),
+        ([Demand(1.4, 1.0)], {"cores": 64}, 2.0, ""),  # it cannot use two cores
+        ([Demand(0.07, 1.0)] * 16, {}, 1.0, ""),  # little would be won
+        ([Demand(0.08, 1.0)] * 16, {}, 1.3, ""),
         (
-            [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.8))] * 16,
-            2.0,
-            "at the same moment and then ask for 2.00 cores",
+            [WIFI] * 60,
+            AT_FIRST,
+            3.7,
+            "3.7 was chosen for a load of at most 50%: the fleet asks for 3.65 cores",
         ),
-        ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], 4.0, "25% of a core at most for one client's training"),
-        ([Demand(0.9, 1.0)], 1.3, "70% of a core at most for one client"),
-        ([Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12, 4.0, "then ask for 4.00 cores at scale 1"),
-        ([Demand(0.01, 1.0, Burst(0.01, 0.5, 0.02))] * 12, 1.0, "time_scale 1 was chosen: "),
+        ([WIFI] * 10, AT_FIRST, 1.0, ""),
+        ([TRAINS] * 16, AT_FIRST, 2.0, "at the same moment and then ask for 2.00 cores"),
+        ([TRAINS] * 16, {}, 1.6, ""),
+        (APART * 4, AT_FIRST, 1.0, ""),
+        ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], AT_FIRST, 4.0, "25% of a core at most for one client's"),
+        ([Demand(0.9, 1.0)], AT_FIRST, 1.3, "70% of a core at most for one client"),
+        (
+            [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
+            AT_FIRST,
+            4.0,
+            "then ask for 4.00 cores at scale 1",
+        ),
+        ([Demand(0.01, 1.0, Burst(0.01, 0.5, 0.02))] * 12, AT_FIRST, 1.0, "time_scale 1 was chosen: "),
+        ([SERVED] * 60, AT_FIRST, 1.3, ""),
+        ([SERVED] * 60, ALWAYS, 6.0, SERVER),
+        ([SERVED] * 60, {**ALWAYS, "active": 30}, 3.0, ""),
     ],
-    ids=["together", "one trains", "one", "late in the trip", "made up for by the upload"],
 )
-def test_the_rule_that_decides_is_named(demands: list[Demand], value: float, why: str) -> None:
-    chosen = choose_time_scale(demands, cores=2, together="at first")
+def test_the_rule_that_decides_is_named(
+    demands: list[Demand], options: dict[str, Any], value: float, why: str
+) -> None:
+    chosen = choose_time_scale(demands, **{"cores": 2, **options})
     assert chosen.value == value
     assert why in chosen.why
     assert chosen.verdict == "fits"
-
-
-def test_rounds_wait_for_the_server_which_takes_clients_one_after_another() -> None:
-    sixty = [Demand(0.0021, 0.1, Burst(0.0001, 0.05, 0.001))] * 60
-    assert choose_time_scale(sixty, cores=2, together="at first").value == 1.3
-    rounds = choose_time_scale(sixty, cores=2, together="always")
-    assert rounds.value == 6.0
-    assert (
-        "for rounds of 60 clients, which the server takes 18.0 ms to answer, and trips of 100 ms"
-        in rounds.why
-    )
-    assert choose_time_scale(sixty, cores=2, together="always", active=30).value == 3.0
-
-
-def test_only_trips_that_start_together_train_together() -> None:
-    fleet = [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.8))] * 8
-    assert choose_time_scale(fleet * 2, cores=2, together="at first").value == 2.0
-    assert choose_time_scale(fleet * 2, cores=2).value == 1.6
-    apart = [Demand(0.1, 1.0, Burst(0.1, 0.0, 0.4)), Demand(0.1, 1.0, Burst(0.1, 0.5, 0.4))] * 4
-    assert choose_time_scale(apart, cores=2, together="at first").value == 1.0
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])

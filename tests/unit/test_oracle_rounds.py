@@ -79,6 +79,11 @@ def arrive(train: Train, at_s: float = 1.0) -> Arrived:
     return Arrived(train.client, train.task, train.version, 100, 5, 0.1, at_s)
 
 
+def two_arrive(core: Core, begun: Sequence[Train]) -> None:
+    for train in begun[:2]:
+        core.handle(arrive(train))
+
+
 def trains(actions: Sequence[object]) -> list[Train]:
     return [action for action in actions if isinstance(action, Train)]
 
@@ -98,8 +103,7 @@ def test_a_lost_member_is_replaced_by_another_client(how: type[Failed] | type[Le
 
 def test_a_bad_update_in_a_round_is_replaced_and_the_good_one_kept() -> None:
     core, begun = joined(FedAvg(cohort=2), 2)
-    core.handle(arrive(begun[0]))
-    core.handle(arrive(begun[1]))
+    two_arrive(core, begun)
     actions = core.handle(Summed(1, 1.0, bad=(begun[1].task,)))
     assert actions[0] == Release(begun[1].task, "dropped", "not finite or altered")
     (again,) = trains(actions)
@@ -116,8 +120,7 @@ def test_a_member_that_left_after_delivering_is_not_replaced() -> None:
 
 def test_a_straggler_that_finished_before_the_cancel_reached_it_is_discarded() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
-    core.handle(arrive(begun[0]))
-    core.handle(arrive(begun[1]))
+    two_arrive(core, begun)
     actions = core.handle(Summed(1, 1.0))
     assert Revoke(begun[2].client, begun[2].task) in actions
     assert core.handle(arrive(begun[2], 1.1))[0] == Release(begun[2].task, "discarded")
@@ -126,16 +129,14 @@ def test_a_straggler_that_finished_before_the_cancel_reached_it_is_discarded() -
 
 def test_an_update_beyond_the_cohort_that_comes_in_during_the_sum_is_discarded() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
-    core.handle(arrive(begun[0]))
-    core.handle(arrive(begun[1]))
+    two_arrive(core, begun)
     assert core.handle(arrive(begun[2])) == [Release(begun[2].task, "discarded")]
     assert {action.client for action in trains(core.handle(Summed(1, 1.0)))} == {0, 1, 2}
 
 
 def test_a_straggler_drawn_again_starts_when_it_has_given_up() -> None:
     core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
-    core.handle(arrive(begun[0]))
-    core.handle(arrive(begun[1]))
+    two_arrive(core, begun)
     assert len(trains(core.handle(Summed(1, 1.0)))) == 2
     (late,) = trains(core.handle(Failed(begun[2].client, begun[2].task, 1.0, "cancelled")))
     assert (late.client, late.version, late.trip) == (begun[2].client, 1, 1)

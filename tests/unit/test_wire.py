@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgefl.errors import WireError
 from edgefl.run import messages
@@ -18,40 +16,6 @@ from edgefl.run.messages import decode_from_client, decode_from_server, encode
 from tests.wire_samples import ALL, DONE, FROM_CLIENT, FROM_SERVER
 
 each = pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
-counts = st.integers(0, 2**63 - 1)
-few = st.integers(0, messages.MAX_COUNT)
-checksums = st.integers(0, 2**64 - 1)
-times = st.floats(0, 1e300)
-losses = st.floats(-1e300, 1e300)
-spent = st.builds(messages.Spent, times, times)
-class_counts = st.lists(st.tuples(few, few).map(sorted), max_size=20)
-clients_words: st.SearchStrategy[messages.FromClient] = st.one_of(
-    st.builds(messages.Ready, counts, counts, counts, st.sampled_from(["client", "worker", "evaluator"])),
-    st.builds(messages.Beat, counts, counts),
-    st.builds(messages.Chunk, counts, counts, counts),
-    st.builds(messages.Gone, counts, counts, counts, st.text()),
-    st.builds(
-        messages.Trained,
-        st.lists(st.builds(messages.TaskResult, counts, counts, few, losses, checksums, times, times)),
-    ),
-    class_counts.flatmap(
-        lambda pairs: st.builds(
-            messages.Assessed, counts, times, *(st.just([pair[i] for pair in pairs]) for i in (0, 1)), times
-        )
-    ),
-    st.builds(
-        messages.Done, client=counts, epoch=counts, task=counts, slot=counts, trained_version=counts,
-        examples=few, steps=few, loss=losses, checksum=st.integers(0, 2**64 - 1),
-        flops=times, trip=spent, down=spent, compute=spent, up=spent, lateness_s=times, cpu_s=times,
-        peak_mib=times, delay=spent,
-    ),
-)  # fmt: skip
-
-
-@given(clients_words)
-def test_what_a_client_says_is_what_the_server_hears(message: messages.FromClient) -> None:
-    assert decode_from_client(encode(message)) == message
-    assert decode_from_client(memoryview(encode(message))) == message
 
 
 @each
@@ -59,7 +23,7 @@ def test_a_message_is_heard_by_the_side_it_is_for_and_by_no_other(message: Any) 
     there, other = decode_from_client, decode_from_server
     if message in FROM_SERVER:
         there, other = other, there
-    assert there(encode(message)) == message
+    assert there(encode(message)) == there(memoryview(encode(message))) == message
     refused(other, encode(message))
 
 
