@@ -117,7 +117,8 @@ def _measured(row: SumCase) -> dict[str, Any]:
     try:
         # On fewer threads only those that are told how many; the others' threads are their own.
         calls = {name: call for name, call in contenders(arrays) if name in ONE_THREAD or not fewer}
-        counts = {name: _calls_a_turn(call) for name, call in calls.items()}
+        once_s = {name: min(timeit.repeat(call, number=1, repeat=2)) for name, call in calls.items()}
+        counts = {name: max(1, round(_TURN_S / max(seconds, 1e-7))) for name, seconds in once_s.items()}
         turns: dict[str, list[float]] = {name: [] for name in calls}
         spinning = False
         for turn in range(TURNS):
@@ -145,11 +146,6 @@ def _measured(row: SumCase) -> dict[str, Any]:
             "of_limit": None if limit_s is None else limit_s / seconds,
         }
     return row._asdict() | {"bytes": arrays.moved_bytes, "contenders": figures}
-
-
-def _calls_a_turn(call: Call) -> int:
-    call()
-    return max(1, round(_TURN_S / max(timeit.timeit(call, number=1), 1e-7)))
 
 
 # ---- contenders: edgefl's back ends, the usual ways, the limits ----------------------------------

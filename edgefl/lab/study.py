@@ -116,13 +116,9 @@ class Curves:
         runs = [record.evaluations for record in self.records[label]]
         return [float(figure(rows)) if rows else math.nan for rows in runs]
 
-    def accuracy(self, label: str) -> list[float]:
-        """Final accuracy: the mean over the last evaluations."""
-        return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-LAST:]))
-
-    def mean_accuracy(self, label: str) -> list[float]:
-        """Mean accuracy over all evaluations: who learns sooner has more."""
-        return self._each(label, lambda rows: fmean(row.accuracy for row in rows))
+    def accuracy(self, label: str, last: int = LAST) -> list[float]:
+        """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
+        return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def best(self, label: str) -> list[float]:
         """The best accuracy at any evaluation."""
@@ -345,7 +341,7 @@ def _page(
     rows: Sequence[compare.RunGroup],
     notes: Sequence[str],
 ) -> str:
-    counts = [(verdict, sum(one.verdict == verdict for one in findings)) for verdict in COLOURS]
+    counts = [(each, sum(one.verdict == each for one in findings)) for each in COLOURS]
     tones = {"reproduced": "good", "not reproduced": "bad"}
     lines = "Thin: each seed; thick: their mean."
     pictures = (

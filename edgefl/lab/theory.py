@@ -88,9 +88,8 @@ class Quadratic:
 
     def sample(self, client: int, w: Vector, draws: np.random.Generator) -> Vector:
         """A stochastic gradient of f_i."""
-        return np.asarray(
-            self._scales * (w - self._centres[client]) + self._noise * draws.normal(size=w.size)
-        )
+        noise = self._noise * draws.normal(size=w.size)
+        return np.asarray(self._scales * (w - self._centres[client]) + noise)
 
 
 def _bound(problem: Quadratic, lengths: Sequence[int]) -> Finding:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.devices import Device
-from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
@@ -24,6 +23,7 @@ from edgefl.experiment import Experiment
 from edgefl.run.control import Prepared
 from edgefl.strategies import base
 
+Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
 """The stated length of a trip that takes no time, which could not be paced."""
@@ -55,7 +55,8 @@ class IdleWorkload:
         self.flat = SimpleNamespace(size=size, array=np.zeros(size, dtype=np.float32))
         nbytes = 4 * size
         instant = Transfer(nbytes, nbytes, 0, 0.0, math.inf, nbytes)
-        self._plan = TripPlan(instant, 0.0, 0.0, math.inf, instant)
+        plan = TripPlan(instant, 0.0, 0.0, math.inf, instant)
+        self.plan: Callable[..., TripPlan] = lambda *_: plan
 
     def device(self, client: int) -> Device:
         return device_of(self.experiment.seed, client, self._clients[client].profile)
@@ -63,20 +64,13 @@ class IdleWorkload:
     def examples(self, client: int) -> int:
         return 1
 
-    def plan(
-        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
-    ) -> TripPlan:
-        return self._plan
-
     def share(self, client: int, way: str) -> None:
         """Nobody shares a link."""
 
     def gone(self, client: int) -> None:
         """Nobody waits for the client."""
 
-    def train(
-        self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
-    ) -> IdleResult:
+    def train(self, client: int, trip: int, done: Done, steps: int | None = None) -> IdleResult:
         self.flat.array[0] += DELTA * (client + 1)
         return IdleResult()
 
@@ -132,7 +126,7 @@ class ExerciseWorkload(IdleWorkload):
         rates = [self.device(info.client).train_flop_per_s for info in clients]
         self._products = [max(1, round(rate * asked.compute_s / self.flops_per_step)) for rate in rates]
         nbytes = 4 * asked.parameters
-        self._trips = Trips(experiment, clients, self._products, self.flops_per_step, nbytes, nbytes)
+        self.plan = Trips(experiment, clients, self._products, self.flops_per_step, nbytes, nbytes).plan
         self._a = np.full((N, N), 1.0 / N, np.float32)
         self._b, self._out = self._a.copy(), self._a.copy()
         costs = []
@@ -146,14 +140,7 @@ class ExerciseWorkload(IdleWorkload):
     def examples(self, client: int) -> int:
         return self._products[client]
 
-    def plan(
-        self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
-    ) -> TripPlan:
-        return self._trips.plan(client, trip, budget_s, condition)
-
-    def train(
-        self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
-    ) -> IdleResult:
+    def train(self, client: int, trip: int, done: Done, steps: int | None = None) -> IdleResult:
         products = self._products[client] if steps is None else steps
         for _ in range(products):
             np.matmul(self._a, self._b, out=self._out)
