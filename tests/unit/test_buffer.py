@@ -1,18 +1,22 @@
-"""The parameter buffer: its layout, who may attach to it, and who may write what and when."""
+"""The parameter buffer: its layout and memory, who may attach to it, and who may write what and when."""
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.errors import SlotError
+from edgefl.errors import RunError, SlotError
 from edgefl.parameters.buffer import PAGE, ParameterBuffer, Shape, SlotState
 
 SHAPE = Shape(size=5, ring=3, slots=4, vectors=2)
@@ -38,21 +42,20 @@ def extent(array: np.ndarray) -> tuple[int, int]:
     return start, start + array.nbytes
 
 
-def regions(buffer: ParameterBuffer) -> list[tuple[int, int]]:
-    """First and last byte of every part of the mapping, each once."""
-    shape = buffer.shape
-    vectors = [buffer.model(entry) for entry in range(shape.ring)]
-    vectors += [vector for entry in range(shape.ring) for vector in buffer.vectors(entry)]
-    vectors += [buffer.slot(slot) for slot in range(shape.slots)]
-    headers = [buffer._header, buffer._entries, buffer._slots]
-    return [extent(array) for array in (*headers, *vectors)]
+def data_of(buffer: ParameterBuffer) -> list[np.ndarray]:
+    entries = range(buffer.shape.ring)
+    vectors = [vector for entry in entries for vector in (buffer.model(entry), *buffer.vectors(entry))]
+    return [*vectors, *(buffer.slot(slot) for slot in range(buffer.shape.slots))]
 
 
 @given(shapes)
-def test_no_two_parts_overlap_and_all_lie_inside(shape: Shape) -> None:
-    buffer = ParameterBuffer.create(shape)
-    try:
-        found = sorted(regions(buffer))
+def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: Shape) -> None:
+    assert shape.stride % PAGE == shape.offsets[0] % PAGE == shape.total_bytes % PAGE == 0
+    assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
+    with closing(ParameterBuffer.create(shape)) as buffer:
+        vectors = data_of(buffer)
+        parts = [buffer._header, buffer._entries, buffer._slots, *vectors]
+        found = sorted(extent(part) for part in parts)
         assert len(found) == 3 + shape.ring * (1 + shape.vectors) + shape.slots
         for (_, end), (start, _) in pairwise(found):
             assert end <= start
@@ -60,34 +63,16 @@ def test_no_two_parts_overlap_and_all_lie_inside(shape: Shape) -> None:
         assert found[0][0] == first
         assert found[-1][1] <= first + shape.total_bytes
         assert os.fstat(buffer.fd).st_size == shape.total_bytes
-    finally:
-        buffer.close()
-
-
-@given(shapes)
-def test_vectors_start_on_pages(shape: Shape) -> None:
-    assert shape.stride % PAGE == shape.offsets[0] % PAGE == shape.total_bytes % PAGE == 0
-    assert shape.size * 4 <= shape.stride < shape.size * 4 + PAGE
-    buffer = ParameterBuffer.create(shape)
-    try:
-        first = extent(buffer._header)[0]
-        assert first % PAGE == 0
-        for entry in range(shape.ring):
-            for vector in (buffer.model(entry), *buffer.vectors(entry)):
-                assert (extent(vector)[0] - first) % PAGE == 0
-                assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
-        for slot in range(shape.slots):
-            assert (extent(buffer.slot(slot))[0] - first) % PAGE == 0
-    finally:
-        buffer.close()
+        for vector in vectors:
+            assert extent(vector)[0] % PAGE == 0
+            assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
 
 
 def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -> None:
     assert buffer.latest == (-1, -1)
     assert buffer.entry_version.tolist() == [-1] * SHAPE.ring
     assert buffer.state.tolist() == [SlotState.FREE] * SHAPE.slots
-    assert not any(buffer.model(entry).any() for entry in range(SHAPE.ring))
-    assert not any(buffer.slot(slot).any() for slot in range(SHAPE.slots))
+    assert not any(vector.any() for vector in data_of(buffer))
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}])
@@ -156,17 +141,9 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_attaching_to_anything_else_is_refused(kind: str) -> None:
     fd = REFUSED[kind]()
-    try:
-        with pytest.raises(SlotError, match=r"descriptor \d+ holds no parameter buffer|parameter buffer of"):
-            ParameterBuffer.attach(fd)
-        os.fstat(fd)  # the descriptor is still the caller's
-    finally:
-        os.close(fd)
-
-
-def test_attaching_to_a_closed_descriptor_is_refused() -> None:
-    fd = os.memfd_create("gone")
-    os.close(fd)
+    with pytest.raises(SlotError, match=r"descriptor \d+ holds no parameter buffer|parameter buffer of"):
+        ParameterBuffer.attach(fd)
+    os.close(fd)  # the descriptor is still the caller's
     with pytest.raises(SlotError, match="holds no parameter buffer"):
         ParameterBuffer.attach(fd)
 
@@ -211,24 +188,19 @@ def test_what_a_killed_process_wrote_stays(buffer: ParameterBuffer) -> None:
     assert buffer.model(1).tolist() == [3] * 5
 
 
-def test_a_published_model_is_read_back(buffer: ParameterBuffer) -> None:
+def test_a_published_model_is_read_back_as_its_version_alone(buffer: ParameterBuffer) -> None:
     buffer.model(2)[:] = np.arange(5)
-    buffer.publish(version=0, entry=2)
+    buffer.publish(version=4, entry=2)
+    assert buffer.latest == (4, 2)
     out = np.empty(5, np.float32)
-    buffer.read_model(2, 0, out)
+    buffer.read_model(2, 4, out)
     assert out.tolist() == [0, 1, 2, 3, 4]
-    assert buffer.latest == (0, 2)
-
-
-def test_an_entry_with_another_version_is_refused(buffer: ParameterBuffer) -> None:
-    buffer.publish(version=4, entry=0)
-    out = np.empty(5, np.float32)
-    for entry, version in ((0, 3), (0, 5), (1, 4)):
+    for entry, version in ((2, 3), (2, 5), (1, 4)):
         with pytest.raises(SlotError, match=f"ring entry {entry} holds version"):
             buffer.read_model(entry, version, out)
-    buffer.retire(0)
-    with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 4"):
-        buffer.read_model(0, 4, out)
+    buffer.retire(2)
+    with pytest.raises(SlotError, match="ring entry 2 holds version -1, not 4"):
+        buffer.read_model(2, 4, out)
 
 
 @pytest.mark.parametrize("during", ["retired", "replaced"])
@@ -298,21 +270,101 @@ def test_a_slot_goes_from_free_to_leased_to_written_to_free(buffer: ParameterBuf
 
 def test_only_free_slots_are_leased(buffer: ParameterBuffer) -> None:
     buffer.lease(0, task=8, client=2, base_version=5)
-    with pytest.raises(SlotError, match="slot 0 is not free: it belongs to task 8"):
-        buffer.lease(0, task=9, client=3, base_version=5)
-    buffer.written(0, task=8, checksum=1)
-    with pytest.raises(SlotError, match="slot 0 is not free"):
-        buffer.lease(0, task=9, client=3, base_version=5)
+    for _ in range(2):
+        with pytest.raises(SlotError, match="slot 0 is not free: it belongs to task 8"):
+            buffer.lease(0, task=9, client=3, base_version=5)
+        if buffer.state[0] == SlotState.LEASED:
+            buffer.written(0, task=8, checksum=1)
     assert (int(buffer.task[0]), int(buffer.client[0])) == (8, 2)
 
 
 def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: ParameterBuffer) -> None:
-    with pytest.raises(SlotError, match="slot 2 is not leased to task 0"):
-        buffer.written(2, task=0, checksum=1)  # never leased; its task reads 0 from fresh memory
+    def refused(task: int) -> None:
+        with pytest.raises(SlotError, match=f"slot 2 is not leased to task {task}"):
+            buffer.written(2, task=task, checksum=2)
+
+    refused(0)  # never leased; its task reads 0 from fresh memory
     buffer.lease(2, task=8, client=2, base_version=5)
-    with pytest.raises(SlotError, match="slot 2 is not leased to task 7"):
-        buffer.written(2, task=7, checksum=1)
+    refused(7)
     buffer.written(2, task=8, checksum=1)
-    with pytest.raises(SlotError, match="slot 2 is not leased to task 8"):
-        buffer.written(2, task=8, checksum=2)
+    refused(8)
     assert int(buffer.checksum[2]) == 1
+
+
+FULL = """
+import os, resource, sys
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.errors import RunError
+if len(sys.argv) > 1:
+    del os.memfd_create
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+before = sorted(os.listdir("/proc/self/fd"))
+try:
+    ParameterBuffer.create(Shape(size=1 << 20, ring=3, slots=2))
+except RunError as error:
+    print(error)
+assert sorted(os.listdir("/proc/self/fd")) == before
+ParameterBuffer.create(Shape(size=1000, ring=3, slots=2)).close()
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["without memfd"]])
+def test_memory_that_is_not_there_is_one_clear_line(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.stdout == (
+        "the parameter buffer needs 20 MiB of shared memory "
+        "(3 model versions and 2 update slots of 1048576 parameters): File too large\n"
+    )
+    assert done.stderr == ""
+    assert os.listdir(tmp_path) == []
+
+
+def test_more_memory_than_there_can_be_is_refused_too() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(RunError, match="the parameter buffer needs"):
+        ParameterBuffer.create(Shape(size=1 << 61, ring=2, slots=1))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_without_memfd_it_is_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = ParameterBuffer.create(SHAPE)
+    assert os.listdir(tmp_path) == []
+    assert os.fstat(made.fd).st_nlink == 0
+    made.slot(0)[:] = 4
+    assert ParameterBuffer.attach(os.dup(made.fd)).slot(0).tolist() == [4] * 5
+    made.close()
+
+
+def test_the_mapping_has_no_name_passes_no_exec_and_counts_once(buffer: ParameterBuffer) -> None:
+    assert os.fstat(buffer.fd).st_nlink == 0
+    assert not os.get_inheritable(buffer.fd)
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    other = ParameterBuffer.attach(os.dup(buffer.fd))
+    other.slot(0)[:] = 1
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    other.close()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nothing_is_left_once_every_view_is_gone() -> None:
+    made = ParameterBuffer.create(SHAPE)
+    fd = made.fd
+    other = ParameterBuffer.attach(os.dup(fd))
+    kept = made.slot(1)
+    made.close()
+    made.close()  # a second time does nothing, even if the number now belongs to another file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    kept[:] = 5
+    assert other.slot(1).tolist() == [5] * 5
+    other.close()
+    del made, other, kept
+    gc.collect()

@@ -24,14 +24,16 @@ from edgefl.run.channel import Channel, Closed, pair
 BOUND_S = 20.0
 """How long something that must happen may take at most: a bound, not a delay."""
 
+Ends = tuple[Channel[Any], Channel[Any]]
+"""How long something that must happen may take at most: a bound, not a delay."""
+
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel[Any], Channel[Any]]]:
-    a, b = pair()
-    left, right = Channel[Any](a, Any), Channel[Any](b, Any)
-    yield left, right
-    left.close()
-    right.close()
+def ends() -> Iterator[Ends]:
+    made = tuple(Channel[Any](end, Any) for end in pair())
+    yield made
+    for end in made:
+        end.close()
 
 
 @pytest.fixture
@@ -42,6 +44,22 @@ def raw() -> Iterator[tuple[socket.socket, Channel[Any]]]:
     yield a, channel
     a.close()
     channel.close()
+
+
+@pytest.fixture
+def passed() -> Iterator[list[int]]:
+    """Descriptors to be sent."""
+    fds = [os.memfd_create("passed") for _ in range(2)]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def same_file(got: int, sent: int) -> None:
+    assert got != sent
+    assert os.fstat(got).st_ino == os.fstat(sent).st_ino
+    assert not os.get_inheritable(got)
+    os.close(got)
 
 
 def framed(message: Any) -> bytes:
@@ -87,17 +105,16 @@ def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.soc
         assert got == messages
 
 
-def test_several_messages_of_one_read_come_one_by_one(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_several_messages_of_one_read_come_one_by_one(ends: Ends) -> None:
     left, right = ends
     for number in range(5):
         left.send(number)
-    assert right.receive() == 0
-    assert right.receive() == 1
+    assert [right.receive(), right.receive()] == [0, 1]
     assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket before, still delivered
     assert list(right.receive_ready()) == []
 
 
-def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: Ends) -> None:
     left, right = ends
     body = random.Random(3).randbytes(3 << 20)
     sender = in_thread(lambda: left.send(body))
@@ -138,10 +155,9 @@ def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
             end.close()
 
 
-def test_messages_read_while_sending_are_not_forgotten() -> None:
+def test_messages_read_while_sending_are_not_forgotten(ends: Ends) -> None:
     """What arrived during a `send` is handed out by the next `receive_ready`, without any new input."""
-    a_b = pair()
-    left, right = (Channel[Any](end, Any) for end in a_b)
+    left, right = ends
     for number in range(100):
         right.send(number)
     reader = in_thread(lambda: [right.receive() for _ in range(2)])
@@ -151,49 +167,27 @@ def test_messages_read_while_sending_are_not_forgotten() -> None:
     assert left.waiting
     assert list(left.receive_ready()) == list(range(100))
     assert not left.waiting
-    left.close()
-    right.close()
 
 
-def test_a_descriptor_travels_with_its_message(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) -> None:
     left, right = ends
-    fd = os.memfd_create("passed")
-    os.write(fd, b"numbers")
-    left.send("before")
-    left.send("with it", fd=fd)
-    left.send("after")
+    for message, fd in (("before", None), ("with it", passed[0]), ("after", None)):
+        left.send(message, fd=fd)
     assert [right.receive() for _ in range(3)] == ["before", "with it", "after"]
-    got = right.descriptor()
-    assert got != fd
-    assert os.pread(got, 100, 0) == b"numbers"
-    assert os.fstat(got).st_ino == os.fstat(fd).st_ino
-    assert not os.get_inheritable(got)
-    os.close(got)
-    os.close(fd)
+    same_file(right.descriptor(), passed[0])
 
 
-def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(
-    ends: tuple[Channel[Any], Channel[Any]],
-) -> None:
+def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     bodies = [random.Random(seed).randbytes(3 << 20) for seed in range(2)]
-    fds = [os.memfd_create("passed") for _ in bodies]
-
-    def send_both() -> None:
-        for body, fd in zip(bodies, fds, strict=True):
-            left.send(body, fd=fd)
-
-    sender = in_thread(send_both)
-    for body, fd in zip(bodies, fds, strict=True):
+    sender = in_thread(lambda: [left.send(body, fd=fd) for body, fd in zip(bodies, passed, strict=True)])
+    for body, fd in zip(bodies, passed, strict=True):
         assert right.receive() == body
-        got = right.descriptor()
-        assert os.fstat(got).st_ino == os.fstat(fd).st_ino
-        os.close(got)
-        os.close(fd)
+        same_file(right.descriptor(), fd)
     assert ended(sender)
 
 
-def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_what_was_sent_before_the_end_still_arrives(ends: Ends) -> None:
     left, right = ends
     right.send("never read")  # the kernel then reports a reset and not an end of the stream
     left.send("last words")
@@ -204,9 +198,7 @@ def test_what_was_sent_before_the_end_still_arrives(ends: tuple[Channel[Any], Ch
             right.receive()
 
 
-def test_receive_ready_gives_the_last_messages_and_then_says_closed(
-    ends: tuple[Channel[Any], Channel[Any]],
-) -> None:
+def test_receive_ready_gives_the_last_messages_and_then_says_closed(ends: Ends) -> None:
     left, right = ends
     left.send(1)
     left.send(2)
@@ -226,18 +218,15 @@ def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[
         channel.receive()
 
 
-def test_sending_to_nobody_says_closed(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     right.close()
-    with pytest.raises(Closed):
-        left.send("hello?")
-    fd = os.memfd_create("passed")
-    with pytest.raises(Closed):
-        left.send("hello?", fd=fd)
-    os.close(fd)
+    for fd in (None, passed[0]):
+        with pytest.raises(Closed):
+            left.send("hello?", fd=fd)
 
 
-def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: tuple[Channel[Any], Channel[Any]]) -> None:
+def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: Ends) -> None:
     left, right = ends
     heard: list[str] = []
 
@@ -311,9 +300,7 @@ def test_what_is_freed_is_used_again_without_asking_the_system() -> None:
     assert faults(keep=False) > 1000
 
 
-def test_too_few_descriptors_for_all_peers_are_a_word_and_not_libzmqs_abort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_few_descriptors_are_a_word_and_not_libzmqs_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     server_process._require_descriptors(1)
     monkeypatch.setattr(server_process.resource, "getrlimit", lambda _: (200, 200))
     with pytest.raises(RunError, match=r"are needed for 300 processes, 200 are allowed: .*ulimit -n"):
