@@ -6,10 +6,11 @@ A seeded generator of its own makes the cases (each test: so many, the same ever
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -134,28 +135,28 @@ def check(header: bytes) -> bool:
         assert decode(messages.encode(message)) == message or "nan" in repr(message)
         if isinstance(message, messages.Done):
             assert 0 <= message.examples <= messages.MAX_COUNT
-            assert 0 <= message.steps <= messages.MAX_COUNT
-            assert 0 <= message.checksum < 2**64
-            for figure in numbers(message):
-                assert figure >= 0.0
-                assert math.isfinite(figure)
+            spent = (message.trip, message.down, message.compute, message.up)
+            bounded(
+                message,
+                message.flops,
+                message.lateness_s,
+                *itertools.chain(*map(msgspec.structs.astuple, spent)),
+            )
         if isinstance(message, messages.Trained):
             for result in message.results:
-                assert 0 <= result.steps <= messages.MAX_COUNT
-                assert 0 <= result.checksum < 2**64
-                assert all(
-                    figure >= 0.0 and math.isfinite(figure) for figure in (result.cpu_s, result.peak_mib)
-                )
+                bounded(result)
                 assert not math.isinf(result.loss)
         if isinstance(message, messages.Assessed):
             assert len(message.correct) == len(message.total)
     return taken
 
 
-def numbers(done: messages.Done) -> Iterator[float]:
-    yield from (done.flops, done.lateness_s, done.cpu_s, done.peak_mib)
-    for spent in (done.trip, done.down, done.compute, done.up):
-        yield from (spent.declared_s, spent.achieved_s)
+def bounded(result: Any, *figures: float) -> None:
+    assert 0 <= result.steps <= messages.MAX_COUNT
+    assert 0 <= result.checksum < 2**64
+    assert all(
+        figure >= 0.0 and math.isfinite(figure) for figure in (result.cpu_s, result.peak_mib, *figures)
+    )
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

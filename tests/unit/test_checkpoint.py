@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,23 +43,36 @@ def made(seq: int = 12, **changes: object) -> SavedState:
 
 
 def assert_same(one: SavedState, other: SavedState) -> None:
-    for name in ("version", "journal_seq", "emulated_s", "wall_s", "answers"):
-        assert getattr(one, name) == getattr(other, name)
-    assert one.model.tobytes() == other.model.tobytes()
-    assert [v.tobytes() for v in one.vectors] == [v.tobytes() for v in other.vectors]
-    for name in ("held", "residuals", "early_residuals", "bases"):
-        mine, others = getattr(one, name), getattr(other, name)
-        assert {number: array.tobytes() for number, array in mine.items()} == {
-            number: array.tobytes() for number, array in others.items()
-        }
+    for field in fields(SavedState):
+        assert plain(getattr(one, field.name)) == plain(getattr(other, field.name))
     floats = [one.model, *one.vectors, *one.residuals.values(), *one.bases.values()]
     assert {array.dtype for array in floats} == {np.dtype(np.float32)}
 
 
-def test_every_number_comes_back(tmp_path: Path) -> None:
+def plain(value: Any) -> Any:
+    """The same with arrays as their bytes."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.tobytes() if isinstance(value, np.ndarray) else value
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_number_comes_back_and_the_library_reads_it(tmp_path: Path) -> None:
+    """The file is written piece by piece by our own hand; every tensor must lie where the library looks."""
     path = write(tmp_path / "checkpoints", made(), LAYOUT)
     assert path.name == "journal-0000000012.safetensors"
     assert_same(latest(tmp_path / "checkpoints"), made())
+    tensors = load_file(path)
+    assert list(tensors["base.2"]) == list(MODEL * 6)
+    assert tensors["answers"].tobytes() == made().answers
+    kept = {"base": (1, 2), "early": (0,), "held": (5, 41), "residual": (2,), "vector": (0, 1)}
+    expected = {f"{name}.{number}" for name, numbers in kept.items() for number in numbers}
+    assert set(tensors) == {"answers", "model"} | expected
 
 
 @given(
@@ -68,52 +82,37 @@ def test_every_number_comes_back(tmp_path: Path) -> None:
     values=st.lists(st.floats(width=32), min_size=1, max_size=30),
 )
 def test_any_numbers_come_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory,
-    times: tuple[float, float],
-    vectors: int,
-    tasks: set[int],
-    values: list[float],
+    tmp_path_factory: Any, times: Any, vectors: int, tasks: set[int], values: list[float]
 ) -> None:
     model = np.array(values, dtype=np.float32)
     folder = tmp_path_factory.mktemp("any")
     with np.errstate(all="ignore"):
-        raw = (model * 2).view(np.uint8)
-        given_one = SavedState(
-            0, 0, *times, model, [model + i for i in range(vectors)], dict.fromkeys(tasks, raw)
-        )
+        held = dict.fromkeys(tasks, (model * 2).view(np.uint8))
+        given_one = SavedState(0, 0, *times, model, [model + i for i in range(vectors)], held)
         write(folder, given_one, [])
     assert_same(latest(folder), given_one)
 
 
-def test_what_is_read_does_not_hang_on_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, made(), LAYOUT)
+def test_views_of_shared_memory_are_written_and_what_is_read_outlives_the_file(
+    tmp_path: Path,
+) -> None:
+    whole = np.zeros(100, np.float32)
+    whole[10:19] = MODEL
+    path = write(tmp_path, made(model=whole[10:19], vectors=[], held={}), LAYOUT)
     got = latest(tmp_path)
     path.unlink()
     got.model[:] += 1
     assert got.model.tolist() == (MODEL + 1).tolist()
 
 
-def test_views_of_shared_memory_are_written_too(tmp_path: Path) -> None:
-    whole = np.zeros(100, np.float32)
-    whole[10:19] = MODEL
-    write(tmp_path, made(model=whole[10:19], vectors=[], held={}), LAYOUT)
-    assert latest(tmp_path).model.tolist() == MODEL.tolist()
-
-
 def test_the_newest_is_read_and_only_the_last_ones_are_kept(tmp_path: Path) -> None:
-    for seq in (3, 20, 100, 12345):
-        write(tmp_path, made(seq, version=seq), LAYOUT)
-    assert latest(tmp_path).version == 12345
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"journal-{seq:010d}.safetensors" for seq in (3, 20, 100, 12345)[-KEEP:]
-    ]
-
-
-def test_the_same_instant_twice_is_one_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path, made(5, wall_s=1.0), LAYOUT)
-    write(tmp_path, made(5, wall_s=2.0), LAYOUT)
-    assert [path.name for path in tmp_path.iterdir()] == ["journal-0000000005.safetensors"]
-    assert latest(tmp_path).wall_s == 2.0
+    for seq in (3, 20, 100, 12345, 12345):  # the same instant twice is one checkpoint
+        path = write(
+            tmp_path, made(seq, version=seq, wall_s=len(names(tmp_path)) if seq > 3 else 0.0), LAYOUT
+        )
+    assert path.name == "journal-0000012345.safetensors"
+    assert (latest(tmp_path).version, latest(tmp_path).wall_s) == (12345, KEEP)
+    assert names(tmp_path) == [f"journal-{seq:010d}.safetensors" for seq in (3, 20, 100, 12345)[-KEEP:]]
 
 
 def _flip(path: Path, at: int) -> None:
@@ -200,11 +199,10 @@ def test_no_checkpoint_is_the_users_error(tmp_path: Path, there: bool) -> None:
 def test_the_final_file_is_the_model_by_tensor_name(tmp_path: Path) -> None:
     write(tmp_path, made(), LAYOUT, final=True)
     named = load_file(tmp_path / "final.safetensors")
-    assert set(named) == {"fc.weight", "fc.bias", "scale"}
-    assert named["fc.weight"].tolist() == MODEL[:6].reshape(2, 3).tolist()
-    assert named["fc.bias"].tolist() == MODEL[6:8].tolist()
-    assert named["scale"].shape == ()
-    assert float(named["scale"]) == MODEL[8]
+    expected = {"fc.weight": MODEL[:6].reshape(2, 3), "fc.bias": MODEL[6:8], "scale": MODEL[8].reshape(())}
+    assert {name: array.tolist() for name, array in named.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
     assert_same(latest(tmp_path), made())
 
 
@@ -227,21 +225,14 @@ except OSError as error:
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_path: Path, limit: int) -> None:
     write(tmp_path, made(7), LAYOUT, final=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), "final", str(limit)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    command = [sys.executable, "-B", "-c", FULL, str(tmp_path), "final", str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("File too large\n", "")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert_same(latest(tmp_path), made(7))
 
 
-def test_a_rename_that_fails_leaves_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rename_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeypatch: Any) -> None:
     write(tmp_path, made(7), LAYOUT)
 
     def refuse(*_: object) -> None:
@@ -250,32 +241,26 @@ def test_a_rename_that_fails_leaves_nothing_half_written(
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(PermissionError):
         write(tmp_path, made(8), LAYOUT)
-    assert [path.name for path in tmp_path.iterdir()] == ["journal-0000000007.safetensors"]
+    assert names(tmp_path) == ["journal-0000000007.safetensors"]
 
 
-def test_file_and_folder_are_flushed_before_anything_older_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_and_folder_are_flushed_before_anything_older_goes(tmp_path: Path, monkeypatch: Any) -> None:
     for seq in (1, 2):
         write(tmp_path, made(seq), LAYOUT)
     order: list[str] = []
-    sync, rename, unlink = os.fsync, os.replace, Path.unlink
 
-    def note_sync(fd: int) -> None:
-        order.append("sync " + Path(os.readlink(f"/proc/self/fd/{fd}")).name)
-        sync(fd)
+    def noting(owner: Any, name: str, words: Callable[..., str]) -> None:
+        real = getattr(owner, name)
 
-    def note_rename(old: Path, new: Path) -> None:
-        order.append(f"rename to {new.name}")
-        rename(old, new)
+        def noted(*arguments: Any, **more: Any) -> Any:
+            order.append(words(*arguments))
+            return real(*arguments, **more)
 
-    def note_unlink(path: Path, missing_ok: bool = False) -> None:
-        order.append(f"remove {path.name}")
-        unlink(path, missing_ok)
+        monkeypatch.setattr(owner, name, noted)
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "replace", note_rename)
-    monkeypatch.setattr(Path, "unlink", note_unlink)
+    noting(os, "fsync", lambda fd: "sync " + Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+    noting(os, "replace", lambda old, new: f"rename to {new.name}")
+    noting(Path, "unlink", lambda path: f"remove {path.name}")
     write(tmp_path, made(3), LAYOUT)
     assert order == [
         "sync journal-0000000003.partial",
@@ -312,14 +297,3 @@ def test_a_kill_at_any_flush_leaves_a_whole_checkpoint(tmp_path: Path, kill_at: 
     write(tmp_path, made(9, version=9), LAYOUT)
     assert latest(tmp_path).version == 9
     assert not list(tmp_path.glob("*.partial")), "what a killed writer left goes with the next checkpoint"
-
-
-def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
-    """The file is written piece by piece by our own hand; every tensor must lie where the library looks."""
-    tensors = load_file(write(tmp_path, made(), LAYOUT))
-    assert list(tensors["base.2"]) == list(MODEL * 6)
-    assert tensors["answers"].tobytes() == made().answers
-    assert sorted(tensors) == [
-        "answers", "base.1", "base.2", "early.0", "held.41", "held.5", "model", "residual.2", "vector.0",
-        "vector.1",
-    ]  # fmt: skip
