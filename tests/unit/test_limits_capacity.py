@@ -131,9 +131,6 @@ def test_the_host_has_a_name_and_cores() -> None:
     assert capacity.host().cores == usable_cores() >= 1
 
 
-# ---- who used the host -------------------------------------------------------------------------------
-
-
 class Times(NamedTuple):
     """psutil's CPU times, s; time of guests is user time too."""
 

@@ -1,14 +1,27 @@
-"""Server optimisers against their equations in float64, element by element."""
+"""Server optimisers and every built-in strategy against their equations, worked out in float64.
+
+Three clients with 10, 30 and 60 examples pull the model towards 1, 10 and 100: a local step is
+y ← y − 0.1·((y − c) + μ·(y − w_k)). Their trips are of 2, 1 and 4 steps and take 2, 3 and 7 s. What each
+step of the server takes (client, version that it trained from, weight) is written down here; `model_of` does
+the rest.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgefl import experiment
+from edgefl.core import Core
 from edgefl.kernels.steps import CHUNK, apply, start
-from edgefl.strategies import ServerOptimizer
+from edgefl.seeds import stream
+from edgefl.strategies import Client, ServerOptimizer, names, resolve
+from edgefl.testing import Vector, run_in_memory
 
 OPTIMIZERS = [
     ServerOptimizer(),
@@ -105,3 +118,201 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
         apply(ServerOptimizer(momentum=0.5), **(arguments | change))
     assert message in str(caught.value)
     assert not arguments["out"].any()
+
+
+TARGETS, STEPS, DURATIONS, RATE = (1.0, 10.0, 100.0), (2, 1, 4), (2.0, 3.0, 7.0), 0.1
+DEVICES = [Client(i, "a", n, STEPS[i], 0.0, DURATIONS[i]) for i, n in enumerate((10, 30, 60))]
+TWO, THREE = 2**-0.5, 3**-0.5
+PLAIN = ServerOptimizer()
+
+Used = Sequence[tuple[int, int, float]]
+
+
+def local(client: int, start: float, mu: float = 0.0, steps: int | None = None) -> float:
+    """The client's model after its steps from ``start``."""
+    y = start
+    for _ in range(STEPS[client] if steps is None else steps):
+        y = y - RATE * ((y - TARGETS[client]) + mu * (y - start))
+    return y
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy, and what makes each of its versions."""
+
+    fields: dict[str, Any]
+    versions: Sequence[Used]
+    base_scale: Sequence[float] = (1.0, 1.0, 1.0)
+    server: ServerOptimizer = PLAIN
+    mu: float = 0.0
+    uploads_model: bool = False
+    gains: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    """(client, version that it trained from) → steps made by the poll, and by how much Δ is enlarged."""
+
+
+def model_of(case: Case) -> list[float]:
+    """The models that a case describes."""
+    models, kept = [0.0], dict[str, Any]()
+    for used, base_scale in zip(case.versions, case.base_scale, strict=False):
+        g = (base_scale - 1.0) * models[-1]
+        for client, version, weight in used:
+            start = models[version]
+            steps, gain = case.gains.get((client, version), (None, 1.0))
+            delta = gain * (local(client, start, case.mu, steps) - start)
+            g += weight * (start + delta if case.uploads_model else delta)
+        models.append(float(reference_step(case.server, models[-1], g, kept)))
+    return models
+
+
+MOMENTUM = ServerOptimizer(lr=0.5, momentum=0.9)
+ADAPTIVE = {"server_lr": 0.5, "beta1": 0.6, "epsilon": 0.01}
+
+
+def adaptive(kind: Any) -> ServerOptimizer:
+    return ServerOptimizer(kind=kind, lr=0.5, beta1=0.6, beta2=0.8, epsilon=0.01)
+
+
+# Rounds: everybody trains from each version, and counts by examples.
+ROUNDS = [[(0, k, 0.1), (1, k, 0.3), (2, k, 0.6)] for k in range(3)]
+# A buffer of two, everybody restarts at once (client τ): 2 s 0τ0, 3 s 1τ0 → v1, 4 s 0τ1 (from v0), 6 s 0τ0
+# (from v1) → v2, 6 s 1τ1 (from v1), 7 s 2τ2 (from v0) → v3. At 6 s client 0 comes first, so v2 is there.
+BUFFERS = [[(0, 0), (1, 0)], [(0, 0), (0, 1)], [(1, 1), (2, 0)]]
+
+
+def buffered(*weights: tuple[float, float]) -> list[Used]:
+    return [
+        [(client, version, weight) for (client, version), weight in zip(used, given, strict=True)]
+        for used, given in zip(BUFFERS, weights, strict=True)
+    ]
+
+
+def niid_versions() -> list[Used]:
+    """Two clients drawn with replacement a round; a round ends when both have something in their buffer.
+
+    At 2 s client 0 has an update (from v0), at 3 s client 1, at 4 s 0 again, … A client starts again at once,
+    from the newest version; the clock of each runs on whatever the server does.
+    """
+    rng = stream(0, "strategy")
+    versions: list[Used] = []
+    made_s = [0.0]  # when each version was made
+    taken: dict[int, float] = {0: 0.0, 1: 0.0, 2: 0.0}  # up to when each send buffer was emptied
+    now_s = 2.0  # the first update: only now is there anything to sample
+    for _ in range(3):
+        sample = rng.integers(3, size=2).tolist()
+        ready_s = []
+        for client in sample:
+            trip_s = DURATIONS[client]
+            # The first arrival after the buffer was emptied.
+            first = math.floor(taken[client] / trip_s) + 1
+            ready_s.append(first * trip_s)
+        now_s = max(now_s, *ready_s)
+        used = []
+        for client in sample:
+            trip_s = DURATIONS[client]
+            started_s = math.floor(now_s / trip_s) * trip_s - trip_s  # of its newest finished trip
+            version = max(k for k, at_s in enumerate(made_s) if at_s <= started_s)
+            used.append((client, version, 0.5))
+        for client in sample:
+            taken[client] = now_s
+        versions.append(used)
+        made_s.append(now_s)
+    return versions
+
+
+CASES: dict[str, list[Case]] = {
+    "fedavg": [
+        Case({}, ROUNDS),
+        Case({"weighting": "uniform"}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)]),
+        # The first two of three members: client 2 is cancelled each time.
+        Case({"cohort": 2, "over_selection": 1.5}, [[(0, k, 10 / 40), (1, k, 30 / 40)] for k in range(3)]),
+    ],
+    "fedprox": [Case({"mu": 0.7}, ROUNDS, mu=0.7)],
+    "fedavgm": [Case({"momentum": 0.9, "server_lr": 0.5}, ROUNDS, server=MOMENTUM)],
+    "fedadam": [Case({**ADAPTIVE, "beta2": 0.8}, ROUNDS, server=adaptive("adam"))],
+    "fedyogi": [Case({**ADAPTIVE, "beta2": 0.8}, ROUNDS, server=adaptive("yogi"))],
+    "fedadagrad": [Case(ADAPTIVE, ROUNDS, server=adaptive("adagrad"))],
+    # τ_eff = 0.1·2 + 0.3·1 + 0.6·4 = 2.9
+    "fednova": [
+        Case({}, [[(0, k, 0.1 * 2.9 / 2), (1, k, 0.3 * 2.9), (2, k, 0.6 * 2.9 / 4)] for k in range(3)])
+    ],
+    # Arrivals (client τ): 2 s 0τ0, 3 s 1τ1, 4 s 0τ1; s(1) = 1, (1 + 1)^−½ or 1/(3·(1 − 0.5) + 1).
+    "fedasync": [
+        Case(
+            {"alpha": 0.5, **fields},
+            [[(0, 0, 0.5)], [(1, 0, late)], [(0, 1, late)]],
+            base_scale=(0.5, 1 - late, 1 - late),
+            uploads_model=True,
+        )
+        for fields, late in (
+            ({"scaling": "constant"}, 0.5),
+            ({}, 0.5 * TWO),
+            ({"scaling": "hinge", "a": 3.0, "h": 0.5}, 0.5 / 2.5),
+        )
+    ],
+    "fedbuff": [
+        Case({"buffer_size": 2}, buffered((0.5, 0.5), (TWO / 2, 0.5), (TWO / 2, THREE / 2))),
+        Case(
+            {"buffer_size": 2, "normalize": True},
+            buffered(
+                (0.5, 0.5), (TWO / (1 + TWO), 1 / (1 + TWO)), (TWO / (TWO + THREE), THREE / (TWO + THREE))
+            ),
+        ),
+        Case(
+            {"buffer_size": 2, "exponent": 1.0, "momentum": 0.9, "server_lr": 0.5},
+            buffered((0.5, 0.5), (0.25, 0.5), (0.25, 1 / 6)),
+            server=MOMENTUM,
+        ),
+    ],
+    # A client waits for a new version: 2 s 0τ0, 3 s 1τ0 → v1, 5 s 0τ0, 6 s 1τ0 → v2, 7 s 2τ2, 8 s 0τ0.
+    "fedstaleweight": [
+        Case(
+            {"buffer_size": 2, **fields},
+            [[(0, 0, 0.5), (1, 0, 0.5)], [(0, 1, 0.5), (1, 1, 0.5)], [(2, 0, late), (0, 2, fresh)]],
+        )
+        for fields, late, fresh in (
+            ({}, 5 / 6, 1 / 6),  # 2·2 + 1 to 1
+            ({"form": "algorithm-1"}, 3 / 4, 1 / 4),  # 2 + 1 to 1
+            # The six weights so far: 1 1 1 1 5 1.
+            ({"normalize": "running"}, 5 / (2 * 10 / 6), 1 / (2 * 10 / 6)),
+            ({"normalize": "running", "max_step": 1.2}, 1.2 * 5 / 6, 1.2 * 1 / 6),
+            ({"average": "exponential", "decay": 0.5}, 5 / 6, 1 / 6),
+        )
+    ],
+    "defedavg-iid": [Case({"buffer_size": 2}, buffered((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))],
+    "defedavg-niid": [Case({"participants": 2}, niid_versions())],
+    "asysg": [Case({"buffer_size": 2}, buffered((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))],
+    # Everybody is taken every 4 s, so α is what a client makes in 4 s: 2, 1 and ⌊4/1.75⌋ = 2 steps.
+    "favano": [
+        Case(
+            {"participants": 3, "interval_s": 4.0, "form": form},
+            [[(i, k, 0.25) for i in range(3)] for k in range(3)],
+            base_scale=(0.25, 0.25, 0.25),
+            uploads_model=True,
+            gains={(i, k): (made, 1 / made) for i, made in enumerate((2, 1, 2)) for k in range(3)},
+        )
+        for form in ("deterministic", "stochastic")
+    ],
+}
+
+
+def test_every_strategy_has_an_oracle() -> None:
+    assert sorted(CASES) == names()
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [pytest.param(name, case, id=f"{name} {case.fields}") for name, cases in CASES.items() for case in cases],
+)
+def test_the_models_are_those_worked_out_by_hand(name: str, case: Case) -> None:
+    strategy = resolve({"name": name, **case.fields})
+    core = Core(strategy, DEVICES, 0, experiment.Stop(versions=3))
+    starts: dict[tuple[int, int], float] = {}
+
+    def step(client: int, model: Vector, trip: int) -> Vector:
+        start = starts.setdefault((client, trip), float(model[0]))
+        return np.asarray(model - RATE * ((model - TARGETS[client]) + strategy.prox_mu * (model - start)))
+
+    result = run_in_memory(core, DURATIONS, train=step, steps=STEPS)
+    taken = [[(update.client, update.base_version) for update in updates] for _, updates in result.sums]
+    assert taken == [list(dict.fromkeys((client, k) for client, k, _ in used)) for used in case.versions]
+    assert [float(model[0]) for model in result.models] == pytest.approx(model_of(case), rel=1e-13)

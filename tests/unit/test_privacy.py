@@ -53,7 +53,7 @@ def test_steps_add_up_to_the_prefixs_noise() -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_private_fedbuff_by_hand(momentum: float) -> None:
-    """Δ = 1, 10, 100 clipped to 4; arrivals as in test_oracle_every_strategy: 0τ0 1τ0 · 0τ1 0τ0 · 1τ1 2τ2."""
+    """Δ = 1, 10, 100 clipped to 4; arrivals as in test_oracle_optimizer: 0τ0 1τ0 · 0τ1 0τ0 · 1τ1 2τ2."""
     strategy = FedBuff(buffer_size=2, clip_norm=4.0, noise_multiplier=0.1, momentum=momentum)
     core = Core(strategy, fleet(3), 9, experiment.Stop(versions=3))
     deltas = (1.0, 10.0, 100.0)

@@ -162,9 +162,6 @@ def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
     assert Page(write_report(tmp_path)).text.count('<script>alert("x")</script>&amp;"') >= 8
 
 
-# ---- who was there, and what the server's time says of a run ------------------------------------------
-
-
 def attendance(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, Any]:
     with Store(folder) as store:
         store.clients(client(number) for number in range(clients))
@@ -246,9 +243,6 @@ def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: st
     assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
-# ---- comparisons --------------------------------------------------------------------------------------
-
-
 def test_an_estimate_is_students() -> None:
     mean, half = estimate([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5
@@ -302,9 +296,6 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
     (other / "record.sqlite").write_text("nonsense " * 500)
     with pytest.raises(ConfigError, match="damaged or not a record"):
         compare([good, other])
-
-
-# ---- a run's folder -----------------------------------------------------------------------------------
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
