@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,25 @@ def server() -> Iterator[ServerSocket]:
     made = ServerSocket(messages.MAX_HEADER_BYTES)
     yield made
     made.close()
+
+
+Connect = Callable[..., PeerSocket]
+
+
+@pytest.fixture
+def connect(server: ServerSocket) -> Iterator[Connect]:
+    """Makes a peer by that name; one that speaks is heard first."""
+    with ExitStack() as closing:
+
+        def one(name: bytes = b"one", says: bytes = b"ready") -> PeerSocket:
+            peer = PeerSocket(server.address, name)
+            closing.callback(peer.close)
+            if says:
+                say(peer, says)
+                assert heard(server, 1) == [(name, [says])]
+            return peer
+
+        yield one
 
 
 def heard(server: ServerSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
@@ -74,44 +93,35 @@ def until_gone(call: Callable[[], object]) -> None:
     raise AssertionError("the other side is gone and nobody said so")
 
 
-def test_messages_arrive_under_their_senders_names_and_in_their_order(server: ServerSocket) -> None:
-    peers = [PeerSocket(server.address, f"client-{number}-0".encode()) for number in range(3)]
+def test_messages_arrive_under_their_senders_names_in_their_order(
+    server: ServerSocket, connect: Connect
+) -> None:
+    peers = {name: connect(name, b"") for name in (b"client-0-0", b"client-1-0", b"client-2-0")}
     for turn in range(SOME):
-        for number, peer in enumerate(peers):
-            say(peer, f"{number}:{turn}".encode())
+        for name, peer in peers.items():
+            say(peer, b"%b:%d" % (name, turn))
     got = heard(server, 3 * SOME)
-    for number, peer in enumerate(peers):
-        name = f"client-{number}-0".encode()
-        assert [frames for sender, frames in got if sender == name] == [
-            [f"{number}:{turn}".encode()] for turn in range(SOME)
-        ]
+    for name, peer in peers.items():
+        said = [frames for sender, frames in got if sender == name]
+        assert said == [[b"%b:%d" % (name, turn)] for turn in range(SOME)]
         server.send(name, [b"you are"])
         server.send(name, [name])
         assert [answer(peer), answer(peer)] == [[b"you are"], [name]]
         assert peer.receive() is None
-        peer.close()
 
 
-def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket) -> None:
-    peer = PeerSocket(server.address, b"one")
+def test_a_header_of_any_allowed_size_comes_through(server: ServerSocket, connect: Connect) -> None:
     for size in (1, 1000, messages.MAX_HEADER_BYTES):
         message = os.urandom(size)
-        say(peer, message)
-        assert heard(server, 1) == [(b"one", [message])]
-        server.send(b"one", [message])
+        peer = connect(b"%d" % size, message)
+        server.send(b"%d" % size, [message])
         assert answer(peer) == [message]
-    peer.close()
-
-
-def test_who_is_not_there_cannot_be_reached(server: ServerSocket) -> None:
     with pytest.raises(Unreachable):
         server.send(b"nobody", [b"hello"])
 
 
-def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket) -> None:
-    peer = PeerSocket(server.address, b"one")
-    say(peer, b"first")
-    assert heard(server, 1) == [(b"one", [b"first"])]
+def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket, connect: Connect) -> None:
+    peer = connect()
     server.send(b"one", [b"never read"])
     say(peer, b"last")
     peer.close()
@@ -127,33 +137,25 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
         until_gone(try_it)
 
 
-def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket) -> None:
-    peer = PeerSocket(server.address, b"one")
-    say(peer, b"ready")
-    heard(server, 1)
+def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket, connect: Connect) -> None:
+    connect()
     assert until_full(lambda: server.send(b"one", [bytes(1000)])) > 0
-    other = PeerSocket(server.address, b"two")
-    say(other, b"hello")
-    assert heard(server, 1) == [(b"two", [b"hello"])]
-    for each in (peer, other):
-        each.close()
+    connect(b"two", b"hello")
 
 
-def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(server: ServerSocket) -> None:
-    peer = PeerSocket(server.address, b"one")
-    say(peer, b"ready")
+def test_a_server_that_does_not_read_is_full_and_room_is_waited_for(
+    server: ServerSocket, connect: Connect
+) -> None:
+    peer = connect()
     sent = until_full(lambda: peer.send([bytes(1000)]))
-    assert len(heard(server, 1 + sent)) == 1 + sent
+    assert len(heard(server, sent)) == sent
     say(peer, b"now")
     assert heard(server, 1) == [(b"one", [b"now"])]
-    peer.close()
 
 
 @pytest.mark.parametrize("side", ["server", "peer"])
-def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> None:
-    peer = PeerSocket(server.address, b"one")
-    say(peer, b"ready")
-    heard(server, 1)
+def test_another_descriptor_ends_the_wait(server: ServerSocket, connect: Connect, side: str) -> None:
+    peer = connect()
     mine, other = os.pipe()
     waiting: ServerSocket | PeerSocket = server if side == "server" else peer
     waiting.watch(mine)
@@ -162,14 +164,11 @@ def test_another_descriptor_ends_the_wait(server: ServerSocket, side: str) -> No
     assert waiting.wait(BOUND_MS) is True
     os.read(mine, 1)
     assert waiting.wait(0) is False
+    os.close(other)  # the end of whoever started this process
     if side == "peer":
-        os.close(other)  # the end of whoever started this process
-        other = -1
         assert peer.wait_to_send(BOUND_MS) is True
     peer.close()
-    for fd in (mine, other):
-        if fd >= 0:
-            os.close(fd)
+    os.close(mine)
 
 
 @pytest.mark.parametrize("lent", [False, True])
@@ -198,18 +197,13 @@ def payload_travels(body: bytes) -> None:
     server.close()
 
 
-def test_a_name_that_is_taken_stays_its_owners(server: ServerSocket) -> None:
-    owner = PeerSocket(server.address, b"one")
-    say(owner, b"mine")
-    assert heard(server, 1) == [(b"one", [b"mine"])]
-    thief = PeerSocket(server.address, b"one")
+def test_a_name_that_is_taken_stays_its_owners(server: ServerSocket, connect: Connect) -> None:
+    owner, thief = connect(), connect(says=b"")
     with suppress(Full):
         thief.send([b"mine too"])
     server.send(b"one", [b"still yours"])
     assert answer(owner) == [b"still yours"]
     assert thief.receive() is None
-    for each in (owner, thief):
-        each.close()
 
 
 def greeting(address: str) -> bytes:
@@ -237,7 +231,7 @@ def test_addresses_are_not_to_be_guessed_and_leave_no_file(server: ServerSocket)
 
 @linux
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_of_another_user_is_turned_away(server: ServerSocket) -> None:
+def test_a_process_of_another_user_is_turned_away(server: ServerSocket, connect: Connect) -> None:
     seen, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -260,10 +254,7 @@ def test_a_process_of_another_user_is_turned_away(server: ServerSocket) -> None:
         assert words.read() == b"\x00out"
     os.waitpid(pid, 0)
     assert greeting(server.address)[:1] == b"\xff"  # this user is greeted
-    peer = PeerSocket(server.address, b"client-0-0")
-    say(peer, b"mine")
-    assert heard(server, 1) == [(b"client-0-0", [b"mine"])]
-    peer.close()
+    connect(b"client-0-0", b"mine")
 
 
 @pytest.mark.parametrize("why", ["no abstract addresses", "no peer credentials"])
