@@ -28,45 +28,30 @@ from edgefl.seeds import stream
 
 
 def test_bytes_take_size_over_rate() -> None:
-    transfer = Link(network(rate_mbps=8.0), rng()).down(1_000_000)
-    assert transfer.declared_s == 1.0
-    assert transfer.wire_bytes == transfer.nbytes == 1_000_000
-    assert transfer.chunk_bytes == CHUNK_BYTES
-
-
-def test_headers_are_paid_for_on_each_packet() -> None:
-    transfer = Link(network(header_bytes=40, rate_mbps=8.0), rng()).up(1461)
-    assert transfer.wire_bytes == 1461 + 2 * 40
-    assert transfer.declared_s == pytest.approx(1541e-6)
-
-
-def test_latency_is_added_and_eats_no_bandwidth() -> None:
-    slow = Link(network(rate_mbps=8.0, delay_ms=250.0), rng()).down(1_000_000)
     fast = Link(network(rate_mbps=8.0), rng()).down(1_000_000)
+    assert (fast.declared_s, fast.chunk_bytes) == (1.0, CHUNK_BYTES)
+    assert fast.wire_bytes == fast.nbytes == 1_000_000
+    slow = Link(network(rate_mbps=8.0, delay_ms=250.0), rng()).down(1_000_000)  # a delay eats no bandwidth
     assert slow.declared_s == fast.declared_s + 0.25
     assert slow.rate_bytes_per_s == fast.rate_bytes_per_s
-
-
-def test_unlimited_link_moves_in_one_chunk_and_takes_no_time() -> None:
-    transfer = Link(load_network("none"), rng()).down(10_000_000)
-    assert (transfer.declared_s, transfer.chunk_bytes) == (0.0, 10_000_000)
+    headers = Link(network(header_bytes=40, rate_mbps=8.0), rng()).up(1461)
+    assert headers.wire_bytes == 1461 + 2 * 40
+    assert headers.declared_s == pytest.approx(1541e-6)
+    unlimited = Link(load_network("none"), rng()).down(10_000_000)
+    assert (unlimited.declared_s, unlimited.chunk_bytes) == (0.0, 10_000_000)
+    with pytest.raises(ValueError, match="at least 0"):
+        Link(network(), rng()).down(-1)
 
 
 @pytest.mark.parametrize("name", network_names())
 def test_no_bytes_take_the_delay_alone(name: str) -> None:
     profile = load_network(name)
-    transfer = Link(profile, rng()).down(0)
-    assert transfer.declared_s == pytest.approx(profile.down.delay_ms / 1e3)
+    assert Link(profile, rng()).down(0).declared_s == pytest.approx(profile.down.delay_ms / 1e3)
 
 
-def test_negative_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
-        Link(network(), rng()).down(-1)
-
-
-def leads(profile: Network, count: int = 4000) -> np.ndarray[Any, Any]:
-    link = Link(profile, rng(3))
-    return np.array([link.down(1).lead_s for _ in range(count)]) * 1e3
+def leads(**way: Any) -> np.ndarray[Any, Any]:
+    link = Link(network(**way, jitter_ms=10.0), rng(3))
+    return np.array([link.down(1).lead_s for _ in range(4000)]) * 1e3
 
 
 @pytest.mark.parametrize(
@@ -78,21 +63,22 @@ def leads(profile: Network, count: int = 4000) -> np.ndarray[Any, Any]:
     ],
 )
 def test_jitter_has_its_declared_distribution(jitter: str, declared: Any) -> None:
-    drawn = leads(network(delay_ms=100.0, jitter_ms=10.0, jitter_dist=jitter))
-    assert stats.kstest(drawn, declared.cdf).pvalue > 0.01
+    assert stats.kstest(leads(delay_ms=100.0, jitter_dist=jitter), declared.cdf).pvalue > 0.01
 
 
 def test_jitter_is_cut_off_at_no_delay() -> None:
-    drawn = leads(network(delay_ms=1.0, jitter_ms=10.0, jitter_dist="normal"))
-    assert drawn.min() == 0.0
+    assert leads(delay_ms=1.0, jitter_dist="normal").min() == 0.0
+
+
+def within_99_percent(share: float, chance: float, count: int) -> bool:
+    return abs(share - chance) < 2.576 * math.sqrt(chance * (1 - chance) / count)
 
 
 def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip() -> None:
     link = Link(network(rate_mbps=8.0, delay_ms=10.0, loss_pct=2.0), rng(5))
     transfers = [link.down(1_500_000) for _ in range(100)]
-    sent = 100 * 1000 + sum(t.lost_packets for t in transfers)
-    share = sum(t.lost_packets for t in transfers) / sent
-    assert abs(share - 0.02) < 2.576 * math.sqrt(0.02 * 0.98 / sent)
+    lost = sum(t.lost_packets for t in transfers)
+    assert within_99_percent(lost / (100 * 1000 + lost), 0.02, 100 * 1000 + lost)
     for t in transfers:
         assert t.wire_bytes == 1_500_000 + t.lost_packets * 1500
         assert t.lead_s == pytest.approx(0.010 + (0.020 if t.lost_packets else 0.0))
@@ -112,14 +98,11 @@ def lossy(pct: float) -> Network:
 def test_a_lost_packet_may_cost_the_connection() -> None:
     link = Link(lossy(1.0), rng(5))
     transfers = [link.down(146_000) for _ in range(2000)]  # 97.3 packets of 1500 bytes without headers
-    held = [t for t in transfers if t.breaks_after is None]
-    chance = 0.99**98
-    assert abs(len(held) / 2000 - chance) < 2.576 * math.sqrt(chance * (1 - chance) / 2000)
-    assert all(t.wire_bytes == 146_000 and t.lost_packets == 0 for t in transfers)
     breaks = [t.breaks_after for t in transfers if t.breaks_after is not None]
+    assert within_99_percent(1 - len(breaks) / 2000, 0.99**98, 2000)
+    assert all(t.wire_bytes == 146_000 and t.lost_packets == 0 for t in transfers)
     assert all(after % 1500 == 0 and after < 146_000 for after in breaks)
-    first = breaks.count(0) / 2000  # the very first packet
-    assert abs(first - 0.01) < 2.576 * math.sqrt(0.01 * 0.99 / 2000)
+    assert within_99_percent(breaks.count(0) / 2000, 0.01, 2000)  # the very first packet
 
 
 def test_a_connection_that_breaks_has_moved_what_came_before_it() -> None:
@@ -192,26 +175,15 @@ def test_the_paced_client_follows_a_trace(tmp_path: Path) -> None:
 
 def test_move_copies_every_byte_once_in_order_at_the_links_pace() -> None:
     pacer, now = paced()
-    source = rng(2).integers(0, 256, 200_001, dtype=np.uint8)
-    target = np.zeros_like(source)
     seen: list[tuple[int, int, int]] = []
-
-    def copy(start: int, stop: int) -> None:
-        target[start:stop] = source[start:stop]
-        seen.append((start, stop, now[0]))
-
-    transfer = Link(network(rate_mbps=8.0, delay_ms=100.0), rng()).down(source.size)
-    spent = move(pacer, transfer, copy)
-    assert np.array_equal(source, target)
+    transfer = Link(network(rate_mbps=8.0, delay_ms=100.0), rng()).down(200_001)
+    spent = move(pacer, transfer, lambda start, stop: seen.append((start, stop, now[0])))
     assert [(a, b) for a, b, _ in seen] == [(0, 65536), (65536, 131072), (131072, 196608), (196608, 200001)]
     assert seen[1][2] == pytest.approx(0.1e9 + 65536e3, abs=2)
     assert spent.declared_s == spent.achieved_s == pytest.approx(transfer.declared_s)
-
-
-def test_move_of_nothing_waits_out_the_delay() -> None:
     pacer, _ = paced()
-    spent = move(pacer, Link(network(delay_ms=30.0), rng()).up(0), lambda start, stop: None)
-    assert spent.achieved_s == spent.declared_s == 0.03
+    nothing = move(pacer, Link(network(delay_ms=30.0), rng()).up(0), lambda start, stop: None)
+    assert nothing.achieved_s == nothing.declared_s == 0.03
 
 
 def delivered(trace: Trace, start_s: float, end_s: float) -> int:
@@ -223,14 +195,11 @@ def delivered(trace: Trace, start_s: float, end_s: float) -> int:
     return count
 
 
-def test_one_packet_a_millisecond_is_12_mbps() -> None:
-    trace = Trace((1,), 1)
-    assert trace.rate_mbps == pytest.approx(12.032)
-    assert trace.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES) == pytest.approx(1.0)
-    assert trace.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES + 1) == pytest.approx(1.001)
-
-
 def test_a_packet_waits_for_its_opportunity() -> None:
+    steady = Trace((1,), 1)
+    assert steady.rate_mbps == pytest.approx(12.032)
+    assert steady.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES) == pytest.approx(1.0)
+    assert steady.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES + 1) == pytest.approx(1.001)
     trace = Trace((10, 30), 40)
     assert trace.delivers_s(0.011, 0.0) == 0.0
     assert trace.delivers_s(0.011, 1.0) == pytest.approx(0.019)
@@ -250,12 +219,6 @@ def test_it_delivers_what_counting_opportunities_says() -> None:
             assert delivered(trace, start_s, end_s - 1e-7) < packets
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "t").write_text("0\n0\n3\n10\n")
-    trace = read_trace(str(tmp_path / "t"))
-    assert (list(trace.at_ms), trace.period_ms) == ([0, 0, 3, 10], 10)
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -267,13 +230,18 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (b"1\nabc\n", "line 2: got 'abc'"),
         (b"1\n" + b"9" * 400 + b"\n", "line 2"),
         (b"\xff\xfe\n", "not text"),
+        (None, "No such file"),
     ],
 )
-def test_a_wrong_file_is_one_line(content: bytes, says: str, tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(content)
+def test_a_file_is_read_or_one_line(content: bytes | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text("0\n0\n3\n10\n")
+    trace = read_trace(str(path))
+    assert (list(trace.at_ms), trace.period_ms) == ([0, 0, 3, 10], 10)
+    path = tmp_path / "wrong"
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ProfileError) as error:
-        read_trace(str(tmp_path / "t"))
+        read_trace(str(path))
     assert says in str(error.value)
     assert len(str(error.value)) < 300
-    with pytest.raises(ProfileError, match="No such file"):
-        read_trace(str(tmp_path / "none"))
