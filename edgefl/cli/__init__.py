@@ -79,15 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _misused(error)
     except ConfigError as error:
         return _say(2, str(error))
-    except run.Interrupted as error:
-        return _say(130, str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return _say(130, "interrupted")
+    except (run.Interrupted, KeyboardInterrupt, typer.Abort) as error:
+        return _say(130, str(error) or "interrupted")
     except EdgeflError as error:
         return _say(1, str(error))
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # somebody asked for it
-            return _say(2, f"{_short(os.fsdecode(error.filename))}: a name too long for the file system")
+            name = os.fsdecode(error.filename)
+            short = name if len(name) <= 60 else f"{name[:59]}…"
+            return _say(2, f"{short}: a name too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
@@ -106,10 +106,6 @@ def _say(code: int, text: str) -> int:
     return code
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else f"{name[:59]}…"
-
-
 def _misused(error: Any) -> int:
     """Say what is wrong with a command line and where to look, or show the help if nothing was given."""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -124,11 +120,10 @@ def _flush() -> None:
         return
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         _unread()
-    except OSError:
-        _unread()
-        raise
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 def _unread() -> int:
@@ -137,6 +132,3 @@ def _unread() -> int:
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
     return 1
-
-
-__all__ = ["app", "main"]

@@ -11,12 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
-
-if TYPE_CHECKING:
-    from edgefl.limits import probe
 
 MIB = 1 << 20
 CLIENT_MIB = 13
@@ -28,12 +25,11 @@ CLIENT_FDS = 8
 
 
 class Check(NamedTuple):
-    """One thing that was looked at."""
+    """One thing that was looked at, and what does not work without it (empty: nothing is amiss)."""
 
     what: str
     found: str
     problem: str = ""
-    """A line on what does not work without it; empty if nothing is amiss."""
 
 
 def add(app: typer.Typer) -> None:
@@ -76,10 +72,10 @@ def _cores() -> Iterator[Check]:
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found, quota = f"{usable} usable of {os.cpu_count()}", cpu_quota()
+    problem = "clients, server and evaluator share one core" if usable == 1 else ""
     if quota is not None and quota < usable:
-        yield Check("cores", f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further")
-    else:
-        yield Check("cores", found, "clients, server and evaluator share one core" if usable == 1 else "")
+        found, problem = f"{found}, quota {quota:.2g}", "a CPU quota stretches emulated time further"
+    yield Check("cores", found, problem)
 
 
 def _memory() -> Iterator[Check]:
@@ -99,13 +95,12 @@ def _torch() -> Iterator[Check]:
     import torch
 
     yield Check("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    found = "none: this torch is built for the CPU"
     if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count()))
-        yield Check("cuda", names)
-    elif torch.version.cuda is None:
-        yield Check("cuda", "none: this torch is built for the CPU")
-    else:
-        yield Check("cuda", f"none: torch is built for CUDA {torch.version.cuda}, no device answers")
+        found = ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count()))
+    elif torch.version.cuda is not None:
+        found = f"none: torch is built for CUDA {torch.version.cuda}, no device answers"
+    yield Check("cuda", found)
 
 
 def _kernels() -> Iterator[Check]:
@@ -121,48 +116,37 @@ def _kernels() -> Iterator[Check]:
 def _calibration() -> Iterator[Check]:
     from edgefl.limits.calibration import stored_calibration
 
-    stored = stored_calibration()
-    if stored is None:
+    if (stored := stored_calibration()) is None:
         yield Check("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
         return
-    found = stored.measured
-    train, product = found.train_gflops.median, found.gemm_gflops["256"].median
-    rates = f"training {train:.1f}, matrix product {product:.1f} GFLOPS"
-    yield Check("calibration", f"one thread: {rates}, memory {found.triad_gbytes_per_s.median:.1f} GB/s")
+    rates = stored.measured
+    train, product = rates.train_gflops.median, rates.gemm_gflops["256"].median
+    found = f"one thread: training {train:.1f}, matrix product {product:.1f} GFLOPS"
+    yield Check("calibration", f"{found}, memory {rates.triad_gbytes_per_s.median:.1f} GB/s")
 
 
-def _memfd() -> Iterator[Check]:
+def _processes() -> Iterator[Check]:
     if hasattr(os, "memfd_create"):
         os.close(os.memfd_create("edgefl-doctor"))
         yield Check("memfd", "works")
     else:
         yield Check("memfd", "none", "the parameter buffer falls back to an unlinked file")
-
-
-def _death_signal() -> Iterator[Check]:
+    signal, linux = ctypes.c_int(), sys.platform.startswith("linux")
+    works = linux and ctypes.CDLL(None).prctl(2, ctypes.byref(signal), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
     without = "clients are not ended by the kernel when their parent dies; they notice a closed pipe instead"
-    if not sys.platform.startswith("linux"):
-        yield Check("death signal", "none", without)
-        return
-    signal = ctypes.c_int()
-    works = ctypes.CDLL(None).prctl(2, ctypes.byref(signal), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
-    yield Check("death signal", "works" if works else "refused", "" if works else without)
+    yield Check("death signal", "works" if works else "none", "" if works else without)
 
 
 def _throttles() -> Iterator[Check]:
     from edgefl.limits import probe
 
     yield Check("throttle paced", "works: needs no privileges; the default")
-    for kind in ("sigstop", "cgroup"):
-        yield _probed(f"throttle {kind}", probe.throttle(kind))
+    probed = {f"throttle {kind}": probe.throttle(kind) for kind in ("sigstop", "cgroup")}
+    for what, found in (probed | {"memory cgroup": probe.memory_group()}).items():
+        yield Check(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
     rlimit = hasattr(resource, "RLIMIT_DATA") and sys.platform.startswith("linux")
     without = "" if rlimit else "needs RLIMIT_DATA and /proc, which only Linux has"
     yield Check("memory rlimit", "works: needs no privileges; the default" if rlimit else "none", without)
-    yield _probed("memory cgroup", probe.memory_group())
-
-
-def _probed(what: str, found: probe.ProbeResult) -> Check:
-    return Check(what, found.what, f"{found.why_not}; not needed" if found.why_not else "")
 
 
 def _limits() -> Iterator[Check]:
@@ -177,25 +161,12 @@ def _limits() -> Iterator[Check]:
     enough = soft == resource.RLIM_INFINITY or soft >= 1024 * CLIENT_THREADS
     yield Check("processes", f"{_limit(soft)}, pid_max {most}", "" if enough else few)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY:
-        yield Check("address space", "unlimited")
-    else:
-        yield Check(
-            "address space", f"{soft // MIB} MiB", "torch alone maps several GiB: ulimit -v unlimited"
-        )
+    small = "" if soft == resource.RLIM_INFINITY else "torch alone maps several GiB: ulimit -v unlimited"
+    yield Check("address space", f"{soft // MIB} MiB" if small else "unlimited", small)
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _shared_memory() -> Iterator[Check]:
-    folder, without = "/dev/shm", "not needed where there is memfd"
-    if os.path.isdir(folder):
-        size = os.statvfs(folder)
-        yield Check(folder, f"{size.f_bavail * size.f_frsize // MIB} MiB free; {without}")
-    else:
-        yield Check(folder, f"none; {without}")
 
 
 _LOOKS: tuple[Callable[[], Iterator[Check]], ...] = (
@@ -205,9 +176,7 @@ _LOOKS: tuple[Callable[[], Iterator[Check]], ...] = (
     _torch,
     _kernels,
     _calibration,
-    _memfd,
-    _death_signal,
+    _processes,
     _throttles,
     _limits,
-    _shared_memory,
 )

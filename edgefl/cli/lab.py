@@ -116,7 +116,10 @@ def reproduce(
     else:
         if changes:
             raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
-        _make(folder)
+        try:  # a folder that cannot be made is refused before the work
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None
         findings = module.findings(quick=quick, say=say)
         write_report(folder, module.TITLE, module.CITATION, findings, extra=kept)
     if not quiet:
@@ -124,11 +127,3 @@ def reproduce(
 
         show(verdict_table(findings))
         typer.echo(f"{folder / 'report.html'}")
-
-
-def _make(folder: Path) -> None:
-    """Make the folder, so that one that cannot be is refused before the work."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None

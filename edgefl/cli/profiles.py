@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
@@ -164,11 +165,8 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             with contextlib.suppress(OSError):
                 (folder / file).unlink(missing_ok=True)
         raise
-    if len(files) > LISTED:
-        typer.echo(f"wrote {len(files)} files to {folder}")
-    else:
-        for file in files:
-            typer.echo(f"wrote {folder / file}")
+    many = [f"wrote {len(files)} files to {folder}"]
+    typer.echo("\n".join(many if len(files) > LISTED else [f"wrote {folder / file}" for file in files]))
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -221,12 +219,10 @@ def _loaded(name: str) -> Profile:
     """Returns the profile of that name, of whatever kind, or in that file, as it is written there."""
     from edgefl.devices.profiles import as_written, is_path, kind_of, read_tables
 
-    if is_path(name):
-        return as_written(kind_of(read_tables(Path(name))), name)
     bundled = _bundled()
-    if name not in bundled:
+    if not is_path(name) and name not in bundled:
         raise ProfileError(unknown("profile", name, bundled))
-    return as_written(bundled[name], name)
+    return as_written(kind_of(read_tables(Path(name))) if is_path(name) else bundled[name], name)
 
 
 def add(commands: typer.Typer) -> None:
@@ -244,8 +240,6 @@ def calibrate(
 
     found = measure(force=fresh)
     if as_json:
-        import msgspec
-
         typer.echo(json.dumps(msgspec.to_builtins(found), indent=2))
         return
 
@@ -288,7 +282,8 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     """Returns nested figures with dotted keys."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
-    if isinstance(plain, list) and plain and all(_is_step(item) for item in plain):
+    steps = {"temp_c", "freq_scale"}  # those of ``thermal.trips`` are read best in a row
+    if isinstance(plain, list) and plain and all(isinstance(x, dict) and x.keys() == steps for x in plain):
         return [(key, ", ".join(f"{item['temp_c']:g} °C: {item['freq_scale']:g}" for item in plain))]
     if isinstance(plain, list) and any(isinstance(item, dict) for item in plain):
         return [row for place, v in enumerate(plain) for row in _flat(v, f"{key}[{place}]")]
@@ -300,16 +295,8 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     return [(key, ", ".join(texts).replace("…,", "…"))]
 
 
-def _is_step(item: object) -> bool:
-    """Returns True for one of ``thermal.trips``, which are read best in a row."""
-    return isinstance(item, dict) and item.keys() == {"temp_c", "freq_scale"}
-
-
 def _nearest(key: str, said: dict[str, Any]) -> Any:
     """Returns what is said of the figure, or of the nearest table around it."""
     steps = key.replace("[", ".").split(".")
-    for count in range(len(steps), 0, -1):
-        found = said.get(".".join(steps[:count]))
-        if found is not None:
-            return found
-    return None
+    tables = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
+    return next((said[table] for table in tables if table in said), None)

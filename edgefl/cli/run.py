@@ -12,7 +12,6 @@ from edgefl import new_run_folder
 from edgefl.errors import ConfigError, EdgeflError
 
 if TYPE_CHECKING:
-    from edgefl.experiment import Experiment
     from edgefl.results.run_folder import Result
 
 RESOLVED = "experiment.toml"
@@ -71,7 +70,7 @@ def run(
     from edgefl import config
 
     experiment = config.load(file, set_ or (), seed=seed, clock=clock)
-    folder = _folder(out, experiment)
+    folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.run import supervisor
 
@@ -138,10 +137,8 @@ def verify(folder: RunFolder) -> None:
     typer.echo(f"model_sha256 {found.model_sha256}")
 
 
-def _folder(out: Path | None, experiment: Experiment) -> Path:
+def _free(out: Path) -> Path:
     """Returns the folder that the run goes to, which is new or empty."""
-    if out is None:
-        return new_run_folder(experiment.name)
     if (out / RESOLVED).is_file():
         raise ConfigError(f"--out {out}: holds a run; give another folder, or carry on: edgefl resume {out}")
     if out.exists() and not out.is_dir():
