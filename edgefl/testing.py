@@ -7,6 +7,7 @@ strategy passes and that your own should pass too.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,40 +116,34 @@ def run_in_memory(
     6.0
     """
     first = np.zeros(1) if model is None else model
-    return _Executor(core, durations, first, train, steps, accuracy).run(events, join, max_events)
+    each = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
+    executor = _Executor(core, durations, MemoryRun(models=[first]), train, each, accuracy)
+    joined = [Joined(device.client, 0.0) for device in core.devices] if join else []
+    return executor.run((*joined, *events), max_events)
 
 
+@dataclass
 class _Executor:
     """Does in memory what the server, the clients and the kernels do in a real run."""
 
-    def __init__(
-        self,
-        core: Core,
-        durations: Durations,
-        model: Vector,
-        train: Training,
-        steps: int | Sequence[int],
-        accuracy: Callable[[Vector], float] | None,
-    ) -> None:
-        self.core = core
-        self.durations = durations
-        self.train = train
-        self.steps = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
-        self.accuracy = accuracy
-        self.result = MemoryRun(models=[model])
-        self.queue: list[tuple[float, int, int, Event]] = []
-        self.queued = 0
-        self.in_flight: dict[int, Train] = {}
-        self.updates: dict[int, Vector] = {}
-        self.optimizer = core.strategy.optimizer()
-        self.privacy = core.strategy.privacy(len(core.devices))
-        self.state = [np.zeros_like(model) for _ in range(self.optimizer.vectors)]
+    core: Core
+    durations: Durations
+    result: MemoryRun
+    train: Training
+    steps: list[int]
+    accuracy: Callable[[Vector], float] | None
+    queue: list[tuple[float, int, int, Event]] = field(default_factory=list)
+    queued: int = 0
+    in_flight: dict[int, Train] = field(default_factory=dict)
+    updates: dict[int, Vector] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.optimizer = self.core.strategy.optimizer()
+        self.privacy = self.core.strategy.privacy(len(self.core.devices))
+        self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
-    def run(self, events: Iterable[Event], join: bool, max_events: int) -> MemoryRun:
-        if join:
-            for device in self.core.devices:
-                self.at(Joined(device.client, 0.0))
+    def run(self, events: Iterable[Event], max_events: int) -> MemoryRun:
         for event in events:
             self.at(event)
         while self.core.stopped is None:
@@ -164,8 +159,8 @@ class _Executor:
         heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
 
     def tell(self, event: Event) -> None:
-        if isinstance(event, Left) and event.client in self.in_flight:
-            del self.in_flight[event.client]
+        if isinstance(event, Left):
+            self.in_flight.pop(event.client, None)
         elif isinstance(event, Arrived | Failed):
             begun = self.in_flight.get(event.client)
             if begun is None or begun.task != event.task:
@@ -225,22 +220,21 @@ class _Executor:
         assert action.version == len(self.result.models), f"{action} skips a version"
         bad = tuple(task for task in action.tasks if not np.isfinite(self.updates[task]).all())
         if not bad:
-            updates = tuple(self.core.update(task) for task in action.tasks)
-            number = model.dtype.type
+            number, privacy = model.dtype.type, self.privacy
             step = model * number(action.base_scale - 1.0)
             for task, weight in zip(action.tasks, action.weights, strict=True):
-                size = float(np.linalg.norm(self.updates[task])) if self.privacy is not None else 0.0
-                clipped = (
-                    1.0 if self.privacy is None or size == 0.0 else min(1.0, self.privacy.clip_norm / size)
-                )
-                step += self.updates[task] * number(weight * clipped)
-            if self.privacy is not None:
-                noise = TreeNoise(self.core.seed, self.privacy.deviation).step(action.version, model.size)
+                if privacy is not None:
+                    weight *= privacy.clip_norm / max(
+                        privacy.clip_norm, float(np.linalg.norm(self.updates[task]))
+                    )
+                step += self.updates[task] * number(weight)
+            if privacy is not None:
+                noise = TreeNoise(self.core.seed, privacy.deviation).step(action.version, model.size)
                 step += noise.reshape(model.shape)
             out = np.empty_like(model)
             optimizer.apply(self.optimizer, out, model, step, self.state)
             self.result.models.append(out)
-            self.result.sums.append((action, updates))
+            self.result.sums.append((action, tuple(map(self.core.update, action.tasks))))
         self.tell(Summed(action.version, self.core.now_s, bad))
 
 
@@ -259,23 +253,18 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     rng = stream(seed, "check-strategy")
     speed = rng.uniform(1.0, 5.0, clients)
     broken = set(rng.choice(versions * clients, versions, replace=False).tolist())
-    trained = iter(range(1 << 62))
+    trained = itertools.count()
 
     def durations(client: int, trip: int) -> float:
         return float(speed[client] * rng.uniform(0.8, 1.2))
 
     def train(client: int, model: Vector, trip: int) -> Vector:
-        return (
-            np.full_like(model, np.nan)
-            if next(trained) in broken
-            else towards_own_number(client, model, trip)
-        )
+        bad = next(trained) in broken
+        return np.full_like(model, np.nan) if bad else towards_own_number(client, model, trip)
 
-    absences = np.sort(rng.uniform(0.0, 10.0 * versions, (versions, 2)), axis=1)
+    absences = np.sort(rng.uniform(0.0, 10.0 * versions, (versions, 2)), axis=1).tolist()
     events: list[Event] = []
-    for client, (gone_s, back_s) in zip(
-        rng.integers(clients, size=versions).tolist(), absences.tolist(), strict=True
-    ):
+    for client, (gone_s, back_s) in zip(rng.integers(clients, size=versions).tolist(), absences, strict=True):
         events += [Left(client, gone_s, "test"), Joined(client, back_s)]
 
     def core() -> Core:

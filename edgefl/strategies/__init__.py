@@ -67,7 +67,9 @@ did you mean 'buffer_size'? have: arrival_process, ...
     if not isinstance(name, str):
         have = ", ".join(names())
         raise ConfigError(f"strategy.name must be one of {have} or 'my_module:Mine', got {name!r}")
-    cls = _user_class(name, search_path) if ":" in name else _built_in(name)
+    cls = load_attribute(name, "strategy.name", search_path) if ":" in name else _built_in(name)
+    if not (isinstance(cls, type) and issubclass(cls, Strategy) and cls is not Strategy):
+        raise ConfigError(f"strategy.name {name!r} must be a dataclass derived from Strategy, got {cls!r}")
     allowed = [item.name for item in dataclasses.fields(cls) if item.init]
     for key in values:
         if key not in allowed:
@@ -89,10 +91,3 @@ def _built_in(name: str) -> type[Strategy]:
     raise ConfigError(
         f"{module.__file__} must hold a Strategy whose name in lower case is {wanted!r}, got none"
     )
-
-
-def _user_class(name: str, search_path: Iterable[str | Path]) -> type[Strategy]:
-    found = load_attribute(name, "strategy.name", search_path)
-    if not (isinstance(found, type) and issubclass(found, Strategy) and found is not Strategy):
-        raise ConfigError(f"strategy.name {name!r} must be a dataclass derived from Strategy, got {found!r}")
-    return found

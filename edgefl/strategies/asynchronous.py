@@ -35,7 +35,6 @@ class Asynchronous(Strategy):
             raise ConfigError(
                 f"strategy.concurrency must be at most the fleet's {clients} clients, got {self.concurrency}"
             )
-
         as_needed = self.arrival_process == "as-needed"
         if as_needed != (self.arrival_rate_per_s is None):
             raise ConfigError(
@@ -72,9 +71,8 @@ class Asynchronous(Strategy):
         return [ready[int(index)] for index in drawn]
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
-        if self.max_staleness is not None and update.staleness > self.max_staleness:
-            return (update,)
-        return ()
+        stale = self.max_staleness is not None and update.staleness > self.max_staleness
+        return (update,) if stale else ()
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
         if self.max_staleness is None:

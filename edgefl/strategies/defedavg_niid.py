@@ -57,24 +57,19 @@ class DeFedAvgNIID(Strategy):
             idle = set(view.idle)
             gone = [client for client in waiting if client not in view.running and client not in idle]
             if gone or not state.sampled:
-                self._sample(state, view, idle, gone)
-                waiting = [client for client in state.sampled if client not in state.latest]
-            if waiting:
+                # A new round is drawn, or only the members that are gone, from all that can have an update.
+                present = sorted(idle | set(view.running) | set(state.latest))
+                stay = [client for client in state.sampled if client not in gone]
+                count = self.participants or min(10, len(view.devices))
+                drawn = view.rng.integers(len(present), size=count - len(stay))
+                state.sampled = stay + [present[int(index)] for index in drawn]
+            if not state.latest.keys() >= set(state.sampled):
                 return None
-        count = len(state.sampled)
         updates = [state.latest[client] for client in state.sampled]
-        return Step(updates, [1.0 / count] * count)
+        return Step(updates, [1.0 / len(updates)] * len(updates))
 
     def stepped(self, state: SendBuffers, step: Step, view: View) -> None:
         state.sampled = []
         for update in step.updates:
             if state.latest.get(update.client) is update:
                 del state.latest[update.client]
-
-    def _sample(self, state: SendBuffers, view: View, idle: set[int], gone: Sequence[int]) -> None:
-        """Draw a new round, or only the members that are gone, from all that can have an update."""
-        present = sorted(idle | set(view.running) | set(state.latest))
-        stay = [client for client in state.sampled if client not in gone]
-        count = self.participants or min(10, len(view.devices))
-        drawn = view.rng.integers(len(present), size=count - len(stay))
-        state.sampled = stay + [present[int(index)] for index in drawn]

@@ -110,33 +110,24 @@ class FAVANO(Strategy):
 
     def step(self, state: Polls, view: View) -> Step | None:
         while state.next * self.interval_s <= view.now_s:
-            members = {
-                client for client in self._sample(state, state.next, view) if self._is_due(state, client)
-            }
+            drawn = self._sample(state, state.next, view)
+            members = {client for client in drawn if state.due.get(client) == state.next}
             if any(client in view.running for client in members):
                 return None
-            updates = sorted(
-                (update for update in view.held if update.client in members), key=lambda update: update.client
-            )
-            if updates:
+            held = (update for update in view.held if update.client in members)
+            if updates := sorted(held, key=lambda update: update.client):
                 share = 1.0 / (len(updates) + 1)
                 return Step(updates, [share] * len(updates), base_scale=share)
-            self._pass(state)
+            del state.drawn[state.next]
+            state.next += 1
         return None
 
     def stepped(self, state: Polls, step: Step, view: View) -> None:
-        self._pass(state)
+        del state.drawn[state.next]
+        state.next += 1
 
     def wake_s(self, state: Polls, view: View) -> float | None:
         return state.next * self.interval_s
-
-    def _is_due(self, state: Polls, client: int) -> bool:
-        return state.due.get(client) == state.next
-
-    def _pass(self, state: Polls) -> None:
-        """The next poll has been made."""
-        del state.drawn[state.next]
-        state.next += 1
 
     def _sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
         """The clients that this poll takes. Polls are drawn one after the other, whoever asks first."""

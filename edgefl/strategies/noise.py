@@ -42,16 +42,12 @@ class TreeNoise:
         """The noise of the step that makes ``version``: float32 of shape (size,)."""
         now, before = nodes(version), nodes(version - 1)
         out = np.zeros(size, np.float32)
-        for node in sorted(now - before):
-            out += self._node(node, size)
-        for node in sorted(before - now):
-            out -= self._node(node, size)
+        for sign, changed in ((1, now - before), (-1, before - now)):
+            for node in sorted(changed):
+                draw = stream(self._seed, "privacy", *node).standard_normal(size, np.float32)
+                draw *= np.float32(sign * self._deviation)
+                out += draw
         return out
-
-    def _node(self, node: tuple[int, int], size: int) -> Floats:
-        draw = stream(self._seed, "privacy", *node).standard_normal(size, np.float32)
-        draw *= np.float32(self._deviation)
-        return draw
 
 
 DELTA = 1e-7

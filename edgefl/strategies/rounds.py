@@ -84,8 +84,7 @@ class Rounds(Strategy):
             connected = len(view.idle) + view.training
             if state.version < 0 and connected < clients and view.now_s < self.gather_s:
                 return ()
-            state.version = view.version
-            state.drawn.clear()
+            state.version, state.drawn = view.version, []
             state.running.clear()
             state.done.clear()
         missing = self.members(clients) - len(state.drawn) - len(state.running) - len(state.done)
@@ -114,9 +113,8 @@ class Rounds(Strategy):
         return ()
 
     def lost(self, state: Round, client: int, view: View) -> None:
-        if client in state.running or client in state.done:
-            state.running.discard(client)
-            state.done.discard(client)
+        state.running.discard(client)
+        state.done.discard(client)
 
     def cancel(self, state: Round, view: View) -> Sequence[int]:
         return [client for client in view.running if view.trained_from(client) < view.version]
