@@ -6,21 +6,7 @@
     >>> edgefl.run(experiment).summary()["versions"]                                  # doctest: +SKIP
     20
 
-The map, from what the user says to what comes out:
-
-    cli/ pytest_plugin           what the user types; regression/: tests on emulated devices
-    lab/                         measurements, and the papers' claims, run here
-    run/                         one run: its processes, what they say to each other, and what each does
-    results/                     the record, and what is made of it: summary, report, comparison, trace
-    experiment config/ toml      what the user says: typed, checked, read and written
-    devices/                     what a phone is, and other projects' profiles
-    limits/                      how a process is held to it
-    learning/                    data, models, a client's training
-    core/                        the server's decisions, pure
-    parameters/                  how a model and an update lie in memory and on disk
-    strategies/                  one paper's algorithm a file; testing: a strategy tried in memory
-    kernels/                     the hot path: weighted sums, checksums, moving averages
-    errors validation seeds failpoints plain_pickle    what all of them use, and what few do
+ARCHITECTURE.md says what is in each package, and each package's docstring what is in its files.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Clients that come and go at random, and die."""
 
     mean_online_s: Positive | None = None
-    """Mean of the exponentially distributed time, emulated seconds, for which a client is online; with
-    ``mean_offline_s``. None: it does not go by itself."""
+    """Mean of the exponential time, emulated seconds, until a client goes; None: it does not by itself."""
     mean_offline_s: Positive | None = None
     """The same for the time until it is back."""
     die_per_trip: Decay = 0.0
@@ -79,9 +78,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cells: Cells | None = None
     """Clients share the links of cells; None: each has its network for itself."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
-    """Enforcement of the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` with a watch,
-    which needs no privileges and is what ``auto`` takes, a control group, past whose limit the kernel
-    kills, or nothing (``off``)."""
+    """Enforcement of ``memory.app_limit_mib`` under the wall clock: ``rlimit`` with a watch (``auto``), a
+    control group, past whose limit the kernel kills, or nothing (``off``)."""
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     """Slows training to the device's pace under the wall clock: waiting after each step (``paced``), or
     a limit on the process's CPU time that the training knows nothing of."""

@@ -103,7 +103,6 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
 
 
 def checksum_array(value: object, size: int) -> Checksums:
-    """The array that checksums are written to; raises the error if it does not fit."""
     array = flat("checksums", value, writable=True)
     if array.dtype != np.uint64:
         raise TypeError(f"checksums must be uint64 (got {array.dtype})")
@@ -140,24 +139,20 @@ class SumArguments(NamedTuple):
         checked_out = floats("out", self.out, writable=True)
         size = checked_out.size
         vectors, numbers = items("updates", self.updates), items("weights", self.weights)
-        if len(numbers) != len(vectors):
-            raise ValueError(f"weights must have {len(vectors)} entries like updates (got {len(numbers)})")
         per_update = [None] * len(vectors) if self.scales is None else items("scales", self.scales)
-        if len(per_update) != len(vectors):
-            raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(per_update)})")
+        for name, entries in (("weights", numbers), ("scales", per_update)):
+            if len(entries) != len(vectors):
+                raise ValueError(f"{name} must have {len(vectors)} entries like updates (got {len(entries)})")
         try:
             doubles = np.array([float(w) for w in numbers], dtype=np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"weights must be numbers (got {numbers!r})") from None
         with np.errstate(over="ignore"):
             rounded = doubles.astype(np.float32)
-        checked_base = None
-        if self.base is not None:
-            checked_base = floats("base", self.base, size, like=" like out")
-            if np.may_share_memory(checked_base, checked_out) and (
-                checked_base.ctypes.data != checked_out.ctypes.data
-            ):
-                raise ValueError("base must be out itself or not overlap it (got a part of it)")
+        base = None if self.base is None else floats("base", self.base, size, like=" like out")
+        apart = base is None or base.ctypes.data == checked_out.ctypes.data
+        if not apart and np.may_share_memory(base, checked_out):
+            raise ValueError("base must be out itself or not overlap it (got a part of it)")
         pairs = []
         for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
             # The usual case, without the making of names: a call of a small sum costs little else.
@@ -172,7 +167,7 @@ class SumArguments(NamedTuple):
             pairs.append((array, blocks))
         sums = None if self.checksums is None else checksum_array(self.checksums, len(vectors))
         arrays, blocks_of = [a for a, _ in pairs], [s for _, s in pairs]
-        return SumArguments(checked_out, checked_base, arrays, rounded, blocks_of, sums)
+        return SumArguments(checked_out, base, arrays, rounded, blocks_of, sums)
 
 
 def observations(

@@ -1,8 +1,7 @@
 """The CUDA back end: sums and steps on a GPU, over host memory.
 
-Its elements and checksums have the reference's bits. Its norms are summed in an order of the device's own:
-the same bits from run to run, within 1e-12 of the reference's. What is not worth a trip over the bus (the
-norm or checksum of one vector, quantisation at the client, moving averages) runs on the CPU.
+Elements and checksums have the reference's bits; norms, summed in the device's order, are within 1e-12 of
+its, the same from run to run. What is not worth a trip over the bus runs on the CPU.
 """
 
 from __future__ import annotations

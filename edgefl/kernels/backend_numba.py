@@ -16,7 +16,7 @@ from numba import types
 
 from edgefl.kernels import arguments, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, SumArguments, Update
-from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all
+from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
@@ -79,10 +79,9 @@ _fold: Any = numba.njit(error_model="numpy")(_folded)
 
 @_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
 def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> None:
-    """out += weight·x tile by tile, and each tile's squared norm.
+    """out += weight·x tile by tile, and each tile's squared norm. Indices without a sign are faster.
 
-    ``lanes`` is `LANES`; as a constant it would have the loop over them undone before it is made of vectors.
-    Indices are unsigned, because a sign would be looked at each time.
+    ``lanes`` is `LANES`: as a constant it would have the loop undone before it is made of vectors.
     """
     sums, step = np.zeros(LANES), np.uint64(_ROWS * LANES)
     for tile in range(norms.size):
@@ -181,11 +180,7 @@ def _threads_of_use(size: int, loads: int, threads: int) -> int:
 
 
 def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """Call work(start, stop) over all elements, in parts that stay in cache, on this thread and on others.
-
-    A thread that is done takes the next part. `threading.Thread` would wait for each thread to have started
-    before this one does its share.
-    """
+    """Call work(start, stop) for all elements in parts that stay in cache, each on the next free thread."""
     starts, errors = iter(range(0, size, _CHUNK)), list[BaseException]()
 
     def take() -> None:
@@ -201,7 +196,7 @@ def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None
             done.release()
 
     locks = [_thread.allocate_lock() for _ in range(threads - 1)]
-    for lock in locks:
+    for lock in locks:  # `threading.Thread` would wait until each has started
         lock.acquire()
         _thread.start_new_thread(other, (lock,))
     try:
@@ -285,8 +280,7 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:
-    array, blocks = arguments.update("update", update, None, scale)
-    return _norm(array, blocks)
+    return _norm(*arguments.update("update", update, None, scale))
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
@@ -301,12 +295,10 @@ def _norm(update: Update, scale: Floats | None) -> float:
 
 
 def checksum(update: object, threads: int) -> int:
-    data = arguments.flat("update", update).view(np.uint8)
-    words = data[: data.size // 4 * 4].view("<u4")
-    tail = int.from_bytes(data[words.size * 4 :].tobytes(), "little")
+    words, tail, size = words_of(update)
     sums = np.empty(2, dtype=np.uint64)
     _words(words, sums)
-    return folded(int(sums[0]) + tail, int(sums[1]) + (words.size + 1) * tail, data.size)
+    return folded(int(sums[0]) + tail, int(sums[1]) + (words.size + 1) * tail, size)
 
 
 def delta(out: object, trained: object, base: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.kernels import arguments, steps
 from edgefl.kernels.arguments import (
@@ -136,17 +137,22 @@ def int8_norms(update: Update, scale: Floats) -> Doubles:
     return folded_lanes(blocks.reshape(tiles, LANES))
 
 
-def checksum(update: object, threads: int) -> int:
+def words_of(update: object) -> tuple[NDArray[np.uint32], int, int]:
+    """An update's whole words, what is left of its bytes as a number, and its size in bytes."""
     data = arguments.flat("update", update).view(np.uint8)
     words = data[: data.size // 4 * 4].view("<u4")
-    tail = int.from_bytes(data[words.size * 4 :].tobytes(), "little")
+    return words, int.from_bytes(data[words.size * 4 :].tobytes(), "little"), data.size
+
+
+def checksum(update: object, threads: int) -> int:
+    words, tail, size = words_of(update)
     s1, s2 = tail, (words.size + 1) * tail
     for start in range(0, words.size, _CHUNK):
         part = words[start : start + _CHUNK].astype(np.uint64)
         position = np.arange(start + 1, start + 1 + part.size, dtype=np.uint64)
         s1 += int(part.sum())
         s2 += int((position * part).sum())
-    return folded(s1, s2, data.size)
+    return folded(s1, s2, size)
 
 
 def folded(s1: int, s2: int, size_bytes: int) -> int:

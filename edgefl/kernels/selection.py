@@ -66,27 +66,23 @@ def select(name: str | None) -> Backend:
     found = _loaded.get(name)
     if found is not None:
         return found
-    chosen = _fastest() if name is None else name
-    if chosen not in NAMES:
-        raise ConfigError(unknown("kernel back end", chosen, NAMES))
-    problem = _problem(chosen)
-    if problem is not None:
-        raise ConfigError(f"kernel back end {chosen!r} is not there: {problem}")
+    if name is None:
+        _loaded[None] = fastest()
+        return _loaded[None]
+    if name not in NAMES:
+        raise ConfigError(unknown("kernel back end", name, NAMES))
+    if (problem := _problem(name)) is not None:
+        raise ConfigError(f"kernel back end {name!r} is not there: {problem}")
     try:
-        module = importlib.import_module(f"edgefl.kernels.backend_{chosen}")
+        _loaded[name] = cast(Backend, importlib.import_module(f"edgefl.kernels.backend_{name}"))
     except ImportError as error:
-        raise ConfigError(f"kernel back end {chosen!r} is not there: {error}") from error
-    _loaded[name] = cast(Backend, module)
+        raise ConfigError(f"kernel back end {name!r} is not there: {error}") from error
     return _loaded[name]
 
 
 def fastest() -> Backend:
     """The fastest back end on the CPU, whatever EDGEFL_BACKEND says."""
-    return select(_fastest())
-
-
-def _fastest() -> str:
-    return next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None)
+    return select(next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None))
 
 
 def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
