@@ -141,8 +141,7 @@ class Core(Ledger):
 
     def _arrived(self, event: Arrived, actions: list[Action]) -> bool:
         client, task = event.client, event.task
-        found = self.owned(client, task)
-        if found is None or event.base_version != found.version:
+        if self.base_of(client, task) != event.base_version:
             return False
         self.end(task)
         self.trips += 1
@@ -164,7 +163,7 @@ class Core(Ledger):
 
     def _failed(self, event: Failed, actions: list[Action]) -> bool:
         client, task = event.client, event.task
-        if self.owned(client, task) is None:
+        if self.base_of(client, task) is None:
             return False
         if self.end(task):
             self.trips += 1
@@ -233,7 +232,13 @@ class Core(Ledger):
                 actions.append(order)
                 return
         if due is not None:
-            self._finish(due, actions)
+            if self._evaluated != self.version:
+                self._evaluate(actions)
+            self.discarded += len(self.held)
+            actions.extend([Release(update.task, "discarded", OVER) for update in self.held])
+            self.forget(tuple(self._updates))
+            self.stopped = due
+            actions.append(events.Finish(due))
             return
         if self._schedule is not None:
             self.openings = self._schedule.due(self.now_s)
@@ -253,19 +258,17 @@ class Core(Ledger):
                     allowed = "clients that are idle, each once"
                     raise answers.wrong(self.strategy, "assign", allowed, f"client {client}")
                 task, trip = begun
-                until = self._until(client) if self._cuts else None
+                until: Until | None = None
+                if self._cuts:
+                    until = answers.ask(self.strategy, "until", self._state, client, self, read=answers.until)
+                if until and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
+                    allowed = "an instant from now on and a finite gain"
+                    raise answers.wrong(self.strategy, "until", allowed, repr(until))
                 actions.append(Train(client, task, self.version, trip, until))
         if self._wakes_itself:
             at_s = answers.ask(self.strategy, "wake_s", self._state, self, read=answers.instant)
             if at_s is not None:
                 self._wake(at_s, actions)
-
-    def _until(self, client: int) -> Until | None:
-        strategy, allowed = self.strategy, "an instant from now on and a finite gain"
-        until: Until | None = answers.ask(strategy, "until", self._state, client, self, read=answers.until)
-        if until is not None and not (self.now_s <= until.at_s < math.inf and math.isfinite(until.gain)):
-            raise answers.wrong(strategy, "until", allowed, repr(until))
-        return until
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
@@ -300,15 +303,6 @@ class Core(Ledger):
         if self._fruitless > 100 + 10 * len(self.devices):
             return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
-
-    def _finish(self, reason: str, actions: list[Action]) -> None:
-        if self._evaluated != self.version:
-            self._evaluate(actions)
-        self.discarded += len(self.held)
-        actions.extend([Release(update.task, "discarded", OVER) for update in self.held])
-        self.forget(tuple(self._updates))
-        self.stopped = reason
-        actions.append(events.Finish(reason))
 
     # ---- small steps ---------------------------------------------------------------------------
 

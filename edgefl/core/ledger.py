@@ -5,20 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.core.events import Arrived
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Update
-
-
-class RunningTask(msgspec.Struct, frozen=True):
-    """A task that a client has: which client, and the version that it trains from."""
-
-    client: int
-    version: int
 
 
 class Ledger:
@@ -65,7 +57,7 @@ class Ledger:
         """Total weight with which each client's updates were applied."""
 
         self._next_task = 0
-        self._tasks: dict[int, RunningTask] = {}
+        self._tasks: dict[int, tuple[int, int]] = {}  # task → client, version
         self._running: dict[int, int] = {}  # client → task, in the order of starting
         self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that go when they have finished their task
@@ -130,7 +122,7 @@ class Ledger:
         if self._starters[0] != self.version:
             self._starters = (self.version, set())
         self._starters[1].add(client)
-        self._tasks[task] = RunningTask(client, self.version)
+        self._tasks[task] = client, self.version
         self._running[client] = task
         return task, trip
 
@@ -143,14 +135,14 @@ class Ledger:
         """The client's running task."""
         return self._running.get(client)
 
-    def owned(self, client: int, task: int) -> RunningTask | None:
-        """The running task, if it is this client's."""
-        found = self._tasks.get(task)
-        return found if found is not None and found.client == client else None
+    def base_of(self, client: int, task: int) -> int | None:
+        """The version that the running task trains from; None if it is not this client's."""
+        owner, version = self._tasks.get(task, (None, None))
+        return version if owner == client else None
 
     def end(self, task: int) -> bool:
         """The task is over, its client idle, or gone if it waited for that; true if it was cancelled."""
-        client = self._tasks.pop(task).client
+        client = self._tasks.pop(task)[0]
         del self._running[client]
         insort(self.idle, client)
         if client in self._leaving:

@@ -144,8 +144,6 @@ class ParameterBuffer:
     def _floats(self, start: int) -> Floats:
         return self.memory[start : start + 4 * self.shape.size].view(np.float32)
 
-    # ---- making and unmaking -------------------------------------------------------------------
-
     @classmethod
     def create(cls, shape: Shape) -> ParameterBuffer:
         """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
@@ -207,8 +205,6 @@ class ParameterBuffer:
             os.close(self.fd)
             self._whole = None
 
-    # ---- models --------------------------------------------------------------------------------
-
     def model(self, entry: int) -> Floats:
         """The model in a ring entry, float32[D]."""
         return self._vectors[entry * (1 + self.shape.vectors)]
@@ -241,8 +237,6 @@ class ParameterBuffer:
             now = self.entry_version[entry]
             held = f"version {now}" if now == before else f"version {before}, then {now} during the copy"
             raise SlotError(f"ring entry {entry} holds {held}, not {version}")
-
-    # ---- slots ---------------------------------------------------------------------------------
 
     def slot(self, slot: int) -> Update:
         """The values of the update in a slot: D numbers of the run's format."""
@@ -279,8 +273,6 @@ class ParameterBuffer:
         """Take a slot back. Only once its client can no longer write to it."""
         self.state[slot] = SlotState.FREE
         self.task[slot] = -1
-
-    # ---- residuals -----------------------------------------------------------------------------
 
     def residual(self, client: int, *, new: bool = False) -> Floats:
         """Rest that rounding left of the client's last accepted update, float32[D].

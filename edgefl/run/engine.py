@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -82,29 +83,26 @@ class _OpenTrip(msgspec.Struct):
         )
 
 
+@dataclass(eq=False)
 class Engine:
     """Happenings in, actions carried out, everything on record."""
 
-    def __init__(
-        self,
-        core: Core,
-        aggregator: Aggregator,
-        store: Store,
-        timeline: Timeline,
-        evaluation: EvaluationQueue,
-        watch: Stopwatch,
-        dynamics: Dynamics | None = None,
-        *,
-        restored: Iterable[int] = (),
-    ) -> None:
-        """``restored`` names the updates of before an interruption: their trips are on record already."""
-        self.core, self.aggregator, self.store = core, aggregator, store
-        self.timeline, self._evaluation, self._clock = timeline, evaluation, timeline.clock
-        self._watch, self._dynamics, self._restored = watch, dynamics, frozenset(restored)
+    core: Core
+    aggregator: Aggregator
+    store: Store
+    timeline: Timeline
+    _evaluation: EvaluationQueue
+    _watch: Stopwatch
+    _dynamics: Dynamics | None = None
+    restored: Iterable[int] = ()
+    """The updates of before an interruption: their trips are on record already."""
+
+    def __post_init__(self) -> None:
+        timeline, self._clock, self._restored = self.timeline, self.timeline.clock, frozenset(self.restored)
         self._open: dict[int, _OpenTrip] = {}  # by task: trips that are not on record yet
         self._assessing: dict[int, tuple[float, int]] = {}
         """Versions at the evaluator: when each was published, and the client trips until then."""
-        shape = aggregator.buffer.shape
+        shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._do: dict[type, Callable[[Any], None]] = {
             Train: self._train,
@@ -139,8 +137,8 @@ class Engine:
         if action is not None:
             self.carry_out([action])
 
-    def assessed(self, answer: messages.Assessed) -> None:
-        """The evaluator measured a version."""
+    def assessed(self, answer: messages.Assessed) -> float | None:
+        """The evaluator measured a version; returns its accuracy, None without test examples."""
         total = sum(answer.total)
         accuracy = sum(answer.correct) / total if total else math.nan
         now_s = self._clock.now_s()
@@ -158,6 +156,7 @@ class Engine:
             )
         )
         self.take(events.Evaluated(answer.version, now_s, accuracy))
+        return accuracy if total else None
 
     def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
         """Have versions measured that were with the evaluator before an interruption."""

@@ -39,8 +39,8 @@ class Gauge:
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
         """Of all trips."""
-        self._accuracy: float | None = None
-        self._loss: float | None = None
+        self.accuracy: float | None = None
+        self.loss: float | None = None
 
     def trip(self, done: messages.Done) -> None:
         """A trip ended."""
@@ -62,12 +62,6 @@ class Gauge:
         if not self._costs_ns or not trips:
             return None
         return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6
-
-    def assessed(self, answer: messages.Assessed) -> None:
-        """A version was measured."""
-        total = sum(answer.total)
-        self._accuracy = sum(answer.correct) / total if total else None
-        self._loss = answer.loss
 
     def progress(
         self, core: Core, clock: WallClock, connected: int | None, incidents: int
@@ -97,8 +91,8 @@ class Gauge:
             connected=connected,
             staleness_mean=core.staleness_sum / core.applied if core.applied else 0.0,
             staleness_max=core.staleness_max,
-            accuracy=self._accuracy,
-            loss=self._loss,
+            accuracy=self.accuracy,
+            loss=self.loss,
             fidelity_median=None if median is None else float(median),
             fidelity_p95=None if p95 is None else float(p95),
             invalid=invalid,

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +133,19 @@ def shape_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
     )
 
 
+@dataclass(eq=False)
 class _Supervisor:
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: Path,
-        base: Path,
-        view: RunView,
-        enforcement: Enforcement,
-        *,
-        resuming: bool = False,
-        workload: str | None = None,
-    ) -> None:
-        self._experiment, self._folder, self._base, self._view = experiment, folder, base, view
+    _experiment: Experiment
+    _folder: Path
+    _base: Path
+    _view: RunView
+    _enforcement: Enforcement
+    resuming: bool = False
+    workload: str | None = None
+
+    def __post_init__(self) -> None:
+        experiment, base = self._experiment, self._base
         self._clients = fleet_of(experiment)
-        self._enforcement, self._resuming = enforcement, resuming
-        self._workload = [workload] if workload else []
         self._strategy = resolve(experiment.strategy, [base])
         self._virtual = experiment.clock.kind == "virtual"
         self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(self._clients)
@@ -170,7 +168,8 @@ class _Supervisor:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # last: the channels are closed by then
             stack.enter_context(self._signals())
-            self._zygote = self._start("zygote", "zygote", control.FromZygote, *self._workload)
+            arguments = [self.workload] if self.workload else []
+            self._zygote = self._start("zygote", "zygote", control.FromZygote, *arguments)
             stack.callback(self._zygote.close)
             self._server = self._start("server", "server_process", control.FromServer)
             stack.callback(self._server.close)
@@ -194,8 +193,6 @@ class _Supervisor:
         if end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
-
-    # ---- the loop ------------------------------------------------------------------------------
 
     def _loop(self) -> control.Finished:
         channels: dict[str, Channel[Any]] = {"zygote": self._zygote, "server": self._server}
@@ -278,12 +275,12 @@ class _Supervisor:
             time_scale=scale.value,
             load=scale.load,
             workers=self._workers,
-            resume=self._resuming,
+            resume=self.resuming,
         )
         ring = ring_entries(prepared.size, self._strategy.optimizer().vectors)
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients), ring=ring)
         self._buffer = ParameterBuffer.create(shape)
-        self._zygote.send(control.Adopt(initialise=not self._resuming), fd=self._buffer.fd)
+        self._zygote.send(control.Adopt(initialise=not self.resuming), fd=self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
         at_once = self._experiment.fleet.join_spread_s == 0.0
@@ -317,8 +314,6 @@ class _Supervisor:
             shared_mib=self._buffer.shape.total_bytes / 2**20,
             clients_mib=clients,
         )
-
-    # ---- processes -----------------------------------------------------------------------------
 
     def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:
         child, channel = start_process(f"edgefl.run.{module}", incoming, dict(os.environ), *arguments)

@@ -81,7 +81,7 @@ class World:
         while self._agenda and self.core.stopped is None and len(self.journal) < 5000:
             at_s, _, client, _, event = heapq.heappop(self._agenda)
             if isinstance(event, Arrived):
-                if self.core.owned(client, event.task) is None:
+                if self.core.base_of(client, event.task) is None:
                     continue
             elif self.book.move(client).at_s != at_s:
                 continue
