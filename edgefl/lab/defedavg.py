@@ -37,7 +37,6 @@ def _against(other: list[float], mine: list[float], ended_s: list[float]) -> str
     >>> _against([3.0, 5.0], [1.0, 1.0], [3.0, 5.0]), _against([math.nan, 5.0], [1.0, 1.0], [8.0, 5.0])
     ('4 s against 1 s (4.0×)', '1 of 2 seeds not in 8 s, against 1 s (> 6.5×)')
     """
-
     tried_s = [end_s if math.isnan(at_s) else at_s for at_s, end_s in zip(other, ended_s, strict=True)]
     missed = sum(map(math.isnan, other))
     mean_s, other_s = math.fsum(mine) / len(mine), math.fsum(tried_s) / len(tried_s)

@@ -239,15 +239,14 @@ def trial(
     work: ExerciseArgs,
     seconds: float,
     *,
-    throttle: Throttle = "paced",
     assigned: Mapping[str, str] | None = None,
     time_scale: float | Literal["auto"] = "auto",
-    thermal: bool = False,
+    **more: Any,
 ) -> TripTimes:
     """Let a fleet make trips for so many emulated ``seconds`` and read off what they took.
 
-    ``assigned`` says which device is on which of the ``links``; without it all are on the first. Raises what
-    a run raises.
+    ``assigned`` says which device is on which of the ``links``; without it all are on the first. ``more`` is
+    of `Fleet`. Raises what a run raises.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
         folder = Path(name)
@@ -263,9 +262,8 @@ def trial(
                 devices=dict(fleet),
                 network={device: str(folder / f"{network}.toml") for device, network in on.items()},
                 memory="off",
-                throttle=throttle,
-                thermal=thermal,
                 join_spread_s=work.compute_s,
+                **more,
             ),
             model=Model(name="exercise", args=work._asdict()),
             strategy={"name": "fedbuff", "buffer_size": sum(fleet.values())},
