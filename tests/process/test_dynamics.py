@@ -56,7 +56,7 @@ def fleet(folder: Path, clients: int = 6, **fields: Any) -> Fleet:
 
 
 def wanted(kind: str, of: Fleet, **changes: Any) -> edgefl.Experiment:
-    clock = Clock(kind="wall") if kind == "wall" else Clock(kind="virtual", workers=2)
+    clock = Clock(kind=kind, workers=2)
     return experiment(**{"fleet": of, "clock": clock, "training": Training(steps=12), **changes})
 
 

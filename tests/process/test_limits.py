@@ -1,4 +1,4 @@
-"""Mechanisms on real processes that know nothing of them."""
+"""Mechanisms on processes that know nothing of them, and runs whose phones a governor holds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,33 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-from edgefl import ConfigError, limits
+from edgefl import ConfigError, Fleet, Stop, limits
 from edgefl.limits import groups, probe
 from edgefl.limits.groups import Groups, find, words
 from edgefl.limits.throttle import cpu_ns
-from tests.process.runs import UNPRIVILEGED, needs_groups, needs_unprivileged
+from edgefl.results.record import Record
+from tests.process import runs
+from tests.process.runs import (
+    DEVICES,
+    UNPRIVILEGED,
+    Command,
+    experiment,
+    needs_groups,
+    needs_unprivileged,
+    summary,
+    wait_for_versions,
+)
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has them")
 
@@ -224,3 +239,72 @@ def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message
     )
     assert message in said
     assert said.count("\n") == (1 if message else 0)
+
+
+def throttled(kind: Any, **changes: Any) -> Any:
+    fleet = Fleet(devices=DEVICES, network="fios", throttle=kind)
+    return experiment(fleet=fleet, **changes)
+
+
+def test_a_throttled_run_is_whole_and_no_faster_than_its_phones(kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    Command.run(throttled(kind, stop=Stop(versions=20)), folder).ends()
+    figures, trips = summary(folder), Record(folder).trips
+    assert figures["versions"] == 20
+    assert figures["integrity"] == {"checked": 60, "checksum_mismatches": 0, "version_mismatches": 0}
+    assert figures["incidents"] == {}
+    done = ~np.isnan(trips["trip_achieved_s"])
+    assert done.sum() >= 60
+    assert (trips["trip_achieved_s"][done] >= trips["trip_declared_s"][done] - 1e-6).all()
+    # what trained in a burst waits for its device before it uploads
+    assert trips["compute_s"][done].sum() > 0.85 * trips["compute_declared_s"][done].sum()
+
+
+@pytest.mark.parametrize("how", ["the governor dies", "Ctrl-C"])
+def test_phones_that_are_held_end_too(kind: Any, how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(throttled(kind, stop=Stop(versions=10_000)), folder)
+    wait_for_versions(folder, 3, command)
+    if how == "Ctrl-C":
+        command.interrupt()
+        command.ends(130, "edgefl resume")
+    else:
+        command.child("edgefl-governor").send_signal(signal.SIGKILL)
+        command.ends(1, f"the governor of fleet.throttle = '{kind}' ended early (signal 9)")
+
+
+def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_path: Path) -> None:
+    needs_groups("cpu", "memory")
+    fleet = Fleet(devices={"pi-zero-2w": 4}, network="fios", throttle="cgroup", memory="cgroup")
+    command = Command.run(experiment(fleet=fleet, stop=Stop(versions=10_000)), tmp_path / "killed")
+    wait_for_versions(tmp_path / "killed", 3, command)
+    outer = [find(controller).folder for controller in ("cpu", "memory")]
+    family = command.family()
+    made = [
+        folder / f"edgefl-{command.process.pid}-{groups.started(command.process.pid)}" for folder in outer
+    ]
+    assert all(sum(leaf.is_dir() for leaf in folder.iterdir()) >= 4 for folder in made)
+    command.kill_group()
+    psutil.wait_procs(family, timeout=20)
+    command.finish()
+    Command.run(experiment(fleet=fleet), tmp_path / "next").ends()
+    assert not any(folder.exists() for folder in made)
+
+
+@pytest.mark.parametrize(
+    ("key", "others"), [("throttle", "'paced' and 'sigstop' need"), ("memory", "'rlimit' needs")]
+)
+def test_a_mechanism_without_the_right_is_refused_at_once(key: str, others: str, tmp_path: Path) -> None:
+    needs_groups("cpu", "memory")
+    runs.needs_unprivileged()
+    public = Path(tempfile.gettempdir())  # this test's own, which ``nothing_left`` removes
+    public.chmod(0o755)
+    file = Command.write(experiment(), public / "run")
+    arguments = ["run", str(file), "--set", f"fleet.{key}=cgroup", "--out", str(tmp_path / "run")]
+    code, out, err = Command(*arguments, before=runs.UNPRIVILEGED).finish()
+    assert code == 2
+    assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be made in ")
+    assert err.endswith(f"Permission denied; {others} no privileges\n")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not (tmp_path / "run").exists()

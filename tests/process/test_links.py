@@ -37,7 +37,7 @@ def network(folder: Path, way: str) -> str:
 
 def wanted(kind: str, link: str, **changes: object) -> edgefl.Experiment:
     fleet = Fleet(devices={"pi-zero-2w": 4}, network=link)
-    clock = Clock(kind="wall") if kind == "wall" else Clock(kind="virtual", workers=2)
+    clock = Clock(kind=kind, workers=2)
     return experiment(**{"fleet": fleet, "clock": clock, **changes})
 
 
@@ -104,7 +104,7 @@ def declared(kind: str, cells: Cells, folder: Path, device: str = "pixel-4") -> 
     """Downloads, uploads and bytes of the whole trips of three rounds of four phones."""
     run = experiment(
         fleet=Fleet(devices={device: 4}, network="none", cells=cells),
-        clock=Clock(kind="wall") if kind == "wall" else Clock(kind="virtual", workers=2),
+        clock=Clock(kind=kind, workers=2),
         strategy={"name": "fedavg", "cohort": 4},
         stop=Stop(versions=3),
     )

@@ -134,7 +134,7 @@ def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: C
     ],
 )
 def test_a_function_that_fails_says_how(
-    process: MeasuringProcess, function: Callable[..., Any], given: dict[str, Any], says: str
+    process: MeasuringProcess, function: Any, given: Any, says: str
 ) -> None:
     with pytest.raises(NotMet, match=says):
         measure(process, plan(function, kwargs=given))
@@ -161,9 +161,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
-def test_what_a_function_leaves_running_is_ended(
-    process: MeasuringProcess, function: Callable[..., Any]
-) -> None:
+def test_what_a_function_leaves_is_ended(process: MeasuringProcess, function: Callable[..., Any]) -> None:
     assert len(once(process, function).cpu_s) > 1
     assert psutil.Process(process.popen.pid).children() == []
 

@@ -106,9 +106,7 @@ def other_seed(folder: Path) -> None:
         (other_seed, "the update of task"),
     ],
 )
-def test_whatever_is_not_as_it_was_is_named(
-    finished: Path, tmp_path: Path, change: Callable[[Path], None], says: str
-) -> None:
+def test_changes_are_named(finished: Path, tmp_path: Path, change: Callable[[Path], None], says: str) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     change(folder)

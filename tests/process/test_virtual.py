@@ -47,9 +47,7 @@ def trips_of(folder: Path) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(("strategy", "update_format"), CASES)
-def test_same_bits_for_any_number_of_workers_transport_and_back_end(
-    strategy: dict[str, object], update_format: str, tmp_path: Path
-) -> None:
+def test_same_bits_whatever_computes(strategy: dict[str, object], update_format: str, tmp_path: Path) -> None:
     found = {}
     for workers, transport, backend in ((1, "shm", "reference"), (3, "wire", "c")):
         folder = tmp_path / str(workers)

@@ -93,9 +93,7 @@ def test_any_numbers_come_back_bit_for_bit(
     assert_same(latest(folder), given_one)
 
 
-def test_views_of_shared_memory_are_written_and_what_is_read_outlives_the_file(
-    tmp_path: Path,
-) -> None:
+def test_views_of_shared_memory_are_written_and_what_is_read_outlives_the_file(tmp_path: Path) -> None:
     whole = np.zeros(100, np.float32)
     whole[10:19] = MODEL
     path = write(tmp_path, made(model=whole[10:19], vectors=[], held={}), LAYOUT)

@@ -109,9 +109,7 @@ ALWAYS = {"together": "always"}
         ([SERVED] * 60, {**ALWAYS, "active": 30}, 3.0, ""),
     ],
 )
-def test_the_rule_that_decides_is_named(
-    demands: list[Demand], options: dict[str, Any], value: float, why: str
-) -> None:
+def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value: float, why: str) -> None:
     chosen = choose_time_scale(demands, **{"cores": 2, **options})
     assert chosen.value == value
     assert why in chosen.why
@@ -119,9 +117,7 @@ def test_the_rule_that_decides_is_named(
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])
-def test_a_quota_around_the_process_is_what_it_has(
-    quota: float | None, cores: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_counts(quota: float | None, cores: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cpu_quota", lambda: quota)
     assert capacity.capacity_cores() == cores
 

@@ -117,8 +117,8 @@ def test_the_tightest_of_the_groups_around_a_process_counts(machine: Machine) ->
 
 
 @pytest.mark.parametrize(("version", "kind"), [(1, "cgroup"), (2, "cgroup2")])
-def test_time_that_a_quota_took_is_a_share_of_the_wall(
-    machine: Machine, version: int, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_time_that_a_quota_took_is_a_share(
+    machine: Machine, version: int, kind: str, monkeypatch: Any
 ) -> None:
     cpu = machine.mount("cpu", kind, "rw,cpu")
     machine.process_in("1:cpu:/" if version == 1 else "0::/")

@@ -118,9 +118,7 @@ def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
 
 @pytest.mark.parametrize("given", [0.75, 0.86, 1.0, 1.2])
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.8])
-def test_a_quota_is_corrected_by_what_is_given(
-    given: float, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_is_corrected(given: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that loses a quarter of every quota, or gives a fifth too much."""
     process = Simulated()
 

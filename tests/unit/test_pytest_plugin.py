@@ -158,9 +158,7 @@ def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> No
     run(TEST.replace("mib=10", "mib=30"), *wide).assert_outcomes(passed=1)
 
 
-def test_a_baseline_that_does_not_fit_is_no_verdict(
-    run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = f"INVALID: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"
     found = run(TEST, "--edgefl-compare")
     found.assert_outcomes(failed=1)

@@ -155,9 +155,7 @@ def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize(("key", "least", "most"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
-def test_numbers_of_no_measurement_are_refused(
-    key: str, least: float | None, most: float, path: Path
-) -> None:
+def test_impossible_numbers_are_refused(key: str, least: float | None, most: float, path: Path) -> None:
     whole, place = isinstance(most, int), f"entries[0].{key}"
     kind = "int" if whole else "float"
     assert "JSON is malformed" in tampered(path, key, "NaN")

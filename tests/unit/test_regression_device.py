@@ -114,9 +114,7 @@ def says(result: DeviceResult, before: BaselineEntry) -> str:
 
 
 @pytest.mark.parametrize(("second", "found"), [(1.2, ["cpu_s"]), (1.03, ["cpu_s"]), (1.0, [])])
-def test_what_seems_to_have_grown_is_measured_twice(
-    second: float, found: list[str], again: Measurements
-) -> None:
+def test_what_seems_grown_is_measured_twice(second: float, found: list[str], again: Measurements) -> None:
     again.left = [measured(noisy(second, seed=3))]
     device, before = edge_device(), entry(noisy(seed=1))
     assert device.grown(DeviceResult("step", measured(noisy(seed=2))), before) == []
@@ -194,7 +192,7 @@ def test_counted_flop_fail_whatever_the_load(again: Measurements, monkeypatch: p
     ],
 )
 @pytest.mark.parametrize("budgets", [{}, {"seconds": 10.0}])
-def test_a_baseline_that_cannot_compare_is_found_before_anything_is_measured(
+def test_unfit_baselines_are_found_first(
     change: dict[str, Any], why: str, budgets: dict[str, float], again: Measurements, monkeypatch: Any
 ) -> None:
     before = entry(test="test_a", function="dumps")

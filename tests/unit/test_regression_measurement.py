@@ -150,9 +150,7 @@ def test_it_repeats_until_the_median_is_known_and_no_longer(spread: float, asked
 
 
 @pytest.mark.parametrize(("in_the_way", "measurements"), [(0, 1), (1, 2), (9, 2)])
-def test_what_cannot_be_believed_is_measured_once_more(
-    in_the_way: int, measurements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_measured_again(in_the_way: int, measurements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[Measurement] = []
 
     def reasons(self: Measurement) -> list[str]:

@@ -217,9 +217,7 @@ def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_interrupted_run_carries_on_where_it_was(
-    tmp_path: Path, name: str, moment: str, committed: bool
-) -> None:
+def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, committed: bool) -> None:
     strategy = STRATEGIES[name]
     slow = Faults(slow_to_read=frozenset({(0, 5)}))
     first = World(tmp_path, strategy, TRIPS, ring=2, faults=slow).join()

@@ -96,9 +96,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
         ({"checksum": 1}, "two checksums"),
     ],
 )
-def test_an_update_unlike_what_its_slot_says_is_refused(
-    parts: Parts, changed: dict[str, int], detail: str
-) -> None:
+def test_an_update_unlike_its_slot_is_refused(parts: Parts, changed: dict[str, int], detail: str) -> None:
     peer = parts.peer(CLIENT, 1)
     task, lease = parts.lease(client=1, holder=1)
     said = done(task, lease, parts.written(task, lease))

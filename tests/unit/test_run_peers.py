@@ -132,9 +132,7 @@ class Looks:
         return [peer.number for peer, _ in self.table.peers.look(self.seconds, self.every_s)] == [0]
 
 
-def test_time_in_which_nobody_looked_is_nobodys_silence_but_a_look_in_time_forgives_nothing(
-    table: Table,
-) -> None:
+def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
     looks = Looks(table, seconds=5.0, every_s=1.25)
     assert not looks.after(60.0)  # the whole host was suspended: a look that should have been after 1.25 s
     assert [looks.after(1.25) for _ in range(4)] == [False] * 3 + [True]
@@ -245,9 +243,7 @@ def test_a_peer_that_dies_again_and_again_is_given_up(office: Office) -> None:
 
 
 @pytest.mark.parametrize("longest_step_s", [0.0, 1000.0])
-def test_a_silent_client_is_expelled_but_it_may_train_and_an_evaluator_may_think(
-    office: Office, longest_step_s: float
-) -> None:
+def test_a_silent_client_is_expelled_but_may_train_or_think(office: Office, longest_step_s: float) -> None:
     client, evaluator = office.peer(CLIENT, 1), office.peer(EVALUATOR, 0)
     heartbeat_s = experiment().server.heartbeat_s
     office.roster.find_silent(longest_step_s)

@@ -97,9 +97,7 @@ def started(world: Wall) -> Wall:
 
 
 @pytest.mark.parametrize("at_once", [2, 100])  # many tasks do not wait for the last
-def test_clients_join_in_order_and_each_gets_its_task_at_the_flush(
-    world: Wall, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_join_and_get_tasks(world: Wall, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall, "AT_ONCE", at_once)
     world.timeline.start()
     assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 1, 2]

@@ -288,9 +288,7 @@ def ask(path: Path, statement: str) -> None:
         (5000, "damaged"),
     ],
 )
-def test_another_file_is_refused_and_left_alone(
-    tmp_path: Path, spoil: str | bytes | int, message: str
-) -> None:
+def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | int, message: str) -> None:
     with Store(tmp_path) as store:
         act(store, 0, 3)
     path = tmp_path / "record.sqlite"

@@ -146,9 +146,7 @@ def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
     ("strategy", "size"),
     [(FedAvg(cohort=4, over_selection=1.5), 6), (FAVANO(participants=4, interval_s=1.0), 4)],
 )
-def test_cohorts_and_samples_are_drawn_uniformly_and_without_replacement(
-    strategy: Strategy, size: int
-) -> None:
+def test_cohorts_and_samples_are_drawn_uniformly_without_replacement(strategy: Strategy, size: int) -> None:
     core = Core(strategy, fleet(20), 0, experiment.Stop(versions=2500))
     run = run_in_memory(core, [0.3 + 0.2 * client for client in range(20)])
     drawn: dict[int, list[int]] = {}

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from run_parts import Hand
 
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
@@ -28,15 +29,6 @@ from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, m
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 MANY = [f"profile-{i}" for i in range(12)]
-
-
-class Ticks:
-    """A clock that is moved by hand."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def experiment(
@@ -85,11 +77,11 @@ def progress(
 def drawn(trial: Experiment, *figures: control.Progress, width: int = 80, colours: bool = True) -> str:
     """The panel as it is on a terminal of 24 lines after these figures, ten seconds apart."""
     console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True)
-    ticks = Ticks()
+    ticks = Hand()
     view = TerminalView(trial, console, ticks)
     describe(view)
     for one in figures:
-        ticks.now_s += 10.0
+        ticks.at += 10.0
         view.update(one)
     with console.capture() as captured:
         console.print(view.picture())
@@ -208,12 +200,12 @@ def test_time_left_counts_from_where_a_resumed_run_began() -> None:
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    trial, ticks = experiment(dict.fromkeys(MANY, 3)), Ticks()
+    trial, ticks = experiment(dict.fromkeys(MANY, 3)), Hand()
     with LineView(trial, ticks) as view:
         why = describe(view).why
         for _ in range(1 + 4 * 12):  # 12 s, four updates a second
             view.update(progress(trial, dropped=1))
-            ticks.now_s += 0.25
+            ticks.at += 0.25
     out, err = capsys.readouterr()
     start, scale, *lines, end = err.splitlines()
     assert out == ""
@@ -238,7 +230,7 @@ def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.
 
 def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
     trial = experiment()
-    with LineView(trial, Ticks()) as view:
+    with LineView(trial, Hand()) as view:
         describe(view)
         view.update(progress(trial))
         view.say("interrupted: writing a checkpoint (again to stop at once)")
@@ -281,9 +273,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tape]:
     return make
 
 
-def test_a_terminal_gets_a_panel_unless_it_cannot_show_one(
-    terminal: Callable[[], Tape], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_a_panel_if_it_can_show_one(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tape = terminal()
     assert isinstance(make_view(experiment(), quiet=False), TerminalView)
     for term in ("dumb", ""):
@@ -298,9 +288,7 @@ def test_a_terminal_gets_a_panel_unless_it_cannot_show_one(
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_cursor_and_streams_come_back_and_the_last_state_stays(
-    terminal: Callable[[], Tape], error: type[BaseException] | None
-) -> None:
+def test_cursor_and_streams_come_back(terminal: Any, error: type[BaseException] | None) -> None:
     tape = terminal()
     trial, threads, stdout = experiment(), threading.active_count(), sys.stdout
 
@@ -329,10 +317,8 @@ def test_cursor_and_streams_come_back_and_the_last_state_stays(
     assert {None: "done", KeyboardInterrupt: "interrupted"}.get(error, "ended early") in last
 
 
-def test_draws_only_now_and_then_and_nothing_where_it_is_quiet(
-    terminal: Callable[[], Tape], capsys: pytest.CaptureFixture[str]
-) -> None:
-    trial, ticks, tape = experiment(), Ticks(), terminal()
+def test_draws_now_and_then_and_nothing_if_quiet(terminal: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trial, ticks, tape = experiment(), Hand(), terminal()
     view = make_view(trial, quiet=True)
     view.say("loading")
     with view:
@@ -346,7 +332,7 @@ def test_draws_only_now_and_then_and_nothing_where_it_is_quiet(
         for _ in range(100):
             view.update(progress(trial))
         assert len(tape.getvalue()) == before
-        ticks.now_s += REDRAW_S
+        ticks.at += REDRAW_S
         view.update(progress(trial))
         assert len(tape.getvalue()) > before
 
