@@ -119,12 +119,13 @@ PLACEHOLDER_MA = 0.1
 """Every current of Android's own sample, in which nothing was measured."""
 SAME_MHZ = 0.01
 """A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
-_SAID = {
-    "capacity_mah": "battery.capacity",
-    "idle_ma": "cpu.idle",
-    "wifi_ma": "wifi.active, or the mean of wifi.controller.rx and .tx",
-    "radio_ma": "radio.active, or the mean of modem.controller.rx and .tx",
+_BATTERY = {
+    "capacity_mah": ("battery.capacity", ""),
+    "idle_ma": ("cpu.idle", ""),
+    "wifi_ma": ("wifi.active", "wifi.controller"),
+    "radio_ma": ("radio.active", "modem.controller"),
 }
+"""Figures of a battery: the file's item, and the controller whose receiving and sending stand in for it."""
 Items = dict[str, list[float]]
 
 
@@ -157,8 +158,8 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     before = sources.pop("battery", None)
     for key in given if before is not None else ():
         sources.setdefault(f"battery.{key}", before)
-    sources |= {f"battery.{key}": f"{source}, {_SAID[key]}" for key in battery}
-    tables["battery"] = given | battery
+    sources |= {f"battery.{key}": f"{source}, {said}" for key, (_, said) in battery.items()}
+    tables["battery"] = given | {key: figure for key, (figure, _) in battery.items()}
     left_out = _fit(clusters, tables)
     if len(left_out) < len(clusters):
         before = sources.get("cpu.clusters", sources.get("cpu"))
@@ -168,24 +169,19 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     return ImportResult(profile_file(path, "devices", tables), (*notes, *left_out))
 
 
-def _battery(items: Items) -> dict[str, float]:
-    figures = {
-        "capacity_mah": items.get("battery.capacity", []),
-        "idle_ma": items.get("cpu.idle", []),
-        "wifi_ma": _transfer(items, "wifi.active", "wifi.controller"),
-        "radio_ma": _transfer(items, "radio.active", "modem.controller"),
-    }
-    given = {key: round(value[0], 2) for key, value in figures.items() if value}
-    return {key: figure for key, figure in given.items() if figure or key == "idle_ma"}
-
-
-def _transfer(items: Items, plain: str, controller: str) -> list[float]:
-    """The current of a radio that transfers: the file's figure, or the middle of receiving and sending."""
-    if any(items.get(plain, [])):
-        return items[plain][:1]
-    parts = [items.get(f"{controller}.{way}", []) for way in ("rx", "tx")]
-    both = [sum(part) / len(part) for part in parts if sum(part) > 0]
-    return [sum(both) / len(both)] if both else []
+def _battery(items: Items) -> dict[str, tuple[float, str]]:
+    """Figures of the battery that the file gives, and the words for where they are."""
+    found = {}
+    for key, (item, controller) in _BATTERY.items():
+        figures, said = items.get(item, []), item
+        if controller:
+            said = f"{item}, or the mean of {controller}.rx and .tx"
+            parts = [items.get(f"{controller}.{way}", []) for way in ("rx", "tx")]
+            both = [sum(part) / len(part) for part in parts if sum(part) > 0]
+            figures = figures if any(figures) or not both else [sum(both) / len(both)]
+        if figures and (round(figures[0], 2) or key == "idle_ma"):
+            found[key] = round(figures[0], 2), said
+    return found
 
 
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.devices import Device, load_device, load_network
 from edgefl.devices.cells import Way
-from edgefl.devices.condition import Condition, ConditionModel, Power, power_of
+from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
@@ -86,13 +86,8 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
-        _power_of(info.profile, info.network) if fleet.battery else None,
+        power_of(_profile(info.profile), network_of(info.network).bearer) if fleet.battery else None,
     )
-
-
-@functools.cache
-def _power_of(profile: str, network: str) -> Power | None:
-    return power_of(_profile(profile), network_of(network).bearer)
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:

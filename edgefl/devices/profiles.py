@@ -17,17 +17,7 @@ import msgspec
 
 from edgefl import toml
 from edgefl.devices.link import read_trace
-from edgefl.devices.schema import (
-    SCHEMA,
-    Availability,
-    Cpu,
-    Delay,
-    Device,
-    FleetFile,
-    Network,
-    Profile,
-    Thermal,
-)
+from edgefl.devices.schema import SCHEMA, Availability, Delay, Device, FleetFile, Network, Profile, Thermal
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.validation import Fault, faults, wrong
 
@@ -226,15 +216,12 @@ def _device_faults(device: Device) -> Iterator[Fault]:
     delay, cpu, memory = device.delay_model, device.cpu, device.memory
     if delay is not None:
         yield from _delay_faults(delay)
-    if cpu is None and (delay is None or delay.mode != "replace"):
-        yield Fault("cpu", 'cpu: missing; give it, or a delay_model with mode = "replace"')
+    yield from _cpu_faults(device)
     if device.slowdown is not None:
         if device.slowdown.high < device.slowdown.low:
             yield wrong("slowdown.high", f"at least low = {device.slowdown.low}", device.slowdown.high)
         if cpu is None:
             yield Fault("slowdown", "slowdown: has no effect without a cpu to slow down")
-    if cpu is not None:
-        yield from _cpu_faults(cpu)
     if memory is not None and memory.app_limit_mib > memory.ram_mib:
         yield wrong("memory.app_limit_mib", f"at most ram_mib = {memory.ram_mib}", memory.app_limit_mib)
     if device.thermal is not None:
@@ -261,7 +248,12 @@ def _delay_faults(delay: Delay) -> Iterator[Fault]:
         yield wrong("delay_model.values_s", allowed, delay.values_s)
 
 
-def _cpu_faults(cpu: Cpu) -> Iterator[Fault]:
+def _cpu_faults(device: Device) -> Iterator[Fault]:
+    delay, cpu = device.delay_model, device.cpu
+    if cpu is None and (delay is None or delay.mode != "replace"):
+        yield Fault("cpu", 'cpu: missing; give it, or a delay_model with mode = "replace"')
+    if cpu is None:
+        return
     for op_class in ("gemm", "conv", "depthwise", "elementwise"):
         rate = getattr(cpu.rate_gflops, op_class)
         key = f"cpu.rate_gflops.{op_class}"

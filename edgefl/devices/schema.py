@@ -13,7 +13,6 @@ import numpy as np
 
 NOMINAL_V = 3.85
 """Of a phone's lithium-ion cell, where the profile states no ``battery.voltage_v``."""
-
 SCHEMA = 1
 """Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
 

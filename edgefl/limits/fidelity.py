@@ -135,7 +135,11 @@ def assess(
     reasons += _drift("", by_quantity)
     if late := drift("training", training.mean_error):
         reasons.append(late)
-    reasons += _worst_device(by_device)
+    # The device that is furthest off, if it is too far.
+    off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
+    bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
+    more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
+    reasons += [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
         reasons.append(f"other processes used {conditions.others:.0%} of the host")
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
@@ -190,14 +194,6 @@ def drift(what: str, error: float | None) -> str:
 def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
     lines = (drift(name + device, found[what].mean_error) for what, name in SUMMED.items() if what in found)
     return [line for line in lines if line]
-
-
-def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Names the device that is furthest off, if it is too far, and the number of others."""
-    off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
-    bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
-    more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
-    return [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
 
 
 def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> Seconds:

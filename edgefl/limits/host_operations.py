@@ -49,6 +49,10 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
     if triad_mib is None:
         triad_mib = _triad_mib(cache_mib)
     floats = int(triad_mib * _MIB / 4)
+    b, c, out = torch.ones(floats), torch.ones(floats), torch.zeros(floats)
+    net = cnn_femnist((1, 28, 28), 62)
+    images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return Measured(
         gemm_gflops={str(n): rate(_gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
         conv_gflops={
@@ -56,11 +60,11 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
             "1x1": rate(_conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9),
         },
         depthwise_gflops=rate(_conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9),
-        train_gflops=rate(_training_step(), FEMNIST_FLOP / 1e9),
-        triad_gbytes_per_s=rate(_triad(floats), 12.0 * floats / 1e9),
+        train_gflops=rate(sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01), FEMNIST_FLOP / 1e9),
+        triad_gbytes_per_s=rate(lambda: torch.add(b, c, alpha=3.0, out=out), 12.0 * floats / 1e9),
         triad_mib=triad_mib,
         cache_mib=cache_mib,
-        blas=_blas(),
+        blas=blas[1] if blas else "unknown",
     )
 
 
@@ -97,12 +101,6 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
     return max(sizes)
 
 
-def _blas() -> str:
-    """The library that torch's matrix products call, as torch states it."""
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return found[1] if found else "unknown"
-
-
 def _triad_mib(cache_mib: float) -> float:
     """Three arrays of this take twice the cache, if an eighth of the free memory is enough for them."""
     free_mib: float = psutil.virtual_memory().available / _MIB
@@ -118,17 +116,6 @@ def _conv(inputs: int, outputs: int, side: int, kernel: int, groups: int = 1) ->
     image = torch.ones(1, inputs, side, side)
     weights = torch.ones(outputs, inputs // groups, kernel, kernel)
     return lambda: conv2d(image, weights, padding=kernel // 2, groups=groups)
-
-
-def _triad(n: int) -> Callable[[], Any]:
-    b, c, out = torch.ones(n), torch.ones(n), torch.zeros(n)
-    return lambda: torch.add(b, c, alpha=3.0, out=out)
-
-
-def _training_step() -> Callable[[], Any]:
-    net = cnn_femnist((1, 28, 28), 62)
-    images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
-    return sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01)
 
 
 def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:

@@ -125,7 +125,11 @@ class GroupMemory:
 
 
 class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
-    """A running process under a memory limit of its own; made by `open_memory`."""
+    """Holds process ``pid`` to ``limit_mib`` MiB more than it has now, by a control group, until closed.
+
+    Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
+    ValueError if the limit is not a finite number above 0. Without privileges: `memory.MemoryLimit`.
+    """
 
     def __init__(self, pid: int, limit_mib: float) -> None:
         try:
@@ -168,10 +172,4 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
         self.close()
 
 
-def open_memory(pid: int, limit_mib: float) -> MemoryHold:
-    """Hold process ``pid`` to ``limit_mib`` MiB more than it has now, by a control group, until closed.
-
-    Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
-    ValueError if the limit is not a finite number above 0. Without privileges: `memory.MemoryLimit`.
-    """
-    return MemoryHold(pid, limit_mib)
+open_memory = MemoryHold

@@ -89,11 +89,6 @@ class Phase:
         self._lead_s, self._takes = lead_s, takes
         self._ended, self.work = False, 0.0
 
-    @property
-    def declared_s(self) -> float:
-        """Emulated seconds that the device takes for the work done so far, with the lead."""
-        return self._takes_s(self.work)
-
     def _takes_s(self, work: float) -> float:
         return self._lead_s + (work / self._rate if self._takes is None else self._takes(work))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import subprocess
@@ -34,25 +35,21 @@ class ProbeResult(NamedTuple):
     """The reason why it cannot be used here, in one line; empty if it can."""
 
 
+def _tried(probe: Callable[[str], ProbeResult]) -> Callable[..., ProbeResult]:
+    @functools.wraps(probe)
+    def tried(kind: str = "cgroup") -> ProbeResult:
+        try:
+            return probe(kind)
+        except (ConfigError, OSError, subprocess.SubprocessError) as error:
+            failed = "" if isinstance(error, ConfigError) else "the probe failed: "
+            return ProbeResult(kind, "none", f"{failed}{error}")
+
+    return tried
+
+
+@_tried
 def throttle(kind: str) -> ProbeResult:
     """Hold a busy process to a quarter of a core for a moment."""
-    return _tried(kind, _throttle)
-
-
-def memory_group() -> ProbeResult:
-    """Let a process take twice the memory that its group allows."""
-    return _tried("cgroup", _memory_group)
-
-
-def _tried(kind: str, probe: Callable[[str], ProbeResult]) -> ProbeResult:
-    try:
-        return probe(kind)
-    except (ConfigError, OSError, subprocess.SubprocessError) as error:
-        failed = "" if isinstance(error, ConfigError) else "the probe failed: "
-        return ProbeResult(kind, "none", f"{failed}{error}")
-
-
-def _throttle(kind: str) -> ProbeResult:
     with loaded() as child, open_throttle(kind, child.pid, SHARE) as held:
         time.sleep(PROBE_S)
     got = held.achieved()
@@ -64,7 +61,9 @@ def _throttle(kind: str) -> ProbeResult:
     return ProbeResult(kind, f"{seen}{version}", "it acts, but not as asked: this machine may be overloaded")
 
 
-def _memory_group(kind: str) -> ProbeResult:
+@_tried
+def memory_group(kind: str) -> ProbeResult:
+    """Let a process take twice the memory that its group allows."""
     with loaded(2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
         assert child.stdin is not None
         child.stdin.close()

@@ -77,14 +77,7 @@ def checked_share(share: float) -> float:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time that process ``pid`` has used so far, all its threads, in ns; 0 is this process.
-
-    ProcessLookupError if there is none. Linux lets every user read any process's clock.
-
-    >>> before = cpu_ns(0)
-    >>> sum(range(1000)), cpu_ns(0) > before
-    (499500, True)
-    """
+    """CPU time of all threads of process ``pid``, ns; 0 is this process. ProcessLookupError if there is none."""
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) makes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -332,37 +325,32 @@ class ThrottleThread:
 
     def __init__(self) -> None:
         self.queue = TurnQueue()
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def add(self, throttled: Throttled) -> None:
         """Look after it from now on."""
-        with self._changed:
+        with self.changed:
             self.queue.add(throttled, time.monotonic_ns())
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgefl-governor", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            self.changed.notify()
 
     def drop(self, throttled: Throttled) -> None:
         """Look after it no more; waits for the thread's end if it was the last."""
-        with self._changed:
+        with self.changed:
             self.queue.drop(throttled)
             last = self._thread if not len(self.queue) else None
-            self._changed.notify()
+            self.changed.notify()
         if last is not None and last is not threading.current_thread():
             last.join()
 
-    def look(self, quota: Quota) -> None:
-        """Read its clock between two turns, if it is not gone."""
-        with self._changed, contextlib.suppress(ProcessLookupError):
-            quota.look(time.monotonic_ns())
-
     def _run(self) -> None:
         be_prompt()
-        with self._changed:
+        with self.changed:
             while (due_ns := self.queue.run_due(time.monotonic_ns())) is not None:
-                self._changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
+                self.changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
             self._thread = None
 
 
@@ -427,7 +415,8 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
     def achieved(self) -> Achieved:
         """Returns what the process was let have, with signals as of when it last stood still."""
         if self._open and isinstance(self._throttled, Quota):
-            _thread.look(self._throttled)
+            with _thread.changed, contextlib.suppress(ProcessLookupError):  # it is gone
+                self._throttled.look(time.monotonic_ns())
         return self._throttled.account.achieved()
 
     def close(self) -> None:
