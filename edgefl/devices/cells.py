@@ -211,11 +211,8 @@ class SharedCells:
                 cell.start(task, due_s, message.wire_bytes * share, limit)
             else:
                 cell.stop(task, due_s)
-                self._await(cell)
                 if (through := self._sent(task, trip, due_s)) is not None:
                     found.append(through)
-                    continue
-                cell = self._cell(trip)
             self._await(cell)
         return found
 

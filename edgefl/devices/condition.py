@@ -113,10 +113,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """The condition so far into ``plan``, at most at its end, of a client that began it as ``before``.
-
-        ``because`` is the reason why it did not get further.
-        """
+        """The condition so far into ``plan``, at most at its end, of a client that began it as ``before``."""
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"

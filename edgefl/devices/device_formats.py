@@ -16,7 +16,7 @@ import contextlib
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 from xml.etree import ElementTree
 
 import msgspec
@@ -115,8 +115,7 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
     }
 
 
-PLACEHOLDER_MA = 0.1
-"""Every current of Android's own sample, in which nothing was measured."""
+PLACEHOLDER_MA = 0.1  # every current of Android's own sample, in which nothing was measured
 SAME_MHZ = 0.01
 """A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
 _BATTERY = {
@@ -129,12 +128,8 @@ _BATTERY = {
 Items = dict[str, list[float]]
 
 
-class PowerCluster(NamedTuple):
-    """Cores of one kind in the file; ``cores`` is None where it does not say."""
-
-    cores: int | None
-    freq_mhz: list[float]
-    power_ma: list[float]
+PowerCluster = tuple[int | None, list[float], list[float]]
+"""Cores of one kind in the file, None where it does not say; their frequencies, MHz, and currents, mA."""
 
 
 def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
@@ -142,7 +137,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     items = _items(path)
     _refuse_placeholders(path, items)
     clusters, notes = _clusters(path, items), []
-    seen = [ma for cluster in clusters for ma in cluster.power_ma]
+    seen = [ma for _, _, power_ma in clusters for ma in power_ma]
     if len(seen) > len(clusters) and len(set(seen)) == 1:
         notes.append(f"left out: the cores' currents, {seen[0]:g} mA at every frequency")
         clusters = []
@@ -171,7 +166,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
 
 def _battery(items: Items) -> dict[str, tuple[float, str]]:
     """Figures of the battery that the file gives, and the words for where they are."""
-    found = {}
+    found: dict[str, tuple[float, str]] = {}
     for key, (item, controller) in _BATTERY.items():
         figures, said = items.get(item, []), item
         if controller:
@@ -179,8 +174,9 @@ def _battery(items: Items) -> dict[str, tuple[float, str]]:
             parts = [items.get(f"{controller}.{way}", []) for way in ("rx", "tx")]
             both = [sum(part) / len(part) for part in parts if sum(part) > 0]
             figures = figures if any(figures) or not both else [sum(both) / len(both)]
-        if figures and (round(figures[0], 2) or key == "idle_ma"):
-            found[key] = round(figures[0], 2), said
+        figure = round(float(figures[0]), 2) if figures else 0.0
+        if figures and (figure or key == "idle_ma"):
+            found[key] = figure, said
     return found
 
 
@@ -201,7 +197,7 @@ def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
 
 
 def _clusters(path: Path, items: Items) -> list[PowerCluster]:
-    found = []
+    found: list[PowerCluster] = []
     for at, cores in enumerate(items.get("cpu.clusters.cores", [0.0])):
         for speeds_key, currents_key in (("cpu.core_speeds", "cpu.core_power"), ("cpu.speeds", "cpu.active")):
             suffix = f".cluster{at}" if f"{speeds_key}.cluster{at}" in items else ""
@@ -214,7 +210,7 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
                 raise ProfileError(f"{path}: {speeds_key}{suffix}: got {got}; allowed: {allowed}")
             if speeds[0] <= 0 or min(currents) <= 0:
                 raise ProfileError(f"{path}: {currents_key}{suffix}: allowed: speeds and currents above 0")
-            found.append(PowerCluster(int(cores) or None, [khz / 1e3 for khz in speeds], currents))
+            found.append((int(cores) or None, [khz / 1e3 for khz in speeds], currents))
             break
     return found
 

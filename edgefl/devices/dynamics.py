@@ -28,8 +28,7 @@ from edgefl.devices.plan import TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000
-"""Recoveries looked through for one after which the client is online as well as fit."""
+MOST_TRIES = 10_000  # recoveries looked through for one after which the client is online as well as fit
 
 
 class Transition(NamedTuple):

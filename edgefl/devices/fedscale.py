@@ -24,10 +24,8 @@ from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pick
 
 Client = TypeVar("Client")
 LIMIT_MIB = 256
-CLIENTS = 100
-"""Clients that are taken of a file with more, if the user does not say how many."""
-MOST_CLIENTS = 5000
-"""A fleet of more would not fit a profile file."""
+CLIENTS = 100  # clients that are taken of a file with more, if the user does not say how many
+MOST_CLIENTS = 5000  # a fleet of more would not fit a profile file
 MOST_INTERVALS = 20_000_000
 FORWARD_GFLOP = 0.6
 """MobileNet-V2's inference of one image of 224 × 224, 300 M multiply-adds (Sandler et al., CVPR 2018)."""

@@ -20,19 +20,15 @@ from edgefl.devices.schema import Direction, Network
 from edgefl.errors import EdgeflError, ProfileError
 from edgefl.limits.pacing import Pacer, PhaseTime
 
-CHUNK_BYTES = 65536
-"""Bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%."""
-LOOK_WALL_S = 0.02
-"""Wall time between two looks of a transfer at its share of a link that others use too."""
+CHUNK_BYTES = 65536  # bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%
+LOOK_WALL_S = 0.02  # wall time between two looks of a transfer at its share of a link that others use too
 FIRST_LOOK_WALL_S = 0.002
-ALIGN_BYTES = 256
-"""A part of a message begins at a multiple of this."""
+ALIGN_BYTES = 256  # a part of a message begins at a multiple of this
 OPPORTUNITY_BYTES = 1504
 """Bytes that one opportunity delivers: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
 MOST_BYTES = 64 << 20
 LONGEST_MS = 60_000
-EXACT = 1e-4
-"""A constant rate is written over the shortest whole period that gives it within this share."""
+EXACT = 1e-4  # a constant rate is written over the shortest whole period that gives it within this share
 
 
 class Disconnected(EdgeflError):

@@ -138,7 +138,7 @@ def plan_trip(
         drawn_s = model.draw(rng, examples)
         compute_s = drawn_s if model.mode == "replace" else compute_s + drawn_s
         if model.mode == "replace":
-            down, up = _instant(down), _instant(up)
+            down, up = (Transfer(one.nbytes, 0, 0, 0.0, math.inf, max(1, one.nbytes)) for one in (down, up))
     if flops > 0 and compute_s > 0:
         heat = None
         if thermal is not None and (model is None or model.mode == "add"):
@@ -150,7 +150,3 @@ def plan_trip(
     if up.trace is None or plan.compute_s == math.inf:
         return plan
     return plan._replace(up=up._replace(flows_at_s=up.flows_at_s + plan.down_s + plan.compute_s))
-
-
-def _instant(transfer: Transfer) -> Transfer:
-    return Transfer(transfer.nbytes, 0, 0, 0.0, math.inf, max(1, transfer.nbytes))

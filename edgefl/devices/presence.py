@@ -142,8 +142,7 @@ class Presence:
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 
-MOST_CHANGES = 100_000
-"""Changes looked through for an instant at which every source is on."""
+MOST_CHANGES = 100_000  # changes looked through for an instant at which every source is on
 
 
 @functools.cache

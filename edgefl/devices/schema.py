@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-NOMINAL_V = 3.85
-"""Of a phone's lithium-ion cell, where the profile states no ``battery.voltage_v``."""
+NOMINAL_V = 3.85  # of a phone's lithium-ion cell, where the profile states no battery.voltage_v
 SCHEMA = 1
 """Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
 
@@ -270,10 +269,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in clusters) / 1e3 * self.voltage_v
 
     def individual(self, rng: np.random.Generator) -> Device:
-        """This very device: ``slowdown`` drawn once from the client's own stream and applied to ``train``.
-
-        Without a ``slowdown`` the profile itself, and nothing is drawn.
-        """
+        """This very device: ``slowdown``, if it has one, drawn once from the client's own stream."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = float(rng.uniform(self.slowdown.low, self.slowdown.high))

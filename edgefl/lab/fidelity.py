@@ -359,7 +359,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
         found = np.array([throttle.achieved().error for throttle in throttles])
     usage.end()
     used = usage.usage()  # once the processes have ended: their time is this process's then
-    return found, Conditions(others=used.others, steal=used.steal)
+    return found, Conditions(others=used["others"], steal=used["steal"])
 
 
 # ---- bars and verdicts -------------------------------------------------------------------------

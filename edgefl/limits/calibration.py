@@ -19,11 +19,9 @@ import msgspec
 from edgefl.errors import RunError
 from edgefl.limits.capacity import host
 
-MAX_CV = 0.10
-"""Coefficient of variation of a rate's repetitions above which the calibration is refused."""
+MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which the calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0
-VERSION = 3
-"""Number of the measuring method; a calibration of another version does not hold."""
+VERSION = 3  # number of the measuring method; a calibration of another version does not hold
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 

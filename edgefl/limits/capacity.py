@@ -18,16 +18,12 @@ from edgefl.limits.groups import NoGroup, Place, figures, find, words
 
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
-SERVER_TRIP_S = 0.0003
-"""Seconds of a trip's overhead that the server spends, for one client after another."""
-TARGET_LOAD = 0.5
-"""Share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%."""
-LEAST_STRETCH = 1.15
-"""Real time is kept where less than this would bring the load to its target."""
+SERVER_TRIP_S = 0.0003  # seconds of a trip's overhead that the server spends, for one client after another
+TARGET_LOAD = 0.5  # share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%
+LEAST_STRETCH = 1.15  # real time is kept where less than this would bring the load to its target
 INVALID_LOAD = 0.9
 """Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
-CLIENT_SHARE = 0.7
-"""Share of one core that a single client may ask for while it is on a trip."""
+CLIENT_SHARE = 0.7  # share of one core that a single client may ask for while it is on a trip
 BURST_SHARE = 0.25
 """Share of one core that a client may ask for until its training is due: the slack in which it can still be
 on time when other clients train at that moment."""
@@ -170,10 +166,7 @@ def _smallest(
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
-    """Cores needed by the densest stretch of time, if all these windows belong to trips that start at once.
-
-    The demand bound of real-time scheduling: the work within any stretch, divided by its length.
-    """
+    """Cores needed by the densest stretch of windows whose trips start at once: real-time's demand bound."""
     merged: dict[tuple[float, float], float] = {}
     for one in bursts:
         window = (one.start_s, one.start_s + one.emulated_s)
@@ -289,15 +282,6 @@ class ThrottleMeter:
         return [stat.get(name, 0) / unit for stat, name, unit in said]
 
 
-class Usage(NamedTuple):
-    """The shares of these names in `fidelity.Conditions`; None where the system does not tell."""
-
-    used: float | None
-    others: float | None
-    steal: float | None
-    throttled: float | None
-
-
 class UsageMeter:
     """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`."""
 
@@ -305,7 +289,7 @@ class UsageMeter:
         self._began_s = time.monotonic()
         self._own_s, self._busy_s = _own_cpu_s(), _busy_s(psutil.cpu_times())
         self._meters: tuple[StealMeter, ThrottleMeter] | None = None
-        self._taken: tuple[float | None, float | None] = (None, None)
+        self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
     def begin(self) -> None:
         """Note that the clients start."""
@@ -314,16 +298,16 @@ class UsageMeter:
     def end(self) -> None:
         """Note that the clients have ended."""
         if self._meters is not None:
-            self._taken = self._meters[0].share(), self._meters[1].share()
+            self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
-    def usage(self) -> Usage:
-        """Returns the shares since this was made, once all processes of the run have ended."""
+    def usage(self) -> dict[str, float | None]:
+        """Shares of `fidelity.Conditions` by name since this was made, once the processes have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = _own_cpu_s() - self._own_s
         if core_s <= 0:
-            return Usage(None, None, *self._taken)
+            return {"used": None, "others": None, **self._taken}
         others_s = _busy_s(psutil.cpu_times()) - self._busy_s - own_s
-        return Usage(own_s / core_s, max(0.0, others_s) / core_s, *self._taken)
+        return {"used": own_s / core_s, "others": max(0.0, others_s) / core_s, **self._taken}
 
 
 def _own_cpu_s() -> float:

@@ -31,9 +31,8 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Make ready what the experiment asks for; at the end nothing of it is left.
-
-    Under the virtual clock nothing is held. ConfigError if a mechanism does not work here.
+    """Make ready, and at the end take away, what the experiment asks for. ConfigError if it does not work
+    here.
     """
     if experiment.clock.kind == "virtual":
         yield Enforcement()
@@ -90,9 +89,8 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Says in words how the process died of too little memory, else nothing; called after its end.
-
-        ``gave_up``: it said itself that an allocation had failed.
+        """Says how the process, which ``gave_up`` if it said so, died of too little memory; empty if it did
+        not.
         """
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):

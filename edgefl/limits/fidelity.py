@@ -28,8 +28,7 @@ LOAD_MAX = 0.9
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
-OTHERS_NOTED = 0.25
-"""Share of the host that others use from which on they are named among the reasons."""
+OTHERS_NOTED = 0.25  # share of the host that others use from which on they are named among the reasons
 
 Seconds = npt.NDArray[np.float64]
 

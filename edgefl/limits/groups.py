@@ -20,8 +20,7 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 _OWN = "own"
 """Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
-_PATIENCE_S = 2.0
-"""A process that has ended leaves its group a little later."""
+_PATIENCE_S = 2.0  # a process that has ended leaves its group a little later
 
 
 class NoGroup(ConfigError):

@@ -33,8 +33,7 @@ from edgefl.limits.throttle import (
 
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
 """Wall time between two corrections of the share: each costs the governor a wake-up, or a new quota."""
-MOST_SHARE = 1.0
-"""Training has one thread."""
+MOST_SHARE = 1.0  # training has one thread
 LEAST_SHARE = 1e-3
 EARLY = {"sigstop": 0.02, "cgroup": 0.2}
 """Share of a phase by which the throttle aims before its end: a quota is off by a tick and more."""
@@ -178,10 +177,7 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def look(self, now_ns: int) -> int | None:
-        """Look after all that are due; returns when the next one is.
-
-        `RunError` if one cannot be held any more.
-        """
+        """Look after all that are due; returns when the next is. `RunError` if one can be held no more."""
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone cannot be held to its share any more: {why}")

@@ -26,11 +26,9 @@ from edgefl.learning.networks import cnn_femnist
 from edgefl.limits.calibration import MAX_CV, Measured, Rate
 
 REPETITIONS = 9
-ROUNDS = 5
-"""A rate that came out noisy is measured again, at most so often; the calmest round counts."""
+ROUNDS = 5  # a rate that came out noisy is measured again, at most so often; the calmest round counts
 GEMM_SIZES = (64, 256, 1024)
-TRIAD_MIN_MIB = 64
-"""Least size of each of the triad's three arrays."""
+TRIAD_MIN_MIB = 64  # least size of each of the triad's three arrays
 _REPETITION_S = 0.05
 _CALLS = 3
 """A repetition is at least so long and so many calls: one call alone is at the mercy of one interruption."""

@@ -26,11 +26,9 @@ Takes = Callable[[float], float]
 
 _PR_SET_TIMERSLACK = 29
 
-NEVER_NS = 2.0**62
-"""A century on the monotonic clock: whoever waits for it waits to be cancelled."""
+NEVER_NS = 2.0**62  # a century on the monotonic clock: whoever waits for it waits to be cancelled
 
-AHEAD_NS = 50_000_000
-"""Wall time by which work within a phase may be ahead of the device."""
+AHEAD_NS = 50_000_000  # wall time by which work within a phase may be ahead of the device
 
 
 def set_timer_slack() -> bool:
@@ -162,9 +160,8 @@ class Pacer:
         self._last_ns = at_ns
 
     def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
-        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s``.
-
-        ``takes`` says how long an amount of work takes instead of the rate.
+        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s`` or
+        ``takes``.
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")

@@ -22,8 +22,7 @@ PROBE_S = 0.4
 WITHIN = 0.25
 """A probe of less than half a second on a machine that does other things says no more than that it acts."""
 LIMIT_MIB = 32
-LONGEST_S = 30.0
-"""A process that computes ends by itself after so long."""
+LONGEST_S = 30.0  # a process that computes ends by itself after so long
 
 
 class ProbeResult(NamedTuple):

@@ -77,7 +77,7 @@ def checked_share(share: float) -> float:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of process ``pid``, ns; 0 is this process. ProcessLookupError if there is none."""
+    """CPU time of all threads of process ``pid``, 0 being this one, ns; ProcessLookupError without one."""
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) makes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -88,7 +88,7 @@ def cpu_ns(pid: int) -> int:
 class Target:
     """One process, held by descriptor: a signal never reaches another one that got its number.
 
-    ProcessLookupError if there is no process ``pid``, ConfigError if it is another user's, ValueError below
+    ProcessLookupError if there is none, ConfigError if it is another user's, ValueError for a ``pid`` below
     1.
     """
 
@@ -130,14 +130,12 @@ class Target:
         self._fd = -1
 
 
-SLICE_NS = 2_000_000
-"""CPU time that a process runs at a stretch."""
+SLICE_NS = 2_000_000  # CPU time that a process runs at a stretch
 SHORTEST_NS = 100_000
 """It runs at least so long, and has stood still so long when its clock is read: a signal takes some 20 µs."""
 LEAST_GAIN = 0.05
 """Least pace, in cores, at which a process is taken to get ahead: one with more threads is found out."""
-IDLE = 0.1
-"""A process that used less than this of half a slice in its last run may be asleep: it is asked."""
+IDLE = 0.1  # a process that used less than this of half a slice in its last run may be asleep: it is asked
 
 
 class DutyCycle:
@@ -189,12 +187,10 @@ class DutyCycle:
         self.target.close()
 
 
-PERIOD_US = 10_000
-"""Shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)."""
+PERIOD_US = 10_000  # shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)
 LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
 """The kernel's."""
-MOST_CORRECTION = 0.5
-"""Part of the share by which one turn corrects the quota at most."""
+MOST_CORRECTION = 0.5  # part of the share by which one turn corrects the quota at most
 WORTHWHILE = 0.02
 """A quota that is off by less stays: a new one wipes the debt of the old and hands out a period's worth."""
 HALF_BURST_NS = 1_300_000
@@ -262,8 +258,7 @@ class Quota:
 
 
 Throttled = DutyCycle | Quota
-LATE_NS = 50_000
-"""A throttle that is due within this is looked after now."""
+LATE_NS = 50_000  # a throttle that is due within this is looked after now
 
 
 def be_prompt() -> None:
@@ -355,8 +350,7 @@ class ThrottleThread:
 
 
 KINDS = ("sigstop", "cgroup")
-SAVED_NS = 2_000_000
-"""CPU time that a process which sleeps may save up."""
+SAVED_NS = 2_000_000  # CPU time that a process which sleeps may save up
 
 _thread = ThrottleThread()
 

@@ -183,7 +183,7 @@ class _Supervisor:
             from edgefl.results import report, summary, trace
 
             with Store(self._folder) as store:
-                store.set_meta(memory=self._memory, **self._usage.usage()._asdict())
+                store.set_meta(memory=self._memory, **self._usage.usage())
             for write in (summary.write_summary, trace.write_trace, report.write_report):
                 write(self._folder)
         except (EdgeflError, OSError) as error:

@@ -168,9 +168,9 @@ def test_the_run_and_the_others_share_the_cores(times: list[object], monkeypatch
     monkeypatch.setattr(capacity, "_own_cpu_s", iter([1.0, 5.0]).__next__)
     times += [Times(100, 100), Times(116, 900)._replace(idle=500.0, iowait=70.0)]
     found = UsageMeter().usage()
-    assert found.used == pytest.approx(0.2)  # 4 of 20 core seconds
-    assert found.others == pytest.approx(0.6)  # 12 of them
-    assert (found.steal, found.throttled) == (None, None)  # nothing had begun
+    assert found["used"] == pytest.approx(0.2)  # 4 of 20 core seconds
+    assert found["others"] == pytest.approx(0.6)  # 12 of them
+    assert (found["steal"], found["throttled"]) == (None, None)  # nothing had begun
 
 
 def test_steal_and_quota_are_of_the_time_in_which_the_clients_ran() -> None:
@@ -178,5 +178,5 @@ def test_steal_and_quota_are_of_the_time_in_which_the_clients_ran() -> None:
     meter.begin()
     meter.end()
     found = meter.usage()
-    assert found.steal is None or 0.0 <= found.steal <= 1.0
-    assert found.throttled is None or 0.0 <= found.throttled <= 1.0
+    assert found["steal"] is None or 0.0 <= found["steal"] <= 1.0
+    assert found["throttled"] is None or 0.0 <= found["throttled"] <= 1.0
