@@ -162,10 +162,7 @@ class _CellTrip:
 
 
 class SharedCells:
-    """The cells of a fleet under the virtual clock, where a trip's times depend on other trips'.
-
-    A cell's ways carry ``capacities``, clients' own links ``limits``, bytes per emulated second.
-    """
+    """Cells under the virtual clock; ``capacities`` of their ways, ``limits`` of clients' links, bytes/s."""
 
     def __init__(
         self, cells: int, capacities: dict[Way, float | None], limits: dict[Way, Sequence[float]]

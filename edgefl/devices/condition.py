@@ -177,7 +177,7 @@ class Power(NamedTuple):
 
 
 def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
-    """The device's power and its battery's charge; None for one without a battery.
+    """The device's power and charge; None without a battery.
 
     A current that is left out is not drawn. `ProfileError` where it does not say what computing draws.
     """

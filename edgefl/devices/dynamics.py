@@ -40,7 +40,6 @@ class Transition(NamedTuple):
 
     @property
     def comes(self) -> bool:
-        """True where the client comes online; else it goes."""
         return self.why == "back"
 
 

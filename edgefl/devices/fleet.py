@@ -91,9 +91,8 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """The times at which a client is online, apart from what its work does to it.
-
-    A profile's windows start at an instant of their period that each device draws, a file's do not.
+    """The times at which a client is online; a profile's windows begin where its device draws, a file's do
+    not.
     """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []

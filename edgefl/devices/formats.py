@@ -41,9 +41,8 @@ WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
-    """The profiles that the file in that format makes.
-
-    ProfileError if there is no such format, it has no use for an option, or the file is not of it.
+    """The profiles that the file makes; ProfileError without such a format, or if an option or the file is
+    unfit.
     """
     found = _format(format_name)
     for option, given in options._asdict().items():

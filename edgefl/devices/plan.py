@@ -73,7 +73,7 @@ class TripPlan(NamedTuple):
     def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
         """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
 
-        It makes the steps, of ``step_flops`` each, that it finishes by then; the download is not cut short.
+        It makes the steps, of ``step_flops`` each, that it finishes by then; a download is not cut short.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)

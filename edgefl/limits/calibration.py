@@ -79,8 +79,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
     """This host's calibration: the stored one if it fits and is fresh, else measured now (seconds).
 
-    Stored in ``folder``, by default ``$XDG_CACHE_HOME/edgefl`` or ``~/.cache/edgefl``, a file a
-    fingerprint. RunError if rates vary by more than 10%: nothing noisy is stored or returned.
+    Kept in ``folder``, by default ``~/.cache/edgefl``. RunError if rates vary by more than 10%.
     """
     if not force and (stored := stored_calibration(folder)) is not None:
         return stored
@@ -95,10 +94,9 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
     )
     noisy = [f"{name} {rate.cv:.0%}" for name, rate, _ in measured.measured.rates() if rate.cv > MAX_CV]
     if noisy:
-        raise RunError(
-            f"calibration refused: this host is too noisy now (coefficient of variation: {', '.join(noisy)}; "
-            f"allowed: {MAX_CV:.0%}); stop other work and run `edgefl calibrate` again"
-        )
+        noise = f"(coefficient of variation: {', '.join(noisy)}; allowed: {MAX_CV:.0%})"
+        again = "stop other work and run `edgefl calibrate` again"
+        raise RunError(f"calibration refused: this host is too noisy now {noise}; {again}")
     path = _path(folder)
     with contextlib.suppress(OSError):  # a cache that cannot be written is no error
         path.parent.mkdir(parents=True, exist_ok=True)

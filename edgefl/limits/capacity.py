@@ -112,10 +112,8 @@ def choose_time_scale(
         raise ConfigError(f"cores must be a finite number above 0 (got {cores})")
     shares = sorted((demand.cores for demand in demands), reverse=True)
     if not all(map(math.isfinite, shares)):
-        raise ConfigError(
-            "clock.time_scale: a client's trip takes no emulated time but needs the host's CPU; it cannot be "
-            "paced, use clock.kind = 'virtual'"
-        )
+        why = "a client's trip takes no emulated time but needs the host's CPU; it cannot be paced"
+        raise ConfigError(f"clock.time_scale: {why}, use clock.kind = 'virtual'")
     active = len(shares) if active is None else min(active, len(shares))
     asked, largest = sum(shares[:active]), max(shares, default=0.0)
     if scale == "auto":

@@ -31,9 +31,7 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Make ready, and at the end take away, what the experiment asks for. ConfigError if it does not work
-    here.
-    """
+    """What the experiment asks for, until the end; ConfigError if it does not work here."""
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
@@ -89,9 +87,7 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Says how the process, which ``gave_up`` if it said so, died of too little memory; empty if it did
-        not.
-        """
+        """How the process, which said that it ``gave_up`` or not, died of too little memory; else empty."""
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):
             return ""

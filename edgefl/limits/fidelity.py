@@ -48,7 +48,7 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The host during a run: shares of cores expected and used, of time that others took; None: unknown."""
+    """The host during a run: shares of its cores and of time; None where unknown."""
 
     load: float | None = None
     used: float | None = None

@@ -218,10 +218,9 @@ class _OwnFolders:
         family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         strangers = [pid for pid in pids if int(pid) not in family]
         if strangers:
-            raise NoGroup(
-                f"{outer} holds other processes too (such as {strangers[0]}), so nothing below it can be "
-                "limited; start this in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
-            )
+            others = f"{outer} holds other processes too (such as {strangers[0]})"
+            own = "start this in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
+            raise NoGroup(f"{others}, so nothing below it can be limited; {own}")
         (folder / _OWN).mkdir(exist_ok=True)
         for pid in pids:
             write(folder / _OWN / "cgroup.procs", pid)

@@ -132,19 +132,16 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
     """
 
     def __init__(self, pid: int, limit_mib: float) -> None:
-        try:
-            self._groups = Groups(["memory"])
-        except NoGroup as why:
-            raise ConfigError(f"memory 'cgroup' cannot be used here: {why}") from None
-        try:
+        with contextlib.ExitStack() as undo:
+            try:
+                self._groups = undo.enter_context(Groups(["memory"]))
+            except NoGroup as why:
+                raise ConfigError(f"memory 'cgroup' cannot be used here: {why}") from None
             group = self._groups.group(f"memory-{pid}")
             self._memory = GroupMemory(group.place("memory"), limit_mib)
             group.enter(pid)
-        except BaseException:
-            self._groups.close()
-            raise
-        self._seen = (0, float("nan"))
-        self._open = True
+            undo.pop_all()
+        self._seen, self._open = (0, float("nan")), True
 
     def _look(self) -> tuple[int, float]:
         """Kills and peak, as the group said while it was there."""

@@ -38,10 +38,7 @@ def set_timer_slack() -> bool:
 
 
 def set_time_slice(slice_ns: int = 100_000) -> bool:
-    """Ask Linux (6.12 on) to run this thread in slices of ``slice_ns``; returns whether it does.
-
-    A paced client is on time only if it runs soon after it wakes, also while others compute.
-    """
+    """Ask Linux (6.12 on) to run this thread soon and in slices of ``slice_ns``; returns whether it does."""
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
     attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, 0, 0, slice_ns, 0, 0)

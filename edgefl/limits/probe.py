@@ -76,10 +76,7 @@ def memory_group(kind: str) -> ProbeResult:
 
 @contextlib.contextmanager
 def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has started to keep one core busy, for `LONGEST_S` at most; gone at the end.
-
-    With ``take_mib`` it touches so much memory instead, once its standard input is closed.
-    """
+    """A process that keeps one core busy, `LONGEST_S` at most, or takes memory once its input is closed."""
     code = f"{inspect.getsource(_be_load)}\n_be_load({LONGEST_S!r}, {take_mib!r})"
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code],
