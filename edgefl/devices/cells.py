@@ -58,8 +58,7 @@ class Cell:
         self._capacity, self._level, self._now_s = capacity, math.inf, 0.0
         self._limits: dict[int, float] = {}
         self._left: dict[int, float] = {}
-        self.ends: tuple[float, int] | None = None
-        """End and number of the next transfer to end if none starts before; the lowest number of several."""
+        self.ends: tuple[float, int] | None = None  # of the next to end if none starts, the lowest of several
 
     def __contains__(self, transfer: int) -> bool:
         return transfer in self._left

@@ -91,9 +91,7 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """The times at which a client is online; a profile's windows begin where its device draws, a file's do
-    not.
-    """
+    """When a client is online; windows of a profile begin where its device draws, those of a file do not."""
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []
     if fleet.join_spread_s > 0:
@@ -119,8 +117,7 @@ def _availability(experiment: Experiment, info: ClientInfo) -> Availability | No
 
 @functools.cache
 def _shuffled(seed: int, count: int) -> list[int]:
-    order: list[int] = stream(seed, "availability").permutation(count).tolist()
-    return order
+    return list(stream(seed, "availability").permutation(count).tolist())
 
 
 class Trips:

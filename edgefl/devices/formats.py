@@ -41,9 +41,7 @@ WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
-    """The profiles that the file makes; ProfileError without such a format, or if an option or the file is
-    unfit.
-    """
+    """The profiles that the file makes; ProfileError if the format, an option or the file is unfit."""
     found = _format(format_name)
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:

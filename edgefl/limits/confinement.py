@@ -66,8 +66,7 @@ class ClientLimits:
         self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None
     ) -> None:
         self.throttle = enforcement.throttle
-        self.governor = governor
-        """The pipe on which it tells the governor of its computing; None without a throttle."""
+        self.governor = governor  # the pipe on which it tells of its computing; None without a throttle
         self._limit_mib = limit_mib if enforcement.memory != "off" else None
         self._group = ControlGroup(enforcement.groups, name) if enforcement.groups else None
         self._memory: MemoryLimit | GroupMemory | None = None

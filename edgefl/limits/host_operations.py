@@ -89,11 +89,9 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
     """The last-level cache that the system states, MiB; 0 if it states none."""
     sizes = [0.0]
     for index in sorted(cpu.glob("index*/size")):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             text = index.read_text().strip()
             sizes.append(float(text.removesuffix("K")) / 1024 if text.endswith("K") else float(text) / _MIB)
-        except (OSError, ValueError):
-            continue
     with contextlib.suppress(OSError, ValueError):
         sizes.append(os.sysconf("SC_LEVEL3_CACHE_SIZE") / _MIB)
     return max(sizes)

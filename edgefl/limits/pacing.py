@@ -147,8 +147,7 @@ class Pacer:
         self._wait, self._clock = wait, clock
         self._cursor_ns: float | None = None  # the scheduled start of the next phase
         self._last_ns = 0  # the real end of the phase before
-        self.delay_declared_s = self.delay_s = 0.0
-        """Leads of the trip's phases that were waited for by `Phase.lead`: declared, and by the clock."""
+        self.delay_declared_s = self.delay_s = 0.0  # leads that were waited for: declared, and by the clock
 
     def begin(self, at_ns: int) -> None:
         """A trip starts: ``at_ns`` is when its message was received, on the monotonic clock."""

@@ -275,10 +275,8 @@ class TurnQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Throttled]] = []
         self._order = itertools.count()
-        self._entry: dict[Throttled, int] = {}
-        """Each member's entry that counts; others in the heap are of before."""
-        self.trouble: dict[Throttled, str] = {}
-        """Those that live and cannot be looked after any more, with the reason."""
+        self._entry: dict[Throttled, int] = {}  # each member's entry that counts; others are of before
+        self.trouble: dict[Throttled, str] = {}  # why those that live cannot be looked after any more
 
     def __len__(self) -> int:
         return len(self._entry)
@@ -288,8 +286,7 @@ class TurnQueue:
 
     def add(self, throttled: Throttled, at_ns: int) -> None:
         """Look after it from ``at_ns`` on; if it is there already, then and not when it was planned."""
-        number = next(self._order)
-        self._entry[throttled] = number
+        self._entry[throttled] = number = next(self._order)
         heapq.heappush(self._heap, (at_ns, number, throttled))
 
     def drop(self, throttled: Throttled) -> None:
