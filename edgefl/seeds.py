@@ -11,12 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class _Name(ISeedSequence):
-    """256 bits from a stream's name: a generator's whole first state.
-
-    numpy's `SeedSequence` gives the same independence in seven times the time, and every trip starts streams.
-    """
-
-    __slots__ = ("_bits",)
+    """256 bits from a stream's name, a generator's first state: a seventh of `SeedSequence`'s time."""
 
     def __init__(self, bits: bytes) -> None:
         self._bits = bits

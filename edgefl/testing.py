@@ -17,24 +17,7 @@ import numpy.typing as npt
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import (
-    Action,
-    Arrived,
-    Evaluate,
-    Evaluated,
-    Event,
-    Failed,
-    Finish,
-    Joined,
-    Left,
-    Release,
-    Revoke,
-    Sum,
-    Summed,
-    Ticked,
-    Train,
-    Wake,
-)
+from edgefl.core import events as said
 from edgefl.errors import RunError
 from edgefl.kernels import steps as optimizer
 from edgefl.seeds import stream
@@ -66,9 +49,9 @@ class MemoryRun:
 
     models: list[Vector]
     """The model of each version."""
-    sums: list[tuple[Sum, tuple[Update, ...]]] = field(default_factory=list)
+    sums: list[tuple[said.Sum, tuple[Update, ...]]] = field(default_factory=list)
     """Each ``Sum`` that made a version, with its updates."""
-    history: list[tuple[Event, list[Action]]] = field(default_factory=list)
+    history: list[tuple[said.Event, list[said.Action]]] = field(default_factory=list)
     """Each event and the core's answer, in order."""
     fates: dict[int, str] = field(default_factory=dict)
     """Task to the fate that its ``Release`` named."""
@@ -78,11 +61,11 @@ class MemoryRun:
     """The versions that were to be evaluated."""
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[said.Event]:
         return [event for event, _ in self.history]
 
     @property
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[said.Action]:
         return [action for _, actions in self.history for action in actions]
 
 
@@ -93,7 +76,7 @@ def run_in_memory(
     model: Vector | None = None,
     train: Training = towards_own_number,
     steps: int | Sequence[int] = 1,
-    events: Iterable[Event] = (),
+    events: Iterable[said.Event] = (),
     join: bool = True,
     accuracy: Callable[[Vector], float] | None = None,
     max_events: int = 1_000_000,
@@ -118,7 +101,7 @@ def run_in_memory(
     first = np.zeros(1) if model is None else model
     each = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
     executor = _Executor(core, durations, MemoryRun(models=[first]), train, each, accuracy)
-    joined = [Joined(device.client, 0.0) for device in core.devices] if join else []
+    joined = [said.Joined(device.client, 0.0) for device in core.devices] if join else []
     return executor.run((*joined, *events), max_events)
 
 
@@ -132,9 +115,9 @@ class _Executor:
     train: Training
     steps: list[int]
     accuracy: Callable[[Vector], float] | None
-    queue: list[tuple[float, int, int, Event]] = field(default_factory=list)
+    queue: list[tuple[float, int, int, said.Event]] = field(default_factory=list)
     queued: int = 0
-    in_flight: dict[int, Train] = field(default_factory=dict)
+    in_flight: dict[int, said.Train] = field(default_factory=dict)
     updates: dict[int, Vector] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,7 +126,7 @@ class _Executor:
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
-    def run(self, events: Iterable[Event], max_events: int) -> MemoryRun:
+    def run(self, events: Iterable[said.Event], max_events: int) -> MemoryRun:
         for event in events:
             self.at(event)
         while self.core.stopped is None:
@@ -154,14 +137,14 @@ class _Executor:
             self.tell(heapq.heappop(self.queue)[3])
         return self.result
 
-    def at(self, event: Event) -> None:
+    def at(self, event: said.Event) -> None:
         self.queued += 1
         heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
 
-    def tell(self, event: Event) -> None:
-        if isinstance(event, Left):
+    def tell(self, event: said.Event) -> None:
+        if isinstance(event, said.Left):
             self.in_flight.pop(event.client, None)
-        elif isinstance(event, Arrived | Failed):
+        elif isinstance(event, said.Arrived | said.Failed):
             begun = self.in_flight.get(event.client)
             if begun is None or begun.task != event.task:
                 return
@@ -171,29 +154,30 @@ class _Executor:
         for action in actions:
             self.do(action)
 
-    def do(self, action: Action) -> None:
+    def do(self, action: said.Action) -> None:
         now_s = self.core.now_s
-        if isinstance(action, Train):
+        if isinstance(action, said.Train):
             self.begin(action)
-        elif isinstance(action, Revoke):
+        elif isinstance(action, said.Revoke):
             assert self.in_flight[action.client].task == action.task, f"{action} names no running task"
-            self.at(Failed(action.client, action.task, now_s, "cancelled"))
-        elif isinstance(action, Sum):
+            self.at(said.Failed(action.client, action.task, now_s, "cancelled"))
+        elif isinstance(action, said.Sum):
             self.sum(action)
-        elif isinstance(action, Release):
+        elif isinstance(action, said.Release):
             assert action.task not in self.result.fates, f"task {action.task} is released twice"
             self.result.fates[action.task] = action.fate
             self.updates.pop(action.task, None)
-        elif isinstance(action, Evaluate):
+        elif isinstance(action, said.Evaluate):
             self.result.evaluated.append(action.version)
             if self.accuracy is not None:
-                self.at(Evaluated(action.version, now_s, self.accuracy(self.result.models[action.version])))
-        elif isinstance(action, Wake):
-            self.at(Ticked(action.at_s))
+                accuracy = self.accuracy(self.result.models[action.version])
+                self.at(said.Evaluated(action.version, now_s, accuracy))
+        elif isinstance(action, said.Wake):
+            self.at(said.Ticked(action.at_s))
         else:
-            assert isinstance(action, Finish)
+            assert isinstance(action, said.Finish)
 
-    def begin(self, action: Train) -> None:
+    def begin(self, action: said.Train) -> None:
         client = action.client
         assert client not in self.in_flight, f"client {client} has two tasks in flight"
         assert action.version == len(self.result.models) - 1, f"{action} is not from the newest version"
@@ -213,9 +197,9 @@ class _Executor:
             trained = model + (trained - model) * model.dtype.type(gain)
         self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
         examples = self.core.devices[client].examples
-        self.at(Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
+        self.at(said.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
-    def sum(self, action: Sum) -> None:
+    def sum(self, action: said.Sum) -> None:
         model = self.result.models[-1]
         assert action.version == len(self.result.models), f"{action} skips a version"
         bad = tuple(task for task in action.tasks if not np.isfinite(self.updates[task]).all())
@@ -235,7 +219,7 @@ class _Executor:
             optimizer.apply(self.optimizer, out, model, step, self.state)
             self.result.models.append(out)
             self.result.sums.append((action, tuple(map(self.core.update, action.tasks))))
-        self.tell(Summed(action.version, self.core.now_s, bad))
+        self.tell(said.Summed(action.version, self.core.now_s, bad))
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
@@ -263,9 +247,9 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
         return np.full_like(model, np.nan) if bad else towards_own_number(client, model, trip)
 
     absences = np.sort(rng.uniform(0.0, 10.0 * versions, (versions, 2)), axis=1).tolist()
-    events: list[Event] = []
+    events: list[said.Event] = []
     for client, (gone_s, back_s) in zip(rng.integers(clients, size=versions).tolist(), absences, strict=True):
-        events += [Left(client, gone_s, "test"), Joined(client, back_s)]
+        events += [said.Left(client, gone_s, "test"), said.Joined(client, back_s)]
 
     def core() -> Core:
         return Core(strategy, fleet(clients), seed, experiment.Stop(versions=versions))

@@ -146,19 +146,20 @@ def _parts(kind: inspect.Type) -> Iterator[inspect.Type]:
         yield kind
 
 
-_PYTHON: dict[type[inspect.Type], type | tuple[type, ...]] = {
-    inspect.BoolType: bool,
-    inspect.IntType: int,
-    inspect.FloatType: (int, float),
-    inspect.StrType: str,
-    inspect.NoneType: type(None),
-    inspect.DictType: Mapping,
-    inspect.StructType: Mapping,
-    inspect.DataclassType: Mapping,
-    inspect.ListType: (list, tuple),
-    inspect.VarTupleType: (list, tuple),
-    inspect.TupleType: (list, tuple),
+_KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
+    inspect.BoolType: (bool, "true or false"),
+    inspect.IntType: (int, "a whole number"),
+    inspect.FloatType: ((int, float), "a number"),
+    inspect.StrType: (str, "a string"),
+    inspect.NoneType: (type(None), "nothing"),
+    inspect.DictType: (Mapping, "a table"),
+    inspect.StructType: (Mapping, "a table"),
+    inspect.DataclassType: (Mapping, "a table"),
+    inspect.ListType: ((list, tuple), "an array"),
+    inspect.VarTupleType: ((list, tuple), "an array"),
+    inspect.TupleType: ((list, tuple), "an array"),
 }
+"""What a value of each type is in Python, and in words."""
 
 
 def _is_a(value: Any, kind: inspect.Type) -> bool:
@@ -167,10 +168,10 @@ def _is_a(value: Any, kind: inspect.Type) -> bool:
         return value in kind.values
     if isinstance(value, bool):
         return isinstance(kind, inspect.BoolType | inspect.AnyType)
-    python = _PYTHON.get(type(kind))
+    python, _ = _KINDS.get(type(kind), (object, ""))
     if isinstance(kind, inspect.TupleType) and isinstance(value, list | tuple):
         return len(value) == len(kind.item_types)
-    return python is None or isinstance(value, python)
+    return isinstance(value, python)
 
 
 def _within(value: Any, kind: inspect.Type) -> bool:
@@ -187,16 +188,6 @@ def _within(value: Any, kind: inspect.Type) -> bool:
 
 
 # ---- words -------------------------------------------------------------------------------------
-
-_WORDS: dict[type[inspect.Type], str] = {
-    inspect.BoolType: "true or false",
-    inspect.StrType: "a string",
-    inspect.DictType: "a table",
-    inspect.StructType: "a table",
-    inspect.DataclassType: "a table",
-    inspect.ListType: "an array",
-    inspect.VarTupleType: "an array",
-}
 
 
 def _allowed(kind: inspect.Type) -> str:
@@ -219,7 +210,8 @@ def _allowed(kind: inspect.Type) -> str:
         return f"a string that matches {kind.pattern}"
     least = getattr(kind, "min_length", None) or 0
     length = {0: "", 1: " that is not empty"}.get(least, f" with a length of at least {least}")
-    return f"{_WORDS.get(type(kind), 'a value')}{length}"
+    _, noun = _KINDS.get(type(kind), (object, "a value"))
+    return f"{noun}{length}"
 
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:

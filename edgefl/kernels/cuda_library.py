@@ -40,8 +40,7 @@ def problem() -> str | None:
 
 def found() -> Path | None:
     """The library that EDGEFL_CUDA_LIBRARY names, else the one built of these sources."""
-    named = os.environ.get("EDGEFL_CUDA_LIBRARY")
-    if named:
+    if named := os.environ.get("EDGEFL_CUDA_LIBRARY"):
         return Path(named)
     target = _target()
     return target if target is not None and target.is_file() else None
@@ -85,8 +84,7 @@ def load(abi: int) -> ctypes.CDLL:
 
 def _target() -> Path | None:
     """The path of a library of these sources: their digest is part of its name."""
-    folder = sources()
-    if folder is None:
+    if (folder := sources()) is None:
         return None
     digest = hashlib.sha256()
     for name in ("cuda.cu", "cuda_kernels.cuh", "edgefl_kernels.h"):

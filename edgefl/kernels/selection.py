@@ -20,10 +20,7 @@ ABI = 5
 
 
 class Backend(Protocol):
-    """The kernel table: the functions of a back end's module.
-
-    They check their arguments themselves, but for those of ``observe``, which `MovingAverage` has checked.
-    """
+    """The kernel table: functions that check their arguments, but for ``observe``'s, which are checked."""
 
     __name__: str
 

@@ -16,10 +16,12 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Training
 from edgefl.learning.flat import FlatModel
 
+CPU = torch.device("cpu")
+
 
 @contextmanager
-def torch_seed(seed: int) -> Iterator[None]:
-    """Let torch's CPU stream start from ``seed`` inside, and give it back as it was.
+def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
+    """Let torch's streams of the CPU and the device start from ``seed``, and give them back as they were.
 
     >>> with torch_seed(1):
     ...     first = torch.rand(1)
@@ -27,12 +29,17 @@ def torch_seed(seed: int) -> Iterator[None]:
     ...     bool(torch.rand(1) == first)
     True
     """
-    before = torch.get_rng_state()
+    before, there = torch.get_rng_state(), None
     torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        there = torch.cuda.get_rng_state(device)
+        torch.cuda.manual_seed(seed)
     try:
         yield
     finally:
         torch.set_rng_state(before)
+        if there is not None:
+            torch.cuda.set_rng_state(there, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,17 +88,3 @@ class Arithmetic:
         """Around a step's forward pass: layers that gain by it compute in the lower precision."""
         lower = self.precision == "bfloat16"
         return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()
-
-    @contextmanager
-    def seed(self, seed: int, device: torch.device) -> Iterator[None]:
-        """Let torch's streams start from ``seed`` inside, and give them back as they were."""
-        with torch_seed(seed):
-            if device.type == "cpu":
-                yield
-                return
-            before = torch.cuda.get_rng_state(device)
-            torch.cuda.manual_seed(seed)
-            try:
-                yield
-            finally:
-                torch.cuda.set_rng_state(before, device)

@@ -22,8 +22,7 @@ class Examples(Protocol):
 class Images:
     """Images kept as uint8 of shape (n, channels, height, width); rows come out as (x/top − mean)/std.
 
-    Float32 copies would take four times the memory, of which each forked client holds what it touches; for
-    a batch of 32 images of 28×28 the difference is some 40 µs, a hundredth of a CNN's step.
+    Float32 copies would take four times the memory, of which each forked client holds what it touches.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()

@@ -63,8 +63,7 @@ def flops_per_example(module: nn.Module, input_shape: tuple[int, ...], dtype: An
 class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the floating-point operations that reach torch while it is entered.
 
-    `torch.utils.flop_counter.FlopCounterMode` counts the same, but takes 60 MiB and a second of imports into
-    the process that every client is forked from.
+    `torch.utils.flop_counter.FlopCounterMode` does too, but imports 60 MiB into what forks the clients.
 
     >>> with FlopCount() as count:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
@@ -93,7 +92,6 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def add(self, flop: int) -> None:
-        """One operation took so many."""
         self.total += flop
 
 

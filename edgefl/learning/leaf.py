@@ -22,6 +22,7 @@ part.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import string
 from collections import Counter
@@ -39,8 +40,8 @@ from edgefl.learning.dataset import Dataset, Examples, Images, Tokens
 Labels = NDArray[np.int64]
 
 WORDS = 25
-"""Words of a tweet: LEAF's models see so many. Shorter ones are filled up in front, so that the last thing
-that a recurrent network sees is a word; LEAF fills up at the end, where it forgets much of what it saw."""
+"""Words of a tweet, as LEAF. Shorter ones are filled up in front (LEAF: at the end), so that the last thing
+that a recurrent network sees is a word."""
 VOCABULARY = 10_000
 """Most frequent words of the training tweets that have a number of their own; FedBuff's B.1 has as many."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
@@ -91,13 +92,11 @@ class Numbers(Kind):
         self.classes = 62 if width == 784 else None
 
     def take(self, values: list[Any], where: str) -> NDArray[np.float32]:
-        try:
+        rows: NDArray[np.float32] = np.empty(0, np.float32)
+        with contextlib.suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):
             found = np.array(values)
-            numbers = found.dtype.kind in "iuf"  # numpy would also read "1.5" as a number
-            with np.errstate(over="ignore"):
-                rows = found.astype(np.float32) if numbers else np.empty(0, np.float32)
-        except (TypeError, ValueError, OverflowError):
-            rows = np.empty(0, np.float32)
+            if found.dtype.kind in "iuf":  # numpy would also read "1.5" as a number
+                rows = found.astype(np.float32)
         if rows.shape != (len(values), self._width) or not np.isfinite(rows).all():
             raise ConfigError(f"{where}: each x must be {self._width} finite numbers")
         return rows
@@ -246,9 +245,7 @@ _user = msgspec.json.Decoder(_User)
 
 def find_leaf(folder: Path) -> list[Path] | None:
     """``folder`` itself if it holds LEAF's two folders, each with a JSON file at least."""
-    if all(any((folder / split).glob("*.json")) for split in SPLITS):
-        return [folder]
-    return None
+    return [folder] if all(any((folder / split).glob("*.json")) for split in SPLITS) else None
 
 
 def load_leaf(folder: Path, image_size: int) -> Dataset:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from edgefl.learning.arithmetic import Arithmetic
+from edgefl.learning.arithmetic import Arithmetic, torch_seed
 from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule
@@ -81,7 +81,7 @@ class Trainer:
         module, loss_of, grad = flat.module, self._loss, flat.grad
         made = examples = 0
         total = 0.0
-        with arithmetic.seed(int(rng.integers(2**63)), device):
+        with torch_seed(int(rng.integers(2**63)), device):
             order, position = rng.permutation(own), 0
             for size in islice(rule.batches(len(own)), steps):
                 if position == len(order):

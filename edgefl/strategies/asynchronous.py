@@ -23,9 +23,8 @@ class Asynchronous(Strategy):
     restart: Literal["immediate", "new-version"] = "immediate"
     """A client that delivered trains again at once, or waits for a version that it has not trained on."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` of them an emulated
-    second. One that comes is drawn uniformly from the idle ones, and turned away where ``concurrency`` are
-    training."""
+    """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` an emulated second: one
+    is drawn uniformly from the idle ones, and turned away where ``concurrency`` are training."""
     arrival_rate_per_s: Positive | None = None
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Tasks that would be staler are cancelled as soon as that is certain, and their updates discarded."""

@@ -146,8 +146,12 @@ class Strategy:
     server_lr: Positive = 1.0
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            for fault in faults(getattr(self, name), hint, f"strategy.{name}"):
+        try:
+            hints = typing.get_type_hints(type(self), include_extras=True)
+        except NameError:  # a class made inside a function whose annotations name that function's locals
+            return
+        for name in (item.name for item in fields(self)):
+            for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
                 raise fault
 
     @property
@@ -220,11 +224,3 @@ class Strategy:
     def wake_s(self, state: Any, view: View) -> float | None:
         """Emulated time at which `step` and `assign` must be asked again even if nothing happens."""
         return None
-
-
-def _hints(cls: type[Strategy]) -> dict[str, Any]:
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError:  # a class made inside a function whose annotations name that function's locals
-        return {}
-    return {item.name: hints[item.name] for item in fields(cls)}

@@ -1,7 +1,4 @@
-"""DP-FTRL's noise: a binary tree over the versions (Kairouz et al. 2021, arXiv:2103.00039).
-
-What a private run has spent, by the accountant of `dp-accounting`.
-"""
+"""DP-FTRL's noise, a binary tree over the versions (Kairouz et al. 2021, arXiv:2103.00039), and its ε."""
 
 from __future__ import annotations
 
