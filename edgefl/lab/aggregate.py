@@ -65,7 +65,7 @@ def run(
     quick: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
 ) -> dict[str, Any]:
-    """Measure, print tables, write ``json_path`` if given, and return what it holds.
+    """Measure, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
 
     ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, and for each contender its ``seconds`` (median), ``spread``
@@ -96,7 +96,9 @@ def run(
     result["seconds"] = round(time.monotonic() - started, 1)
     show(result)
     if json_path is not None:
-        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
+        path = Path(json_path)
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
     return result
 
 
@@ -159,6 +161,7 @@ SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Their threads wait for more work without sleeping."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
 """Those that are measured on one thread, too."""
+LIMITS = ("read loop", "STREAM triad")
 
 
 class SumArrays(NamedTuple):
@@ -288,7 +291,7 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
         yield "STREAM triad", lambda: _probe.triad(a, b, c, 0.0, threads)
 
 
-# ---- what is printed ---------------------------------------------------------------------------
+# ---- what is printed and drawn -----------------------------------------------------------------
 
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
@@ -379,3 +382,44 @@ def _size(row: dict[str, Any]) -> str:
 def short(parameters: int) -> str:
     """A model's size in thousands or millions."""
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
+
+
+MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
+
+
+def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
+    """Gflop/s over flop per byte, one point a row and contender, to each of ``paths``.
+
+    A sum is K·D products and as many additions over the bytes that it moves; a roof is a limit's median
+    bandwidth times flop per byte, once for the largest row (memory) and once for the smallest (cache).
+    """
+    from matplotlib.figure import Figure
+
+    rows = [row for row in result["rows"] if row["threads"] == result["host"]["threads"]]
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    flops = [2.0 * row["updates"] * row["parameters"] for row in rows]
+    intensities = [flop / row["bytes"] for flop, row in zip(flops, rows, strict=True)]
+    span = np.array([0.8 * min(intensities), 1.25 * max(intensities)])
+    floats = sorted((row for row in rows if row["dtype"] == "float32"), key=lambda row: int(row["bytes"]))
+    for where, row, style in (("memory", floats[-1], "-"), ("cache", floats[0], "--")):
+        for limit, shade in zip(LIMITS, ("0.2", "0.6"), strict=True):
+            if limit in row["contenders"]:
+                rate = row["contenders"][limit]["gbytes_per_s"]
+                label = f"{limit}, {where}: {rate:.0f} GB/s"
+                axes.plot(span, span * rate, style, color=shade, linewidth=1, label=label)
+    names = dict.fromkeys(name for row in rows for name in row["contenders"] if name not in LIMITS)
+    for place, name in enumerate(names):
+        axes.plot([], [], "o", color=f"C{place % 10}", label=name)
+        for row, flop, x in zip(rows, flops, intensities, strict=True):
+            if name in row["contenders"]:
+                y = flop / row["contenders"][name]["seconds"] / 1e9
+                axes.plot(x, y, MARKERS[row["dtype"]], color=f"C{place % 10}", markersize=5, alpha=0.8)
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
+    axes.set(xscale="log", yscale="log", xlim=span, xlabel="flop per byte moved", ylabel="Gflop/s")
+    axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.grid(visible=True, which="both", linewidth=0.3)
+    for path in paths:
+        figure.savefig(path, dpi=150)

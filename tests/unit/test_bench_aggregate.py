@@ -40,9 +40,11 @@ def test_what_memory_does_not_allow_is_named(measured: tuple[dict[str, Any], Pat
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
-def test_the_file_holds_what_was_returned(measured: tuple[dict[str, Any], Path]) -> None:
+def test_the_file_holds_what_was_returned_beside_two_pictures(measured: tuple[dict[str, Any], Path]) -> None:
     result, path = measured
     assert json.loads(path.read_text()) == json.loads(json.dumps(result))
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in path.with_suffix(".svg").read_text()
 
 
 def test_the_grid() -> None:
