@@ -37,8 +37,6 @@ DRIFT = 0.6
 """Share of the change of the reference's CPU time beyond that by which the function's may change besides."""
 DRIFT_WAITED = 0.16
 """The same for the time spent waiting for a core: a process that was interrupted finds the caches cold."""
-_DIGITS = 5
-
 MOST = 1e12
 """Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
 
@@ -83,7 +81,6 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: BaselineHost
     steal: Share | None
     waited: Share
-    """Median share of the time in which it could have run and had no core."""
     reference: BaselineReference
     flop: Flop
     host_cpu_s: Figures
@@ -199,9 +196,8 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
     if file.edgefl_baselines != FORMAT:
         raise ConfigError(f"{path}: edgefl_baselines: got {file.edgefl_baselines}; allowed: {FORMAT}")
     for place, one in enumerate(file.entries):
-        rows = {name: getattr(one, name) for name in SAMPLES} | {
-            "reference.host_cpu_s": one.reference.host_cpu_s
-        }
+        rows = {name: getattr(one, name) for name in SAMPLES}
+        rows["reference.host_cpu_s"] = one.reference.host_cpu_s
         for name, row in rows.items():
             if len(row) != (many := len(one.cpu_s)):
                 got = f"got {len(row)} figures; allowed: {many}, as many as cpu_s has"
@@ -248,4 +244,4 @@ def _row(samples: Sequence[float]) -> Figures:
 
 
 def _rounded(figure: float) -> float:
-    return float(f"{figure:.{_DIGITS}g}")
+    return float(f"{figure:.5g}")

@@ -109,10 +109,7 @@ class Session:
         return self._process
 
     def changed(self, group: str, devices: int, compared: list[Compared]) -> list[Compared]:
-        """Return those of the metrics that grew, by Holm's correction over the group's devices.
-
-        Those of devices that are still to come count as not changed.
-        """
+        """Return the metrics that grew, by Holm's correction over the group's devices, also those to come."""
         known = self._compared.setdefault(group, [])
         known += compared
         grown = verdict.changed(known, max(len(known), devices * len(TESTED)))
@@ -144,10 +141,8 @@ class EdgeDevice:
         self._mark, self._test, self._session = mark, test, session
         self.profile: Device = load_device(mark.profile)
         if self.profile.cpu is None:
-            raise ConfigError(
-                f"device {self.profile.id!r} has a delay model instead of a processor: there is nothing to "
-                "time a function by"
-            )
+            why = "has a delay model instead of a processor: there is nothing to time a function by"
+            raise ConfigError(f"device {self.profile.id!r} {why}")
         self._network_name = mark.network or self.profile.network
         self.network: Network | None = load_network(self._network_name) if self._network_name else None
         self.name = self.profile.id
@@ -188,10 +183,8 @@ class EdgeDevice:
             limit_s=mark.limit_s,
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
-        if options.save:
-            repetitions *= BASELINE_TIMES
-        scale = options.time_scale if options.time_scale is not None else mark.time_scale
-        scale = 1.0 if scale is None else scale
+        repetitions *= BASELINE_TIMES if options.save else 1
+        scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
         result = DeviceResult(label, measure(self._session.process(self._test.file), plan))
         self.results.append(result)

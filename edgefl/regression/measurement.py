@@ -99,10 +99,7 @@ class Measurement:
         self.cpu_s = [
             min(one.cpu_s) / min(one.reference_cpu_s) * units * unit_s + one.blocked_s for one in repetitions
         ]
-        """The CPU clock, with the time that the function was blocked; a change is looked for in it.
-
-        cpu_s = (CPU time of a call / CPU time of the reference) · reference's FLOP / device's rate + blocked
-        """
+        """CPU time of a call / CPU time of the reference · the reference's FLOP / device's rate + blocked."""
         self.seconds = [
             max(self.model_s + one.blocked_s, cpu_s) + one.radio_s
             for one, cpu_s in zip(repetitions, self.cpu_s, strict=True)

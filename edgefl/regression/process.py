@@ -51,10 +51,7 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference of a function, and how many units of it, and calls of the function, are one shot.
-
-    A shot of two units finds the second one's data in the caches: it is not twice one of one unit.
-    """
+    """The reference of a function, and how many units of it, and calls of the function, are one shot."""
 
     reference: ReferenceName
     units: AtATime
@@ -69,7 +66,6 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     args: list[Any]
     kwargs: dict[str, Any]
     path: list[str]
-    """The test process's ``sys.path``."""
     device: str
     network: str | None
     shots: ShotSizes | None

@@ -1,11 +1,8 @@
 """One repetition, in a process of its own: one call as on the device, then calls beside a reference.
 
-    device time = max(t_model, t_cpu) + blocked + transfers
-
-t_model is counted FLOP over the device's rate, t_cpu the process's CPU time times the device's slowdown.
-Pacing by the first alone would hide code that became slow, since it fits into the wait. CPU time rises, up to
-threefold, when a neighbour shares a cache or the clock falls; that of a reference, a short and fixed piece of
-work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
+Device time = max(t_model, t_cpu) + blocked + transfers: t_model is counted FLOP over the device's rate, t_cpu
+CPU time times the device's slowdown. CPU time rises with the host's load; that of a reference, a fixed piece
+of work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
 """
 
 from __future__ import annotations
@@ -47,11 +44,9 @@ from edgefl.seeds import stream
 REFERENCE_VERSION = 1
 """Version of what the references compute: figures against another version do not compare."""
 INTERPRETED_FLOP = 1.5e6
-"""FLOP that a unit of interpreted code counts as. No profile knows a device's rate for it; assumed is that
-what takes a host as long as a small training step takes a device as long, too."""
+"""FLOP that a unit of interpreted code counts as: about those of a training step that takes as long."""
 LITTLE = 0.1
 """Share of a small training step's FLOP a CPU second below which a function is interpreted code."""
-
 SHOT_S = 0.0003
 """CPU seconds that a shot takes at least: shorter calls are timed several at once."""
 REFERENCE_SHOT_S = 0.02

@@ -30,12 +30,9 @@ class DeviceResult:
     def __init__(self, function: str, measured: Measurement) -> None:
         self.function, self.measured, self.device = function, measured, measured.device.id
         self.repetitions = len(measured.repetitions)
-        self.seconds = statistics.median(measured.seconds)
-        """Device time of a call, its transfers included."""
-        self.host_cpu_s = statistics.median(measured.host_cpu_s)
-        self.peak_mib = statistics.median(measured.peak_mib)
-        """Memory that a call takes at its peak, on top of what was there before it."""
-        self.sent_mib = statistics.median(measured.sent_mib)
+        figures = (measured.seconds, measured.host_cpu_s, measured.peak_mib, measured.sent_mib)
+        self.seconds, self.host_cpu_s, self.peak_mib, self.sent_mib = map(statistics.median, figures)
+        """Device time with transfers, this host's CPU time, growth of memory, and bytes of a call."""
         self.joules: float | None = None
         """Energy from the device's battery; None where its profile does not say what it draws."""
         with contextlib.suppress(ProfileError):
@@ -94,10 +91,8 @@ class DeviceResult:
             raise NotMet(f"{self.function} on {self.device}: {'; '.join(wrong)}")
 
     def __repr__(self) -> str:
-        return (
-            f"<{self.function} on {self.device}: {figure(self.seconds)} s, {figure(self.peak_mib)} MiB, "
-            f"{self.repetitions} repetitions>"
-        )
+        figures = f"{figure(self.seconds)} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
+        return f"<{self.function} on {self.device}: {figures}>"
 
 
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
@@ -124,9 +119,8 @@ class Compared(NamedTuple):
     p: float
     """Two-sided Mann–Whitney test: how likely so different ranks are if nothing changed."""
     tolerance: float
-    """Share of the baseline by which the median may grow."""
     drift: float
-    """Share of it that may be the host's, which was not loaded as it was before."""
+    """Shares of the baseline by which the median may grow, and that may be the host's other load."""
 
     @property
     def shift(self) -> float:

@@ -200,15 +200,6 @@ def _end_children() -> None:
                 pass
 
 
-def main(channel_fd: int, parent_pid: int) -> None:
-    become_child(parent_pid, "edgefl-regression")
-    adopt_orphans()
-    try:
-        RegressionWorker(Channel.inherit(channel_fd, process.Request)).serve()
-    finally:
-        _end_children()
-
-
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # start again without random addresses and hashes
         personality = ctypes.CDLL(None).personality
@@ -216,4 +207,9 @@ if __name__ == "__main__":
             personality(current | _ADDR_NO_RANDOMIZE)
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "edgefl.regression.worker", *sys.argv[1:]])
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    become_child(int(sys.argv[2]), "edgefl-regression")
+    adopt_orphans()
+    try:
+        RegressionWorker(Channel.inherit(int(sys.argv[1]), process.Request)).serve()
+    finally:
+        _end_children()

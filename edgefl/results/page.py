@@ -138,9 +138,8 @@ def close_fonts() -> None:
             clear()
 
 
-def colour(role: str) -> str:
-    """The stand-in colour of a role, such as ink, muted, line, bad, down or c1."""
-    return _ROLES[role]
+colour = _ROLES.__getitem__
+"""The stand-in colour of a role, such as ink, muted, line, bad, down or c1."""
 
 
 def series(k: int) -> str:
@@ -248,9 +247,3 @@ def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: flo
         codes = np.tile([Shape.MOVETO, *[Shape.LINETO] * 3, Shape.CLOSEPOLY], len(spans)).astype(np.uint8)
         shape = Shape(corners.transpose(2, 0, 1).reshape(-1, 2), codes)
         axes.add_patch(PathPatch(shape, facecolor=colour(role), linewidth=0))
-
-
-def shorten(text: str, length: int) -> str:
-    """The text, or its start and end: names of one family differ at the end."""
-    tail = (length - 1) // 2
-    return text if len(text) <= length else f"{text[: length - 1 - tail]}…{text[len(text) - tail :]}"

@@ -342,7 +342,9 @@ def draw_timeline(record: Record) -> Picture | None:
         for part, (a, b) in parts.items():
             if b > start_s and a < end_s:
                 spans[part].append((max(a, start_s), min(b, end_s), lane_of[client]))
-    names = [f"{page.shorten(profile.get(client, ''), 13)} #{client}" for client in lane_of]
+    # the start and end of a long name: names of one family differ at the end
+    short = {name: name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}" for name in order}
+    names = [f"{short[profile.get(client, '')]} #{client}" for client in lane_of]
     canvas = Canvas(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
     canvas.axes.set_yticks([-k for k in range(len(names))], names)
     canvas.axes.set_ylim(-len(names) + 0.4, 0.6)

@@ -145,19 +145,18 @@ def begin(folder: Path, base: Path) -> None:
         store.set_meta(base=str(base))
 
 
-def base_of(folder: Path) -> Path:
-    """The folder in which the run's own modules are looked for; this one where that is not on record."""
+def base_of(folder: Path, begun: bool = False) -> Path:
+    """The folder in which the run's own modules are looked for; `ConfigError` if the run is over.
+
+    Where one that has not ``begun`` was killed before that was on record, it is this one.
+    """
     try:
         with Record(folder) as record:
-            return Path(record.meta.base or ".")
-    except ConfigError:  # killed before its record was whole
+            meta = record.meta
+    except ConfigError:
+        if begun:
+            raise
         return Path.cwd()
-
-
-def require_resumable(folder: Path) -> Path:
-    """The folder in which the run's own modules are looked for. `ConfigError` if the run is over."""
-    with Record(folder) as record:
-        meta = record.meta
     if meta.status == "done":
         raise ConfigError(f"{folder}: this run is over ({meta.stop_reason}); there is nothing to resume")
     return Path(meta.base or ".")

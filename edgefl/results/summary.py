@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,11 +63,7 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first.
-
-    By declared rate of training; profiles without one, or with the same, by the median declared time of
-    their trips (longest first), then by name.
-    """
+    """The fleet's profiles, slowest first: by declared rate of training, else by trips' median declared time."""
     trip_s = by_profile(record, record.trips["trip_declared_s"])
     rate = {row.profile: row.train_gflops or 0.0 for row in record.clients}
     return sorted(rate, key=lambda profile: (rate[profile], -trip_s.get(profile, 0.0), profile))
@@ -83,9 +80,8 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 def slow_group(record: Record) -> Group:
     """The clients of the slowest profiles, and the classes that only they hold.
 
-    With profiles ordered from slow to fast, the smallest number k ≥ 1 of slowest profiles such that some
-    class is held by a client of those and by no client of a faster profile. Where there is none (one
-    profile, or every class also on a fast client) the group is the slowest profile and has no classes.
+    The fewest slowest profiles that hold a class which no faster one does. Where there are none the group is
+    the slowest profile and has no classes.
     """
     held = labels_by_profile(record)
     order = list(held)
@@ -161,8 +157,6 @@ def phases(
 ) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
     """Start and end of a trip's download, training and upload; what is not known has no length.
 
-    >>> phases(0.0, 1.0, 2.0, 4.0)
-    ((0.0, 1.0), (1.0, 3.0), (3.0, 4.0))
     >>> phases(0.0, float("nan"), float("nan"), 4.0)
     ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
     """
@@ -204,7 +198,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     return {**fields, **conditions, "throttle": meta.throttle, "unmeasured": unmeasured}
 
 
-def _step_cost(record: Record, reported: np.ndarray[Any, np.dtype[np.bool_]]) -> float | None:
+def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """CPU time of training over what its steps were measured to cost before the run, where that is long."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     expected_s: Seconds = trips["steps"][reported] * step_s
@@ -346,8 +340,7 @@ def _memory(record: Record) -> dict[str, Any]:
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
     """The share of all clients' time that they were online, how often one left and came back, and why.
 
-    A client is online from when it joined to when it left; one that finished its task first counts to when
-    it should have gone. Clients that had joined once and come again have returned.
+    One that finished its task before it left counts to when it should have gone.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
@@ -381,7 +374,6 @@ WORDS = {
     "checkpoint": "writing checkpoints",
 }
 """Stages of the server's stopwatch in words; one that is not here is called by its name."""
-
 BUSY = 0.9
 """From this share of the time on the server itself is what limits the run."""
 
@@ -390,9 +382,8 @@ def breakdown(record: Record) -> dict[str, Any]:
     """The server's time from its first task on, by stage, and the run's bottleneck in one sentence.
 
     ``busy`` is the share of its time that the server did not wait, ``us_a_trip`` each stage's wall time over
-    the trips that ended, ``limited_by`` one of ``phones`` (wall clock: the server waits for them, as it
-    should), ``training`` (virtual clock: it waits for the workers) and ``server``, or None where nothing
-    was recorded.
+    the trips that ended, ``limited_by`` ``server``, or whom it waits for: ``phones`` (wall clock) or
+    ``training`` (virtual clock); None where nothing was recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}
     total = sum(seconds.values())
@@ -401,7 +392,7 @@ def breakdown(record: Record) -> dict[str, Any]:
     work = {stage: spent for stage, spent in seconds.items() if stage != "wait"}
     worked = sum(work.values())
     busy = worked / total
-    trips = int((record.trips["arrived_s"] >= 0).sum())
+    trips = int((record.trips["arrived_s"] >= 0).sum()) or math.nan
     limited = "server" if busy >= BUSY else "phones" if record.meta.clock == "wall" else "training"
     first = max(work, key=lambda stage: work[stage], default="")
     share = work[first] / worked if worked > 0 else 0.0
@@ -414,15 +405,8 @@ def breakdown(record: Record) -> dict[str, Any]:
         "phones": f"The phones set the pace: the server waits {1 - busy:.0%} of the time; {most}.",
         "training": f"Training limits this run: the server waits {1 - busy:.0%} of the time; {most}.",
     }
-    return {
-        "busy": rounded(busy),
-        "limited_by": limited,
-        "says": says[limited],
-        "stages": {
-            stage: {
-                "share": rounded(spent / total),
-                "us_a_trip": rounded(spent / trips * 1e6 if trips else None),
-            }
-            for stage, spent in sorted(seconds.items(), key=lambda item: -item[1])
-        },
+    stages = {
+        stage: {"share": rounded(spent / total), "us_a_trip": rounded(spent / trips * 1e6)}
+        for stage, spent in sorted(seconds.items(), key=lambda item: -item[1])
     }
+    return {"busy": rounded(busy), "limited_by": limited, "says": says[limited], "stages": stages}

@@ -97,11 +97,10 @@ def resume(folder: Path, quiet: bool = False) -> Result:
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
     with enforced(experiment) as enforcement, run_folder.held(folder):
         begun = run_folder.begun(folder)
+        base = run_folder.base_of(folder, begun)
         if begun:
-            base = run_folder.require_resumable(folder)
             checkpoint.latest(folder / "checkpoints")
         else:
-            base = run_folder.base_of(folder)
             run_folder.clear(folder)
             run_folder.begin(folder, base)
         view = make_view(experiment, quiet)
