@@ -4,8 +4,7 @@
     def test_training_step(edge_device):
         edge_device.run(training_step, batch=32).assert_budget(seconds=2.0, peak_mib=120)
 
-`docs/regression.md` is the tutorial. This module is loaded in every pytest session where edgefl is installed:
-it imports nothing that measures until a test has the mark or the fixture.
+This is loaded in every pytest session: it imports nothing that measures until a test has the mark or fixture.
 """
 
 from __future__ import annotations

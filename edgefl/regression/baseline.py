@@ -29,14 +29,10 @@ from edgefl.regression.repetition import REFERENCE_VERSION
 FORMAT = 1
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
-LOAD_MAX = 1.2
-"""Factor between the reference's CPU times then and now, up to which figures of both compare."""
-LOAD_SAME = 1.05
-"""The same, up to which the host is as it was."""
-DRIFT = 0.6
-"""Share of the change of the reference's CPU time beyond that by which the function's may change besides."""
-DRIFT_WAITED = 0.16
-"""The same for the time spent waiting for a core: a process that was interrupted finds the caches cold."""
+LOAD_MAX, LOAD_SAME = 1.2, 1.05
+"""Factors between the reference's CPU times then and now: figures compare, the host is as it was."""
+DRIFT, DRIFT_WAITED = 0.6, 0.16
+"""Shares of changes of the reference's CPU time and of waiting for a core that explain the function's."""
 MOST = 1e12
 """Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
 
@@ -51,7 +47,6 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The machine that a baseline was measured on."""
 
     fingerprint: str
-    """Digest of CPU, cores, libraries and Python: another one does not compare."""
     cpu: str
     cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
@@ -64,7 +59,6 @@ class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
     flop: Flop
     host_cpu_s: Divisors
-    """CPU time of a unit, one a repetition."""
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +79,6 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     flop: Flop
     host_cpu_s: Figures
     cpu_s: Figures
-    """Emulated seconds by the CPU clock."""
     peak_mib: Figures
     sent_mib: Figures
 

@@ -129,9 +129,8 @@ class DeviceTest(NamedTuple):
     """Its node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
-    """A name shared by the same test on its other devices."""
     devices: int
-    """Number of the devices in the group."""
+    """A name shared by the same test on its other devices, and their number."""
 
 
 class EdgeDevice:

@@ -36,10 +36,8 @@ from edgefl.seeds import stream
 MIB = 1 << 20
 LEAST_REPETITIONS = 9
 MOST_REPETITIONS = 60
-PRECISE = 0.0125
-"""Half the width of the 90% interval of the median time, as a share of it, at which measuring ends."""
-NOISY = 0.03
-"""The same, above which the figures are not believed."""
+PRECISE, NOISY = 0.0125, 0.03
+"""Half the 90% interval of the median time, as a share of it: measuring ends, figures are not believed."""
 WAITED_MAX = 0.6
 """Share of the time in which the function could have run and had no core."""
 REFERENCE_CV_MAX = 0.30

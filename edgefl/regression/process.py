@@ -46,7 +46,6 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
     module: str
     file: str
-    """The module's file: it is imported from there where its name alone does not lead there."""
     qualname: str
 
 
@@ -92,9 +91,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     flop: float
     """Floating-point operations of one call, as torch counts them."""
     pairs: int
-    """Shots of the function in a repetition."""
     imported: list[str]
-    """Parts of torch that the first call imported, in that order."""
+    """Shots of the function in a repetition; parts of torch that its first call imported, in that order."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
@@ -106,10 +104,9 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     blocked_s: float
     """Time of the first call that was neither computing, nor waiting for a core or the link."""
     peak_mib: float
-    """Growth of private memory in the first call, at its highest."""
     sent_bytes: int
     radio_s: float
-    """Time in transfers, latency included."""
+    """Growth of private memory in the first call at its highest, bytes sent, and time in transfers."""
     declared_s: float
     achieved_s: float
     """Device time of the first call by its own CPU time, and what it took by the clock."""

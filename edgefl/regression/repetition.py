@@ -47,20 +47,14 @@ INTERPRETED_FLOP = 1.5e6
 """FLOP that a unit of interpreted code counts as: about those of a training step that takes as long."""
 LITTLE = 0.1
 """Share of a small training step's FLOP a CPU second below which a function is interpreted code."""
-SHOT_S = 0.0003
-"""CPU seconds that a shot takes at least: shorter calls are timed several at once."""
-REFERENCE_SHOT_S = 0.02
-"""CPU seconds of a shot of the reference at most; up to there it is as long as the function's."""
-TIMED_S = 0.12
-"""CPU seconds in which the function is timed in each repetition; one call where that takes longer."""
+SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
+"""CPU seconds that a shot of the function takes at least, and one of the reference at most."""
+TIMED_S, WAITING_S = 0.12, 0.3
+"""CPU and wall seconds in which the function is timed in each repetition; one call may take longer."""
 MOST_PAIRS = 60
-WAITING_S = 0.3
-"""Wall seconds in which it is timed at most, beyond one call: one that waits takes little CPU time."""
-
 HANDLE = "edge_device"
 """Name of the function's parameter that is given the device."""
 _PROC = Path("/proc/self")
-_RESET_PEAK = "5"
 
 
 class DeviceCall(NamedTuple):
@@ -321,7 +315,7 @@ class Peak:
     def __init__(self) -> None:
         # Where it cannot be reset the peak since the process began is taken: in a fresh process the same.
         with contextlib.suppress(OSError):
-            (_PROC / "clear_refs").write_text(_RESET_PEAK)
+            (_PROC / "clear_refs").write_text("5")
         now = _status_kib()
         self._start_kib = now["RssAnon"] + now["RssShmem"]
 

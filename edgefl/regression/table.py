@@ -33,9 +33,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     joules: float | None = None
     repetitions: int = 0
     entry: BaselineEntry | None = None
-    """The baseline's entry, where one is to be saved."""
     file: str = ""
-    """The baseline's path."""
+    """The baseline's entry, where one is to be saved, and its file's path."""
 
 
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:

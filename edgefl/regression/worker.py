@@ -196,8 +196,6 @@ def _end_children() -> None:
                 child.kill()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, 0)
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
 
 
 if __name__ == "__main__":

@@ -237,9 +237,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
                     "seeds": [run.record.meta.seed for run in row.runs],
                     "valid": row.valid,
                     "figures": row.estimates(),
-                    "minus_first": {
-                        name: rounded(row.figures[name].mean - first[name].mean) for name in FIGURES
-                    },
+                    "minus_first": {k: rounded(row.figures[k].mean - first[k].mean) for k in FIGURES},
                 }
                 for row in rows
             ],
@@ -249,7 +247,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
 
 def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
     """The page: self-contained HTML that links to each run's own report where that lies under ``out``."""
-    meta = runs[0].record.meta
+    meta, kinds = runs[0].record.meta, " · ".join(row.label for row in rows[:4])
     about = "To target: until the first evaluation with the highest accuracy that every run reached."
     lines = "On test examples."
     if any(len(row.runs) > 1 for row in rows):
@@ -274,7 +272,7 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
     }  # fmt: skip
     return page.page(
         "edgefl comparison",
-        " · ".join(row.label for row in rows[:4]) + (" …" if len(rows) > 4 else ""),
+        kinds + (" …" if len(rows) > 4 else ""),
         " · ".join(part for part in (meta.data, meta.model, f"{len(runs)} runs") if part),
         (),
         sections,

@@ -45,7 +45,6 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     train_gflops: float | None = None
     """Declared rate of training, 10⁹ floating-point operations an emulated second."""
     memory_mib: float | None = None
-    """Declared limit of the training process."""
     down_mbps: float | None = None
     up_mbps: float | None = None
 
@@ -62,16 +61,13 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trip: int
     """Number of tasks that the client was given before this one."""
     sent_s: float
-    """The server sent the task."""
     received_s: float | None = None
-    """The client had the model: its download was over."""
     arrived_s: float | None = None
     """The update was in its slot; None for a trip that never ended."""
     staleness: int | None = None
     applied_version: int | None = None
     """The version that used the update first."""
     weight: float | None = None
-    """Total weight with which it was summed."""
     fate: str | None = None
     """One of `FATES`; None while the trip runs or its update is held."""
     reason: str = ""
@@ -207,17 +203,14 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Median wall time that one trip costs the server, in µs, without the sum."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
-    """The means that made training as slow as the device: paced, sigstop or cgroup."""
     memory_by: str = ""
-    """The means that enforced memory limits: rlimit, cgroup or off."""
+    """Means that made training slow (paced, sigstop, cgroup) and enforced memory (rlimit, cgroup, off)."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None
-    """Share of the host's cores that the fleet was expected to ask for, after ``time_scale``."""
     used: float | None = None
-    """Share of the host's cores that the run's processes really used."""
     others: float | None = None
-    """Share of the host's cores that others used meanwhile."""
+    """Shares of the host's cores that the fleet was expected to ask for, that it used, that others did."""
     steal: float | None = None
     """Share of CPU time that the hypervisor gave to others during the run."""
     throttled: float | None = None

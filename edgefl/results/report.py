@@ -45,7 +45,8 @@ def report(record: Record) -> str:
     """The page: self-contained HTML with inline pictures, light and dark, no script, no network."""
     summary = summarize(record)
     no_accuracy = "No accuracy was a number." if record.evaluations else "No evaluation was made."
-    not_judged = f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged."
+    not_judged = "Error of achieved against declared time. "
+    not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in fidelity["reasons"])
@@ -73,8 +74,7 @@ def report(record: Record) -> str:
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
-            page.card("Fidelity", f"Error of achieved against declared time. {not_judged}",
-                      _fidelity(fidelity)),
+            page.card("Fidelity", not_judged, _fidelity(fidelity)),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [

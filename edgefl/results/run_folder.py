@@ -39,13 +39,10 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 CHECKPOINTS = "checkpoints"
-"""The folder in it that holds its checkpoints."""
 EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
 SUMMARY_FILE = "summary.json"
 """The findings of a run, a comparison or a reproduction."""
-PAGE_BYTES = 4096
-"""SQLite's page: a record is not longer before its first transaction is in it."""
 
 
 @contextlib.contextmanager
@@ -136,7 +133,7 @@ def begun(folder: Path) -> bool:
             return next(record.events(), None) is not None
     except ConfigError:  # none, or one that was killed while it was made and has no tables yet
         file = folder / FILE_NAME
-        return file.exists() and file.stat().st_size > PAGE_BYTES
+        return file.exists() and file.stat().st_size > 4096  # SQLite's page
 
 
 def begin(folder: Path, base: Path) -> None:
@@ -184,9 +181,6 @@ def _lock(file: int, folder: Path) -> None:
         pass  # a file system without locks
 
 
-FINAL_MODEL = Path(CHECKPOINTS) / "final.safetensors"
-
-
 class Result:
     """A finished run's folder. Raises `ConfigError` if there is no run in it."""
 
@@ -221,9 +215,9 @@ class Result:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self.dir / FINAL_MODEL
+        path = self.dir / CHECKPOINTS / "final.safetensors"
         if not path.is_file():
-            raise ConfigError(f"{self.dir} has no {FINAL_MODEL}: the run did not end")
+            raise ConfigError(f"{self.dir} has no {path.relative_to(self.dir)}: the run did not end")
         try:
             return load_file(path)
         except (SafetensorError, OSError) as error:

@@ -63,7 +63,7 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first: by declared rate of training, else by trips' median declared time."""
+    """The fleet's profiles, slowest first: by rate of training, else by trips' median declared time."""
     trip_s = by_profile(record, record.trips["trip_declared_s"])
     rate = {row.profile: row.train_gflops or 0.0 for row in record.clients}
     return sorted(rate, key=lambda profile: (rate[profile], -trip_s.get(profile, 0.0), profile))
