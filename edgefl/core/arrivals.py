@@ -32,7 +32,6 @@ class Schedule:
         return self._count - before
 
     def _after(self, at_s: float) -> float:
-        """The arrival after the one at ``at_s``."""
         if self._process.kind == "constant":
             return (self._count + 1) / self._process.rate_per_s
         return at_s + float(self._rng.exponential(1.0 / self._process.rate_per_s))

@@ -112,8 +112,6 @@ class Core(Ledger):
         wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
         return wakes if self._sum is None else [*wakes, self._sum[0]]
 
-    # ---- events: each answers whether anything changed -----------------------------------------
-
     def _joined(self, event: Joined, actions: list[Action]) -> bool:
         if self.stopped is not None:
             return False
@@ -215,8 +213,6 @@ class Core(Ledger):
         self._halt = self._halt or event.reason
         return True
 
-    # ---- what follows --------------------------------------------------------------------------
-
     def _settle(self, actions: list[Action], stepped: bool) -> None:
         """Make the next version if it is due, else stop if that is due, else start clients."""
         due = self._due()
@@ -303,8 +299,6 @@ class Core(Ledger):
         if self._fruitless > 100 + 10 * len(self.devices):
             return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
-
-    # ---- small steps ---------------------------------------------------------------------------
 
     def _no_update(self, client: int) -> None:
         self.forget_base(client)

@@ -70,7 +70,6 @@ class Shape:
 
     @property
     def update_format(self) -> UpdateFormat:
-        """The format of the updates in the slots."""
         return FORMATS[self.format]
 
     @property
@@ -84,16 +83,11 @@ class Shape:
         return _pages(self.size * 4)
 
     @property
-    def slot_stride(self) -> int:
-        """Bytes from one slot to the next, a whole number of pages."""
-        return _pages(self.update_bytes)
-
-    @property
     def offsets(self) -> tuple[int, int, int, int]:
         """The bytes at which ring, slots, sides and residuals begin."""
         ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
         slots = ring + self.ring * (1 + self.vectors) * self.stride
-        sides = slots + self.slots * self.slot_stride
+        sides = slots + self.slots * _pages(self.update_bytes)
         return ring, slots, sides, sides + _pages(8 * self.residuals)
 
     @property
@@ -127,7 +121,7 @@ class ParameterBuffer:
         vectors = range(shape.ring * (1 + shape.vectors))
         self._vectors = [self._floats(ring + index * shape.stride) for index in vectors]
         kind = shape.update_format
-        starts = range(slots, sides, shape.slot_stride)
+        starts = range(slots, sides, _pages(shape.update_bytes))
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]

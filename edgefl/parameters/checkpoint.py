@@ -125,7 +125,6 @@ def _read(path: Path) -> SavedState:
 
 
 def _tensors(checkpoint: SavedState) -> dict[str, NDArray[Any]]:
-    """All numbers by name, as they lie in memory."""
     tensors: dict[str, NDArray[Any]] = {"model": checkpoint.model}
     tensors |= {f"vector.{index}": vector for index, vector in enumerate(checkpoint.vectors)}
     for kind, name in _BY_NUMBER.items():

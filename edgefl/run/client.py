@@ -44,9 +44,7 @@ class ClientProcess:
         limits: ClientLimits,
     ) -> None:
         experiment = workload.experiment
-        self._spec = spec
-        self._workload = workload
-        self._buffer = buffer
+        self._spec, self._workload, self._buffer = spec, workload, buffer
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
@@ -83,7 +81,12 @@ class ClientProcess:
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
         workload, pacer, memory = self._workload, self._pacer, self._memory
-        base = self._base = self._fetch(task, frames)
+        base = self._transport.base(task.entry, task.version, frames)
+        if not self._transport.keeps(task):
+            np.copyto(self._copy, base)
+            self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
+            base = self._copy
+        self._base = base
         if (room := self._transport.room(task)) is None:
             if self._own is None:
                 self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
@@ -162,13 +165,6 @@ class ClientProcess:
         if self._memory is not None and self._memory.over():
             raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
 
-    def _fetch(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
-        if self._transport.keeps(task):
-            return self._transport.base(task.entry, task.version, frames)
-        np.copyto(self._copy, self._transport.base(task.entry, task.version, frames))
-        self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
-        return self._copy
-
     def _fail(self, task: messages.Task) -> None:
         """Fail in the way that a test asked for, after the training and before the upload."""
         place = (task.client, task.trip)
@@ -188,7 +184,6 @@ class ClientProcess:
             raise SlotError("left by a failpoint")
 
     def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
-        """Send bytes ``start`` to ``stop`` of the update."""
         self._update.write(self._raw, task.client, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])

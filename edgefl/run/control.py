@@ -41,7 +41,6 @@ class Departed(_OfPeer, frozen=True, tag="departed"):
     """A process has ended, so it can write nowhere any more: zygote → supervisor → server."""
 
     reason: str
-    """``exit 0``, ``signal 9``, or `OUT_OF_MEMORY` and the limit."""
 
 
 class Expel(_OfPeer, frozen=True, tag="expel"):
@@ -64,7 +63,6 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
     experiment: Experiment
     base: str
-    """Folder in which the user's own modules are looked for."""
     clients: list[ClientInfo]
     enforcement: Enforcement = Enforcement()
 
@@ -88,20 +86,19 @@ ToZygote = Prepare | Adopt | Spawn | Expel
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The workload and its cost on this host."""
+    """The workload of D = ``size`` parameters, and its cost on this host in CPU seconds a step.
+
+    ``labels`` and ``emulated_trip_s`` (of the first trip, on its device) are by client.
+    """
 
     size: int
-    """Parameters D."""
     layout: list[tuple[str, list[int], int]]
     """Name, shape and offset of each tensor in the flat vector."""
     clients: list[Client]
     labels: list[list[int]]
-    """By client: the labels it holds."""
     emulated_trip_s: list[float]
-    """By client: how long its first trip takes on its device."""
     flops_per_example: float
     host_step_s: float
-    """CPU seconds of one training step on this host."""
     test_examples: int
     dataset: str
 
@@ -129,7 +126,6 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     prepared: Prepared
     time_scale: float
     load: float
-    """Share of the host's cores that the fleet is expected to need."""
     workers: int
     resume: bool
 
@@ -150,7 +146,7 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """The live view's figures, a few times a second."""
+    """The live view's figures, a few times a second; ``invalid`` is the first bound that is not held."""
 
     emulated_s: float
     wall_s: float
@@ -165,10 +161,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     fidelity_median: float | None
     fidelity_p95: float | None
     invalid: str
-    """The first bound that the emulation does not hold so far, in words; empty while it holds all."""
     dropped: int
     incidents: int
-    """Clients that died, hung or sent rubbish."""
     by_profile: dict[str, list[int]]
     """Profile → [idle, training, absent, trips]."""
 

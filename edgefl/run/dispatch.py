@@ -63,10 +63,6 @@ class Dispatch:
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 
-    def waits(self, task: int) -> bool:
-        """Returns True if no worker has it yet."""
-        return task in self._waiting
-
     def held_by(self, task: int) -> int | None:
         """The worker that has this task in hand."""
         found = self._at_work.get(task)
@@ -118,7 +114,6 @@ class Dispatch:
                 self._wait_again(entries)
 
     def _next(self, count: int) -> list[_Entry]:
-        """Takes the waiting tasks that are to be computed first."""
         waiting = self._waiting
         if self.oldest_first:
             found = list(islice(waiting.values(), count))

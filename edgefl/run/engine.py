@@ -171,8 +171,6 @@ class Engine:
             if running or trip.done is not None:
                 self.store.trip(trip.row(self._size_bytes))
 
-    # ---- carrying out --------------------------------------------------------------------------
-
     def _arrived(self, done: messages.Done, at_s: float) -> Event:
         trip, lease = self._open[done.task], self.aggregator.leases[done.task]
         trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version

@@ -146,7 +146,6 @@ class Gate:
         return (answer,)
 
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:
-        """The lease of a task that this peer computes; None if it computes no such task."""
         lease = self._aggregator.leases.get(task)
         computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
         return lease if computes else None

@@ -49,7 +49,6 @@ class Chunk(_Message, frozen=True, tag=3):
     task: int
     slot: int
     offset: int
-    """First parameter of this part."""
 
 
 class Spent(_Message, frozen=True, tag=21):

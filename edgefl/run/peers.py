@@ -41,7 +41,6 @@ class Peer:
 
     @cached_property
     def identity(self) -> bytes:
-        """The name of its socket."""
         return control.routing_id(self.role, self.number, self.epoch)
 
 

@@ -129,7 +129,3 @@ class Stopwatch:
             ns[stage] = self.calls[stage] = 0
         self.calls[stage] += 1
         return before
-
-    def seconds(self, stage: str) -> float:
-        """Seconds that were charged to ``stage`` so far."""
-        return self.ns.get(stage, 0) / 1e9

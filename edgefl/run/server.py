@@ -77,7 +77,6 @@ class ServerLoop:
         self._conclude()
 
     def _turn(self) -> None:
-        """One look at everything that may have happened."""
         self._watch.to("wait" if self._started else "start")
         patience_ms = 0 if self._channel.waiting else self._timeline.wait_ms()
         news = self._gate.wait(self._alarms.wait_ms(patience_ms))
@@ -213,7 +212,7 @@ class ServerLoop:
         self._gate.goodbye(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model = aggregator.buffer.model(aggregator.buffer.latest[1])
-        together_s = watch.seconds("record") + watch.seconds("send")
+        together_s = (watch.ns.get("record", 0) + watch.ns.get("send", 0)) / 1e9
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
             stop_reason=reason,

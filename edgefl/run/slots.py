@@ -177,8 +177,12 @@ class Aggregator:
             bad = tuple(task for task, norm in zip(tasks, norms, strict=True) if not math.isfinite(norm))
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
-        if bad := self._overflowing(action, norms, entry):
-            return SumResult(bad=bad, checksums=seen)
+        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
+        # No element can move by more than this, so the look at all of them is all but never needed.
+        if max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
+            made = (buffer.model(entry), *buffer.vectors(entry))
+            if not all(np.isfinite(vector).all() for vector in made):  # though every update is: the largest
+                return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         buffer.publish(action.version, entry)
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
@@ -219,13 +223,3 @@ class Aggregator:
         if scaled:
             seen = list(map(with_scales, seen, scales[: len(slots)]))
         return norms[: len(slots)].tolist(), tuple(seen)
-
-    def _overflowing(self, action: Sum, norms: Sequence[float], entry: int) -> tuple[int, ...]:
-        """The largest update's task, if the model is not finite although every update is."""
-        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, norms, strict=True)]
-        # No element can move by more than this, so the look at all of them is all but never needed.
-        if max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
-            made = (self.buffer.model(entry), *self.buffer.vectors(entry))
-            if not all(np.isfinite(vector).all() for vector in made):
-                return (action.tasks[sizes.index(max(sizes))],)
-        return ()

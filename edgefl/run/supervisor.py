@@ -356,10 +356,8 @@ class _Supervisor:
 
 def _proportional_mib(pid: int | None) -> float | None:
     """A process's proportional set size; None without a process, and where the system does not tell."""
-    if pid is None:
-        return None
     try:
-        pss = getattr(psutil.Process(pid).memory_full_info(), "pss", None)
+        pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
     except psutil.Error:
         return None
     return None if pss is None else float(pss / 2**20)

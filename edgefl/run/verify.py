@@ -94,7 +94,14 @@ class _Replay:
                 case Arrived(task=task, steps=steps) if task in self._trained:
                     self._compare(task, steps, sent.get(task, 0))
                 case Summed(version=version, bad=()) if order is not None:
-                    self._sum(order, sums.get(version))
+                    if (list(order.tasks), list(order.weights)) != sums.get(version, ([], [])):
+                        wrong = "is made of other updates or weights than the record says"
+                        raise RunError(f"version {order.version} {wrong}")
+                    entry = self._aggregator.free_entry()
+                    assert entry is not None, "nobody else reads this ring"
+                    if self._aggregator.sum(order, entry).bad:
+                        what = f"version {order.version} cannot be made again"
+                        raise RunError(f"{what}: an update is not finite")
                     if say is not None:
                         say(version, versions)
             for action in self._core.handle(event):
@@ -114,7 +121,6 @@ class _Replay:
         return self._conclude(folder)
 
     def _compare(self, task: int, steps: int, sent: int) -> None:
-        """Train anew what arrived, into the slot where it lay."""
         order, base = self._trained.pop(task)
         client, until = order.client, order.until
         np.copyto(self._workload.flat.array, base)
@@ -130,15 +136,6 @@ class _Replay:
                 f"the update of task {task} (client {client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
             )
-
-    def _sum(self, order: Sum, recorded: tuple[list[int], list[float]] | None) -> None:
-        if (list(order.tasks), list(order.weights)) != (recorded or ([], [])):
-            made = f"version {order.version} is made of other updates or weights"
-            raise RunError(f"{made} than the record says")
-        entry = self._aggregator.free_entry()
-        assert entry is not None, "nobody else reads this ring"
-        if self._aggregator.sum(order, entry).bad:
-            raise RunError(f"version {order.version} cannot be made again: an update is not finite")
 
     def _conclude(self, folder: Path) -> Verdict:
         meta, (version, entry) = self._record.meta, self.buffer.latest

@@ -278,7 +278,6 @@ class TerminalView(RunView):
         return grid, Text.assemble(("fidelity  ", "dim"), (verdict, style), f", {more}" if more else "")
 
     def _fleet(self, progress: control.Progress) -> Table:
-        """Returns a line for each profile, as many as there is room for, and one for all clients."""
         rows = list(progress.by_profile.items())
         everything = [sum(of) for of in zip(*progress.by_profile.values(), strict=True)]
         room = max(1, min(MOST_PROFILES, self._live.console.height - LINES_BESIDES_PROFILES))

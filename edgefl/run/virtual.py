@@ -97,8 +97,6 @@ class VirtualTimeline(Timeline):
         self._more = False
         """The last look at the agenda ended before it had to."""
 
-    # ---- the clients and the workers -----------------------------------------------------------
-
     def expect(self) -> None:
         for worker in range(self.workers):
             self.peers.expect(control.WORKER, worker)
@@ -128,8 +126,6 @@ class VirtualTimeline(Timeline):
             if given_up:
                 raise RunError(f"worker {peer.number} died too often; see the incidents on record")
         return iter(())
-
-    # ---- tasks ---------------------------------------------------------------------------------
 
     def give(self, task: messages.Task, sent_s: float | None = None) -> None:
         """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""
@@ -192,7 +188,6 @@ class VirtualTimeline(Timeline):
         self._dispatch.fill([peer.number for peer in workers if peer.ready and not peer.expelled])
 
     def _give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
-        """Send tasks to a worker; false if it does not take them all."""
         peer, transport = self.peers.get(control.WORKER, worker), self.gate.transport
         if peer is None:
             return False
@@ -206,8 +201,6 @@ class VirtualTimeline(Timeline):
             for task in tasks:
                 self.aggregator.leases[task.task].holder = worker
         return taken
-
-    # ---- the agenda ----------------------------------------------------------------------------
 
     def wait_ms(self) -> int:
         return 0 if self._more else 1000
@@ -226,19 +219,26 @@ class VirtualTimeline(Timeline):
             at_s, kind, client, task = due
             if kind == ARRIVAL:
                 trip = self._under_way[task]
-                if (
-                    dispatch.held_by(task) is not None
-                    if trip.cancelled
-                    else not (task in dispatch.results or trip.broken)
-                ):
-                    return  # it is still to be computed, or a worker may still write into its slot
+                computed = task in dispatch.results or trip.broken != ""
+                if not (dispatch.held_by(task) is None if trip.cancelled else computed):
+                    return  # or a worker may still write into its slot
             agenda.take()
             if kind in (JOIN, LEAVE) and not self._turns_up(due):
                 continue
             self.clock.advance(at_s)
             if kind == ARRIVAL:
                 self._require_time(at_s)
-                yield self._arrive(due)
+                trip, result = self._under_way.pop(task), dispatch.results.pop(task, None)
+                if trip.cancelled:
+                    yield trip.left or Failed(client, task, at_s, "cancelled")
+                elif trip.broken:
+                    self.store.incident(self.clock.now_s(), client, "failed", trip.broken)
+                    yield Failed(client, task, at_s, trip.broken)
+                elif isinstance(result, messages.TaskResult):
+                    yield Delivery(trip.done(result, self._examples[client]), at_s)
+                else:
+                    assert result is not None
+                    yield Failed(client, task, at_s, result.reason)
             elif kind == JOIN:
                 yield Joined(client, at_s)
             elif kind == LEAVE:
@@ -263,21 +263,6 @@ class VirtualTimeline(Timeline):
                 f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
             )
-
-    def _arrive(self, due: Due) -> Happening:
-        task = due.task
-        trip, result = self._under_way.pop(task), self._dispatch.results.pop(task, None)
-        if trip.cancelled:
-            return trip.left or Failed(due.client, task, due.at_s, "cancelled")
-        if trip.broken:
-            self.store.incident(self.clock.now_s(), due.client, "failed", trip.broken)
-            return Failed(due.client, task, due.at_s, trip.broken)
-        if isinstance(result, messages.Gone):
-            return Failed(due.client, task, due.at_s, result.reason)
-        assert result is not None
-        return Delivery(trip.done(result, self._examples[due.client]), due.at_s)
-
-    # ---- stopping and carrying on --------------------------------------------------------------
 
     def save(self) -> Ahead:
         """Answers that are not due yet, and the versions that the other tasks start from."""
@@ -311,11 +296,9 @@ class VirtualTimeline(Timeline):
                 self._dispatch.take_back(number)
                 self._dispatch.results[number] = answer
                 self.aggregator.fetched(lease.slot)
-            elif lease.entry < 0 and self._dispatch.waits(number):
+            elif lease.entry < 0 and self._dispatch.take_back(number):
                 raise ConfigError(f"the checkpoint lacks version {version} for task {number}")
         return iter(())
-
-    # ---- clients that come and go by themselves ------------------------------------------------
 
     def _follow(self) -> None:
         """Enter whatever the clients will do next by themselves, and the ends of trips that are through."""
@@ -353,7 +336,6 @@ class VirtualTimeline(Timeline):
         return True
 
     def _leave(self, due: Due) -> Iterator[Happening]:
-        """A client goes offline, with its task or after it."""
         assert self.dynamics is not None
         client, why = due.client, self.dynamics.move(due.client).why
         if why != "offline":

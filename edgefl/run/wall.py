@@ -122,7 +122,6 @@ class WallTimeline(Timeline):
             self._follow()
 
     def _follow(self) -> None:
-        """Enter whatever the clients will do next by themselves."""
         if self.dynamics is None:
             return
         for client in self.dynamics.moved():

@@ -56,7 +56,6 @@ class VirtualWorker:
         self._server.serve(self._answer)
 
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
-        """Take a message in and compute all that is in hand, listening in between."""
         self._hear(message, frames)
         while self._hand:
             task, frames = self._hand.popleft()
@@ -69,14 +68,12 @@ class VirtualWorker:
         self._tell()
 
     def _tell(self) -> None:
-        """Say what has been computed since the last time."""
         if self._results:
             self._server.say(messages.Trained(self._results))
             self._results = []
         self._told_ns = time.monotonic_ns()
 
     def _look(self) -> None:
-        """Take in what the server said meanwhile, now and then."""
         now_ns = time.monotonic_ns()
         if now_ns < self._look_ns:
             return
@@ -99,12 +96,6 @@ class VirtualWorker:
             case _:
                 raise WireError(f"a worker cannot answer {type(message).__name__}")
 
-    def _pulse(self, _: float) -> None:
-        """After each step."""
-        self._look()
-        if self._cancelled:
-            raise Cancelled
-
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
@@ -115,7 +106,13 @@ class VirtualWorker:
         steps = None
         if cut is not None:
             steps = self._workload.plan(*place, cut.budget_s, task.condition).steps
-        trained = self._update.train(*place, base, self._pulse, cut, steps)
+
+        def after_step(_: float) -> None:
+            self._look()
+            if self._cancelled:
+                raise Cancelled
+
+        trained = self._update.train(*place, base, after_step, cut, steps)
         if failpoints.hit("die", *place):
             os.kill(os.getpid(), signal.SIGKILL)
         if failpoints.hit("leave", *place):

@@ -93,29 +93,26 @@ class Zygote:
                 except EdgeflError as error:
                     self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
             case control.Adopt(initialise=initialise):
-                self._adopt(initialise)
+                assert self._workload is not None
+                self._buffer = ParameterBuffer.attach(self._channel.descriptor())
+                if initialise:
+                    self._buffer.model(0)[:] = self._workload.flat.array
+                    self._buffer.publish(version=0, entry=0)
+                # What lives now lives for good: the collector must not touch (and copy) its pages in clients.
+                gc.collect()
+                gc.freeze()
+                if (throttle := self._enforcement.throttle) != "paced":
+                    ours, self._requests = os.pipe()
+                    lifeline = self._lifeline[0]
+                    self._governor = self._fork("edgefl-governor", lambda: govern(throttle, ours, lifeline))
+                    os.close(ours)
+                self._channel.send(control.Adopted())
             case control.Spawn():
                 self._spawn(message)
             case control.Expel(role=role, peer=peer, epoch=epoch):
                 for pid, (spec, _) in self._children.items():
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
                         _kill(pid)
-
-    def _adopt(self, initialise: bool) -> None:
-        assert self._workload is not None
-        self._buffer = ParameterBuffer.attach(self._channel.descriptor())
-        if initialise:
-            self._buffer.model(0)[:] = self._workload.flat.array
-            self._buffer.publish(version=0, entry=0)
-        # What lives now lives for good: the collector must not touch (and so copy) its pages in each client.
-        gc.collect()
-        gc.freeze()
-        if self._enforcement.throttle != "paced":
-            ours, self._requests = os.pipe()
-            kind, lifeline = self._enforcement.throttle, self._lifeline[0]
-            self._governor = self._fork("edgefl-governor", lambda: govern(kind, ours, lifeline))
-            os.close(ours)
-        self._channel.send(control.Adopted())
 
     def _spawn(self, spec: control.Spawn) -> None:
         assert self._workload is not None
@@ -146,7 +143,6 @@ class Zygote:
             run_evaluator(spec, workload, buffer, lifeline)
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
-        """Fork a process that calls ``life`` and ends, and return its process id."""
         parent = os.getpid()
         if (pid := os.fork()) != 0:
             return pid
