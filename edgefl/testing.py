@@ -1,8 +1,4 @@
-"""Try a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds a run.
-
-`run_in_memory` carries a core's actions out; `check_strategy` is the conformance kit that every built-in
-strategy passes and that your own should pass too.
-"""
+"""Try a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds a run."""
 
 from __future__ import annotations
 
@@ -223,7 +219,7 @@ class _Executor:
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
-    """Assert what must hold of every strategy, on a fleet in which clients leave, come back and send NaN.
+    """Assert what must hold of every strategy, yours too, where clients leave, come back and send NaN.
 
     It must reach ``versions`` without standing still, use only what is held, release each task at most once,
     never give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held` say, and

@@ -175,13 +175,10 @@ def apply(
 ) -> None:
     """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g, as `ServerOptimizer` says.
 
-    All are flat arrays of D elements of one dtype (float32 in the server); the arithmetic is done in that
-    dtype, element by element, so the bits depend on nothing else. ``state_vectors`` are the optimiser's
-    `vectors` (see `start`); they are updated in place, or only read and the result written to
-    ``new_state`` if that is given, so that a step that is cut short can be made again. ``out`` may be
-    ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError` for a mix of dtypes.
-
-    Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction as there.
+    All are flat arrays of D elements of one dtype (float32 in the server), in which the arithmetic is done.
+    ``state_vectors`` (see `start`) are updated in place, or only read where ``new_state`` is given. ``out``
+    may be ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError` for a mix of
+    dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction as there.
 
     >>> out = np.zeros(2, np.float32)
     >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))

@@ -1,8 +1,7 @@
 """The data sets by name, and a user's own.
 
-Files are looked for in ``data.path`` if the experiment gives one, else in the folder that the environment
-variable ``EDGEFL_DATA`` names, else in the user's cache folder (``$XDG_CACHE_HOME/edgefl/data``, by default
-``~/.cache/edgefl/data``); there in the data set's own folder, then in the folder itself.
+Files are looked for in ``data.path``, else in ``$EDGEFL_DATA``, else in ``$XDG_CACHE_HOME/edgefl/data``
+(``~/.cache/edgefl/data``); there in the data set's own folder, then in the folder itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The models by name, and a user's own.
-
-Inputs are float32 of shape (batch, *input_shape), or int64 tokens; outputs the classes' logits (batch,
-classes).
-"""
+"""The models by name and a user's own: float32 (batch, *input_shape) or tokens to logits (batch, classes)."""
 
 from __future__ import annotations
 

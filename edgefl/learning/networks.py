@@ -1,8 +1,4 @@
-"""The networks of the papers' experiments.
-
-The convolutional ones take images of shape (batch, channels, height, width), the recurrent ones tokens:
-int64 of shape (batch, length).
-"""
+"""The papers' networks: of images (batch, channels, height, width), or of int64 tokens (batch, length)."""
 
 from __future__ import annotations
 

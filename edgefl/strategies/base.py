@@ -132,10 +132,9 @@ class View(Protocol):
 class Strategy:
     """Base of all strategies: hyperparameters are frozen fields, everything that changes is in a state.
 
-    A strategy decides three things: which idle clients start (`assign`), when the model steps and with
-    which weights (`step`), and what an arrival changes in its own state (`arrive`). `step` may be asked
-    again before its answer is carried out (an update in it was bad), so it draws or computes, and leaves
-    the state's books to `arrive`, `lost` and `stepped`.
+    It decides which idle clients start (`assign`), when the model steps and with which weights (`step`), and
+    what an arrival changes in its own state (`arrive`). `step` may be asked again before its answer is
+    carried out, so it leaves the state's books to `arrive`, `lost` and `stepped`.
 
     Each field is checked against its annotation when the strategy is made: `ConfigError` names it.
     """
