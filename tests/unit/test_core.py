@@ -66,14 +66,6 @@ def test_the_first_event_asks_for_an_evaluation_of_the_model_that_nobody_has_tra
     assert core.handle(Joined(0, 0.0)) == [Evaluate(0), Train(0, 0, 0, 0)]
 
 
-def test_joining_starts_a_client_and_tasks_count_up() -> None:
-    core = Core(FedBuff(), fleet(3), 0, experiment.Stop())
-    trains = [only(core.handle(Joined(client, 0.0)), Train)[0] for client in (2, 0, 1)]
-    assert trains == [Train(2, 0, 0, 0), Train(0, 1, 0, 0), Train(1, 2, 0, 0)]
-    assert list(core.running) == [2, 0, 1]
-    assert core.training == 3
-
-
 def test_a_full_buffer_is_summed_and_the_deliverers_start_from_the_new_version() -> None:
     core = started()
     assert core.handle(arrived(0, 0)) == [Train(0, 3, 0, 1)]
@@ -140,14 +132,6 @@ def test_a_client_that_was_to_finish_and_goes_before_loses_its_task() -> None:
     assert core.handle(Left(2, 1.0, "offline", finishes=True)) == []
     assert core.handle(Left(2, 2.0, "died")) == [Release(2, "lost", "died")]
     assert (core.idle, core.connected(2), core.lost) == ([], False, 1)
-
-
-def test_a_client_that_leaves_idle_is_forgotten() -> None:
-    core = started(strategy=FedBuff(buffer_size=3, restart="new-version"))
-    core.handle(arrived(0, 0))
-    assert core.idle == [0]
-    assert core.handle(Left(0, 2.0, "killed")) == []
-    assert core.idle == []
 
 
 def test_a_failed_task_is_lost_and_its_client_starts_again() -> None:

@@ -234,15 +234,6 @@ def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> Alternati
     return AlternatingRenewal(on_s, off_s, stream(7, "churn", client))
 
 
-def test_windows_repeat() -> None:
-    day = Windows([(9.0, 12.0), (13.0, 17.0)], period_s=24.0)
-    changes = [0.0]
-    while len(changes) < 9:
-        changes.append(day.changes_s(changes[-1]))
-    assert changes == [0, 9, 12, 13, 17, 33, 36, 37, 41]
-    assert [day.on(at_s) for at_s in changes] == [False, True, False, True, False, True, False, True, False]
-
-
 def test_windows_that_touch_are_one() -> None:
     night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
     assert night.on(0.0)
@@ -311,21 +302,17 @@ def test_presence_is_the_intersection() -> None:
         at_s = goes_s
 
 
-def test_windows_that_never_overlap_are_never() -> None:
+def test_windows_that_never_overlap_are_never_and_draw_nothing() -> None:
     apart = Presence([Windows([(0.0, 1.0)], 4.0), Windows([(2.0, 3.0)], 4.0)])
     assert apart.comes_s(0.0) == math.inf
     assert Presence([]).goes_s(0.0) == math.inf
+    assert Presence([churn()]).comes_s(math.inf) == math.inf
 
 
 def written(folder: Path, content: Any) -> str:
     path = folder / "a.json"
     path.write_bytes(content if isinstance(content, bytes) else msgspec.json.encode(content))
     return str(path)
-
-
-def test_a_client_that_never_comes_back_draws_nothing() -> None:
-    churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
-    assert Presence([churn]).comes_s(math.inf) == math.inf
 
 
 def test_an_availability_file_is_read(tmp_path: Path) -> None:
