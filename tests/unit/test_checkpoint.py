@@ -154,17 +154,12 @@ def _sealed() -> dict[str, str]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_where_the_newest_is_damaged_the_one_before_is_read(tmp_path: Path, damage: str) -> None:
-    write(tmp_path, made(7), LAYOUT)
+    older = write(tmp_path, made(7), LAYOUT)
     newest = write(tmp_path, made(8, version=4), LAYOUT)
     assert latest(tmp_path).version == 4
     DAMAGES[damage](newest)
     assert_same(latest(tmp_path), made(7))
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_where_all_are_damaged_each_is_named_in_one_line(tmp_path: Path, damage: str) -> None:
-    for seq in (7, 8):
-        DAMAGES[damage](write(tmp_path, made(seq), LAYOUT))
+    DAMAGES[damage](older)
     with pytest.raises(ConfigError) as caught:
         latest(tmp_path)
     text = str(caught.value)

@@ -273,7 +273,6 @@ def test_resume_and_compare_call_what_they_should(
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
     edgefl.shows("resume", "old", "-q")
     assert calls == [(Path("old"), True)]
-
     beside.then = lambda *_: "a beside b"
     stand_in(monkeypatch, "edgefl.results.compare", compare=beside)
     for arguments in (("old", "old", "--out", "c"), ("old",)):
@@ -281,12 +280,13 @@ def test_resume_and_compare_call_what_they_should(
     assert beside == [([Path("old"), Path("old")], Path("c")), ([Path("old")], None)]
 
 
-@pytest.mark.parametrize(("command", "file"), [("report", "report.html"), ("trace", "trace.json")])
 def test_report_and_trace_say_where_they_are(
-    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, command: str, file: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
-    stand_in(monkeypatch, f"edgefl.results.{command}", **{f"write_{command}": lambda folder: folder / file})
-    assert edgefl.shows(command, "old") == f"old/{file}\n"
+    for name, file in (("report", "report.html"), ("trace", "trace.json")):
+        write = {f"write_{name}": lambda folder, file=file: folder / file}
+        stand_in(monkeypatch, f"edgefl.results.{name}", **write)
+        assert edgefl.shows(name, "old") == f"old/{file}\n"
 
 
 @pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -48,29 +49,25 @@ def test_an_error_in_the_file_imports_no_training_library(tmp_path: Path) -> Non
     assert imported([["run", str(tmp_path / "e.toml")]], LIBRARIES) == "[]"
 
 
+def printing_to(stdout: IO[str] | None, command: list[str]) -> tuple[int, str]:
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["profiles", "--json"], ["--help"]])
 def test_a_pipe_that_nobody_reads_is_silent(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as unread:
-        command = [*EDGEFL, *arguments]
-        done = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "")
+        assert printing_to(unread, [*EDGEFL, *arguments]) == (1, "")
 
 
-def test_output_that_cannot_be_written_is_said() -> None:
-    command = [*EDGEFL, "profiles", "--json"]
+def test_output_that_cannot_be_written_is_said_and_closed_output_is_no_fault() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("edgefl: [Errno 28] No space left on device")
-    assert done.stderr.count("\n") == 1
-
-
-def test_closed_output_is_no_fault() -> None:
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+        code, err = printing_to(full, [*EDGEFL, "profiles", "--json"])
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("edgefl: [Errno 28] No space left on device")
+    assert printing_to(None, ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles"]) == (0, "")
 
 
 def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
@@ -115,14 +112,11 @@ def test_a_file_gets_no_colours_and_80_columns_unless_fewer_are_asked_for() -> N
     assert max(map(len, edgefl("profiles", COLUMNS="60").stdout.splitlines())) <= 60
 
 
-def test_a_terminal_that_knows_ascii_only_is_no_error() -> None:
+def test_a_terminal_that_knows_ascii_only_is_no_error_and_loses_nothing_of_one() -> None:
     done = edgefl("profiles", "pixel-4", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert (done.returncode, done.stderr) == (0, "")
     assert "pixel-4" in done.stdout
     assert "?" in done.stdout
-
-
-def test_an_error_keeps_what_a_terminal_that_knows_ascii_only_cannot_show() -> None:
-    done = edgefl("resume", "Läufe", PYTHONUTF8="1", PYTHONIOENCODING="ascii:backslashreplace")
-    assert done.returncode == 2
-    assert r"L\xe4ufe: no such folder" in done.stderr
+    wrong = edgefl("resume", "Läufe", PYTHONUTF8="1", PYTHONIOENCODING="ascii:backslashreplace")
+    assert wrong.returncode == 2
+    assert r"L\xe4ufe: no such folder" in wrong.stderr

@@ -178,11 +178,11 @@ def test_phones_slow_down_as_they_heat(profile: str) -> None:
 def test_a_phone_whose_battery_is_low_is_back_when_it_is_full(profile: str) -> None:
     world = World(experiment(profile, thermal=False, network="none"), clients=1)
     world.run()
-    moves = [event for event in world.journal if isinstance(event, Joined | Left)]
-    assert [type(event) for event in moves[:3]] == [Joined, Left, Joined]
+    first, low, full = [event for event in world.journal if isinstance(event, Joined | Left)][:3]
+    assert [type(event) for event in (first, low, full)] == [Joined, Left, Joined]
     # 10 mAh at 4 V are 144 J; down to a fifth at 0.2 W idle + 4 W, then charged with 5 W.
-    assert moves[1].at_s == pytest.approx(0.8 * 144 / 4.2)
-    assert moves[2].at_s - moves[1].at_s == pytest.approx(0.8 * 144 / 5)
+    assert low.at_s == pytest.approx(0.8 * 144 / 4.2)
+    assert full.at_s - low.at_s == pytest.approx(0.8 * 144 / 5)
 
 
 def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> None:

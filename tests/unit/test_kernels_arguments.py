@@ -39,7 +39,7 @@ WRONG_SUM: Wrong = [
     (
         {"out": S, "updates": [F, SHARED[3:7]]},
         V,
-        "updates[1] must not overlap out, which is written while it is read",
+        f"updates[1] must not overlap out{WRITTEN} while it is read",
     ),
     ({"updates": [_f(), _f(5)]}, V, "updates[1] must have 4 elements like out (got 5)"),
     ({"updates": [_f(), np.ones(4)]}, T, f"updates[1] {ALLOWED} (got float64)"),
@@ -59,31 +59,20 @@ WRONG_SUM: Wrong = [
     (INT8 | {"scales": [np.ones(2)]}, T, "scales[0] must be float32 (got float64)"),
 ]
 
-STEP = {
-    "out": F,
-    "base": _f(),
-    "updates": [_f()],
-    "weights": [1.0],
-    "optimizer": ServerOptimizer(kind="adam"),
-}
+OLD_OVER_NEW = f"old_state[0] must not overlap new_state[0]{WRITTEN}"
+LION = SimpleNamespace(kind="lion")
+STEP = {"out": F, "base": _f(), "updates": [_f()], "weights": [1.0]}
+STEP |= {"optimizer": ServerOptimizer(kind="adam")}
 STEP |= {"old_state": [_f(), _f()], "new_state": [_f(), _f()]}
 WRONG_STEP: Wrong = [
-    (
-        {"optimizer": SimpleNamespace(kind="lion")},
-        V,
-        "optimizer.kind must be one of sgd, adam, yogi, adagrad (got 'lion')",
-    ),
+    ({"optimizer": LION}, V, "optimizer.kind must be one of sgd, adam, yogi, adagrad (got 'lion')"),
     ({"base": _f(3)}, V, "base must have 4 elements (got 3)"),
     ({"base": None}, T, "base must be a flat array (got NoneType)"),
     ({"old_state": [_f()]}, V, "old_state must hold 2 vectors for adam (got 1)"),
     ({"new_state": [_f()] * 3}, V, "new_state must hold 2 vectors for adam (got 3)"),
     ({"new_state": [_f(), np.ones(4)]}, T, "new_state[1] must be float32 (got float64)"),
     ({"new_state": [_f(frozen=True), _f()]}, V, "new_state[0] must be writable (got a read-only array)"),
-    (
-        {"old_state": [S, _f()], "new_state": [S, _f()]},
-        V,
-        f"old_state[0] must not overlap new_state[0]{WRITTEN}",
-    ),
+    ({"old_state": [S, _f()], "new_state": [S, _f()]}, V, OLD_OVER_NEW),
     ({"base": F}, V, f"base must not overlap out{WRITTEN}"),
     ({"new_state": [S, S]}, V, f"new_state[1] must not overlap new_state[0]{WRITTEN}"),
     ({"updates": [S], "new_state": [_f(), S]}, V, f"updates[0] must not overlap new_state[1]{WRITTEN}"),

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,17 +86,9 @@ def test_a_fork_after_use_works_in_both() -> None:
 def test_callers_on_many_threads_at_once() -> None:
     kernels.set_threads(2)
     expected = [_sum(seed) for seed in range(4)]
-    got: dict[int, Any] = {}
-
-    def work(seed: int) -> None:
-        got[seed] = [_sum(seed) for _ in range(4)]
-
-    callers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert got == {seed: [expected[seed]] * 4 for seed in range(4)}
+    with ThreadPoolExecutor(4) as callers:
+        got = list(callers.map(lambda seed: [_sum(seed) for _ in range(4)], range(4)))
+    assert got == [[one] * 4 for one in expected]
 
 
 def test_a_process_that_used_threads_ends_cleanly() -> None:
