@@ -10,8 +10,6 @@ import msgspec
 
 from edgefl.strategies.base import Until
 
-# ---- events: what happened ---------------------------------------------------------------------
-
 
 class Joined(msgspec.Struct, frozen=True, tag="joined"):
     """A client is connected and idle."""
@@ -82,8 +80,6 @@ class Halted(msgspec.Struct, frozen=True, tag="halted"):
 
 
 Event = Joined | Left | Arrived | Failed | Summed | Ticked | Evaluated | Halted
-
-# ---- actions: what to do -----------------------------------------------------------------------
 
 
 class Train(msgspec.Struct, frozen=True, tag="train", repr_omit_defaults=True):

@@ -94,9 +94,7 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
             return found
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
-    raise ConfigError(
-        f"{folder} holds no checkpoint to resume from" + "".join(f"; {problem}" for problem in problems)
-    )
+    raise ConfigError("; ".join([f"{folder} holds no checkpoint to resume from", *problems]))
 
 
 def _read(path: Path) -> SavedState:

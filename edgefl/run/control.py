@@ -30,8 +30,6 @@ def routing_id(role: str, peer: int, epoch: int) -> bytes:
 
 
 class _OfPeer(msgspec.Struct, frozen=True):
-    """A message about one process of a peer."""
-
     role: Role
     peer: int
     epoch: int
