@@ -1,18 +1,29 @@
-"""kill -9 of each process of a run, and a full disk: one clear line, nothing left, the run can be resumed."""
+"""Clients that fail in every way, kill -9 of each process, a full disk: counted, one line, nothing left."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from edgefl import Checkpoint, Experiment, Stop
+from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
 from edgefl.results.record import Record
-from tests.process.runs import Command, experiment, summary, versions_of, wait_for_versions
+from tests.process.runs import (
+    DEVICES,
+    PATIENCE_S,
+    Command,
+    experiment,
+    needs_groups,
+    summary,
+    versions_of,
+    wait_for_versions,
+)
 
 
 def long_run() -> Experiment:
@@ -104,3 +115,86 @@ def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
     os.killpg(command.process.pid, signal.SIGHUP)
     command.ends(130)
     assert summary(folder)["status"] == "interrupted"
+
+
+HANG_S = 5.0
+"""Who is silent for so long hangs: long enough that a busy host does not make another so silent."""
+EVERYONE = {"name": "fedavg", "cohort": 6}
+"""A run that can only end if each client delivers, however far ahead the others would be."""
+FAILURES = {
+    "stale:0:1": "version",
+    "rubbish:1:1": "malformed",
+    "die:2:1": "death",
+    "leave:3:1": "failed",
+    "nan:4:1": "non-finite",
+    "alter:5:1": "checksum",
+}
+"""One of each kind, each client its own, in its second trip; what the record calls it."""
+
+
+def finished(wanted: Any, folder: Path, failpoints: str) -> Record:
+    """The record of a run in which this fails and which ends well."""
+    Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": failpoints}).ends()
+    return Record(folder)
+
+
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_a_failure_costs_its_task_and_no_bad_update_reaches_the_model(transport: str, tmp_path: Path) -> None:
+    server = Server(transport=transport, heartbeat_s=PATIENCE_S)
+    wanted = experiment(strategy=EVERYONE, server=server, stop=Stop(versions=4))
+    record = finished(wanted, tmp_path / "run", ",".join(FAILURES))
+    incidents = sorted((row.client, row.kind) for row in record.incidents)
+    assert incidents == list(enumerate(FAILURES.values()))
+    figures = summary(tmp_path / "run")
+    assert (figures["versions"], figures["trips"]["applied"]) == (4, 24)
+    assert (figures["trips"]["lost"], figures["dropped_updates"]) == (4, 2)
+    assert figures["integrity"]["version_mismatches"] == 0
+    assert all(row.loss < 10 for row in record.evaluations)
+
+
+def test_a_client_that_hangs_is_replaced(tmp_path: Path) -> None:
+    wanted = experiment(strategy=EVERYONE, server=Server(heartbeat_s=HANG_S), stop=Stop(versions=4))
+    record = finished(wanted, tmp_path / "run", "hang:2:1")
+    assert {(row.client, row.kind) for row in record.incidents} >= {(2, "hang")}
+    assert {row.client for row in record.incidents} == {2}
+    figures = summary(tmp_path / "run")
+    assert (figures["versions"], figures["trips"]["applied"], figures["trips"]["lost"]) == (4, 24, 1)
+    assert figures["integrity"]["checksum_mismatches"] == 0
+
+
+@pytest.mark.parametrize("mechanism", ["rlimit", "cgroup"])
+def test_a_device_out_of_memory_is_killed_and_the_run_goes_on(mechanism: Any, tmp_path: Path) -> None:
+    if mechanism == "cgroup":
+        needs_groups("memory")
+    elif not sys.platform.startswith("linux"):
+        pytest.skip("RLIMIT_DATA is enforced on Linux only")
+    fleet = Fleet(devices={"nexus-6": 4, "moto-g4": 2}, network="fios", memory=mechanism)
+    wanted = experiment(fleet=fleet, strategy=EVERYONE, stop=Stop(versions=4))
+    record = finished(wanted, tmp_path / "run", "memory:2:1")
+    how = {"rlimit": "an allocation failed", "cgroup": "killed by the kernel"}[mechanism]
+    told = f"device out of memory: limit 512 MiB, {how}"
+    assert [(row.client, row.kind, row.detail) for row in record.incidents] == [(2, "oom", told)]
+    lost = record.trips["fate"] == "lost"
+    assert record.trips["reason"][lost].tolist() == [told]
+    figures = summary(tmp_path / "run")
+    assert (figures["versions"], figures["trips"]["applied"]) == (4, 24)
+    assert figures["integrity"]["checksum_mismatches"] == 0
+    peaks = record.trips["peak_mib"][~lost]
+    assert 0 <= peaks.min() <= peaks.max() < 512
+
+
+def test_a_limit_that_is_off_kills_nobody_and_a_dropped_device_stays_away(tmp_path: Path) -> None:
+    fleet = Fleet(devices=DEVICES, network="fios", memory="off", on_death="drop")
+    record = finished(experiment(fleet=fleet), tmp_path / "run", "memory:1:0,die:2:0")
+    assert [(row.client, row.kind) for row in record.incidents if row.kind != "gave-up"] == [(2, "death")]
+    assert (record.trips["client"] == 2).sum() == 1
+    assert summary(tmp_path / "run")["trips"]["lost"] == 1
+
+
+def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
+    fleet = Fleet(devices={"pi-zero-2w": 2}, network="fios", on_death="drop")
+    wanted = experiment(
+        fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2}, server=Server(heartbeat_s=HANG_S)
+    )
+    environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
+    Command.run(wanted, tmp_path / "run", environment=environment).ends(1, "no client is training")

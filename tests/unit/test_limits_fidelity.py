@@ -35,6 +35,7 @@ def test_exact_trips_have_no_error() -> None:
     assert (found.valid, found.median_abs_error, found.p95_abs_error, found.reasons) == (True, 0.0, 0.0, ())
     assert found.trips == 20
     assert (found.conditions.load, found.conditions.steal) == (0.4, 0.0)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Fidelity) == found
 
 
 @pytest.mark.parametrize("error", [0.02, -0.03])
@@ -164,18 +165,10 @@ def test_invalid_says_why(found: Fidelity, reason: str) -> None:
     assert any(reason in text for text in found.reasons), found.reasons
 
 
-def test_all_reasons_are_given() -> None:
+def test_the_limits_themselves_are_allowed_and_all_reasons_are_given() -> None:
     assert len(trips([1.5] * 9, conditions=Conditions(load=2.0, steal=0.5, throttled=0.5)).reasons) == 9
-
-
-def test_the_limits_themselves_are_allowed() -> None:
     assert under(load=0.9, steal=0.02, throttled=0.02, step_cost=2.0).valid
     assert trips([1.0299] * 9).valid
-
-
-def test_a_judgement_is_plain_data() -> None:
-    found = trips([1.01] * 4, conditions=Conditions(load=0.3))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Fidelity) == found
 
 
 def test_lateness_is_reported() -> None:

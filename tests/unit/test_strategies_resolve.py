@@ -46,7 +46,9 @@ def test_scaffolding_is_not_a_strategy() -> None:
         resolve({"name": "buffered"})
 
 
-def test_values_reach_their_fields_and_whole_numbers_do_for_numbers() -> None:
+def test_values_reach_their_fields_and_are_checked_also_in_python() -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.buffer_size: must be a whole number .*, got 0"):
+        FedBuff(buffer_size=0)
     strategy = resolve({"name": "fedbuff", "buffer_size": 3, "exponent": 2, "normalize": True})
     assert strategy == FedBuff(buffer_size=3, exponent=2, normalize=True)
 
@@ -92,11 +94,6 @@ def test_each_mistake_is_one_line_that_names_the_field(table: dict[str, Any], me
         resolve(table)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_strategy_made_in_python_is_checked_in_the_same_way() -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.buffer_size: must be a whole number .*, got 0"):
-        FedBuff(buffer_size=0)
 
 
 @pytest.mark.parametrize(
