@@ -76,26 +76,19 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
     assert "wire" in shown
 
 
-def test_a_bare_trip_copies_an_update_or_makes_it() -> None:
-    buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=3))
-    buffer.slot(1)[:] = 7
-    copies, passes = (
-        bare.LimitCase(what, "shm", 5, clients=2, updates=1, seconds=1.0) for what in ("memory", "passes")
-    )
-    bare.trip_of(copies, buffer, client=1)()
-    assert buffer.slot(1).tolist() == [1.0] * 5
-    bare.trip_of(passes, buffer, client=1)()
-    assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
-    buffer.close()
-
-
-def test_bare_trips_take_turns_at_all_slots() -> None:
+def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> None:
     buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=5))
-    ask = bare.LimitCase("memory", "shm", 5, clients=3, updates=2, seconds=1.0)
-    clients = [bare.trip_of(ask, buffer, client) for client in range(3)]
+    memory, passes = (
+        bare.LimitCase(what, "shm", 5, clients=3, updates=2, seconds=1.0) for what in ("memory", "passes")
+    )
+    clients = [bare.trip_of(memory, buffer, client) for client in range(3)]
     for trip in range(5):
         clients[trip % 3]()
-        assert [bool(buffer.slot(slot).any()) for slot in range(5)] == [slot <= trip for slot in range(5)]
+        assert [buffer.slot(slot).tolist() == [1.0] * 5 for slot in range(5)] == [s <= trip for s in range(5)]
+    for client in range(3):
+        for _ in range(2):
+            bare.trip_of(passes, buffer, client)()
+    assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
     buffer.close()
 
 

@@ -83,27 +83,17 @@ def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) ->
     assert {peer.epoch for peer in table.peers.of(CLIENT)} == {1}
 
 
-def test_a_successor_has_its_own_identity_and_its_predecessor_is_forgotten(table: Table) -> None:
-    first = table.ready(CLIENT, 0)
-    assert table.peers.remove(CLIENT, 0, 0) is first
-    assert table.peers.heard(first.identity) is None
-    assert table.peers.get(CLIENT, 0) is None
-    second = table.peers.expect(CLIENT, 0, epoch=1, deaths_in_a_row=1)
-    assert (second.ready, second.expelled, second.deaths_in_a_row) == (False, False, 1)
-    assert table.peers.heard(first.identity) is None  # a message of the dead that was still under way
-    assert table.peers.heard(second.identity) is second
-
-
 @pytest.mark.parametrize("removed", [True, False])
 def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: bool) -> None:
-    first = table.peers.expect(CLIENT, 0)
+    first = table.ready(CLIENT, 0)
     if removed:
-        table.peers.remove(CLIENT, 0, 0)
-    second = table.peers.expect(CLIENT, 0, epoch=1)
-    assert table.peers.remove(CLIENT, 0, 0) is None
-    assert table.peers.remove(CLIENT, 7, 0) is None
+        assert table.peers.remove(CLIENT, 0, 0) is first
+        assert (table.peers.heard(first.identity), table.peers.get(CLIENT, 0)) == (None, None)
+    second = table.peers.expect(CLIENT, 0, epoch=1, deaths_in_a_row=1)
+    assert (second.ready, second.expelled, second.deaths_in_a_row) == (False, False, 1)
+    assert table.peers.remove(CLIENT, 0, 0) is table.peers.remove(CLIENT, 7, 0) is None
     assert table.peers.get(CLIENT, 0) is second
-    assert table.peers.heard(first.identity) is None
+    assert table.peers.heard(first.identity) is None  # a message of the dead that was still under way
     assert table.peers.heard(second.identity) is second
 
 

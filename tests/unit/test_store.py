@@ -304,20 +304,16 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | 
     assert path.read_bytes() == before
 
 
-def test_damage_inside_a_table_is_a_clear_error(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
-        act(store, 0, 3)
-        store.set_meta(seed=1)
-    ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
-    with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):
-        _ = record.meta
-
-
-def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run's folder: no record\.sqlite in it"):
         Record(tmp_path)
     with pytest.raises(ConfigError, match="cannot be opened"):
         Store(tmp_path / "nowhere")
+    with Store(tmp_path) as store:
+        store.set_meta(seed=1)
+    ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
+    with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):
+        _ = record.meta
 
 
 def test_a_failed_commit_keeps_what_waits(tmp_path: Path, store: Store) -> None:
