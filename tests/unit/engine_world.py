@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -19,7 +20,6 @@ from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.store import Store
 from edgefl.run import messages, resume
-from edgefl.run.clock import WallClock
 from edgefl.run.engine import Engine
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator
@@ -56,19 +56,6 @@ class Faults:
     """Reads its model only after so long that the others fill a buffer or two."""
 
 
-class Clock(WallClock):
-    """The world's own time."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def now_s(self) -> float:
-        return self._world.now
-
-    def wall_s(self) -> float:
-        return self._world.now * 2
-
-
 class World:
     """The engine's timeline and evaluation: what it gives and asks for happens here, in emulated time."""
 
@@ -86,7 +73,7 @@ class World:
         self.faults = faults or Faults()
         self.seed = seed
         self.now = 0.0
-        self.clock = Clock(self)
+        self.clock = SimpleNamespace(now_s=lambda: self.now, wall_s=lambda: self.now * 2)
         self.tasks: dict[int, messages.Task] = {}
         self.cancelled: list[tuple[int, int]] = []
         self.assessed: list[int] = []

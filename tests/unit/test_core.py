@@ -220,21 +220,15 @@ def test_max_staleness_cancels_before_the_training_is_paid_for() -> None:
     assert (core.discarded, core.trips, core.failed) == (2, 4, 0)
 
 
-def test_a_task_is_cancelled_once() -> None:
+def test_a_task_is_cancelled_once_and_its_clients_next_one_not_with_it() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1, max_staleness=0))
     core.handle(arrived(0, 0))
     assert only(core.handle(Summed(1, 1.0)), Revoke) == [Revoke(1, 1)]
     core.handle(arrived(0, 2, base=1))
     assert only(core.handle(Summed(2, 1.0)), Revoke) == []
-
-
-def test_a_new_task_of_a_client_whose_old_one_was_cancelled_is_not_cancelled() -> None:
-    core = started(2, strategy=FedBuff(buffer_size=1, max_staleness=0))
-    core.handle(arrived(0, 0))
-    core.handle(Summed(1, 1.0))
     core.handle(Left(1, 1.0, "x"))
-    core.handle(Joined(1, 1.0))
-    assert core.handle(Failed(1, 3, 2.0, "broken"))[0] == Release(3, "lost", "broken")
+    (train,) = core.handle(Joined(1, 1.0))
+    assert core.handle(Failed(1, train.task, 2.0, "broken"))[0] == Release(train.task, "lost", "broken")
 
 
 def test_devices_must_be_numbered_in_order_and_evaluation_have_a_period() -> None:
@@ -368,9 +362,8 @@ def test_every_so_many_versions_and_the_last_are_evaluated() -> None:
     core = started(2, strategy=FedBuff(buffer_size=1), every=2, versions=5)
     evaluated = []
     for version in range(1, 6):
-        core.handle(arrived(0, core.task_of(0) or 0, base=version - 1))
-        actions = core.handle(Summed(version, 1.0))
-        evaluated += [action.version for action in actions if isinstance(action, Evaluate)]
+        core.handle(arrived(0, core.task_of(0), base=version - 1))
+        evaluated += [action.version for action in only(core.handle(Summed(version, 1.0)), Evaluate)]
     assert evaluated == [2, 4, 5]
 
 
@@ -391,15 +384,11 @@ def test_stop_releases_what_is_held_and_then_only_what_still_runs() -> None:
 
 
 def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() -> None:
-    core = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0))
-    assert core.handle(Joined(0, 0.0)) == [Evaluate(0), Wake(10.0), Train(0, 0, 0, 0)]
-    core.handle(Joined(1, 0.0))
-    assert core.handle(arrived(0, 0, at_s=10.0)) == [
-        Release(0, "discarded", "the run is over"),
-        Finish("emulated_s"),
-    ]
-    other = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0))
-    other.handle(Joined(0, 0.0))
+    core, other = (Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop(emulated_s=10.0)) for _ in "ab")
+    for each in (core, other):
+        assert each.handle(Joined(0, 0.0)) == [Evaluate(0), Wake(10.0), Train(0, 0, 0, 0)]
+    over = Release(0, "discarded", "the run is over")
+    assert core.handle(arrived(0, 0, at_s=10.0)) == [over, Finish("emulated_s")]
     assert other.handle(Ticked(9.9)) == [Wake(10.0)]  # the timer was early
     assert other.handle(Ticked(10.0)) == [Finish("emulated_s")]
 

@@ -420,12 +420,11 @@ def test_files_that_are_too_long_are_not_read(
 
 
 def test_a_power_profile_needs_a_base(capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(SAMPLES / "power_profile.xml")
-    assert main(["profiles", "import", "power-profile", file]) == 2
-    assert "name the device profile that it completes: --base" in capsys.readouterr().err
-    assert main(["profiles", "import", "power-profile", file, "--base", "pixel3"]) == 2
-    assert "did you mean 'pixel-3'" in capsys.readouterr().err
-    assert main(["profiles", "import", "power-profile", file, "--base", "paper-half-normal"]) == 0
+    command = ["profiles", "import", "power-profile", str(SAMPLES / "power_profile.xml")]
+    for base, said in (([], "that it completes: --base"), (["--base", "pixel3"], "did you mean 'pixel-3'")):
+        assert main([*command, *base]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*command, "--base", "paper-half-normal"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -89,18 +89,14 @@ print(kernels.backend("numba"))
 """
 
 
-def test_a_stale_extension_is_refused() -> None:
+def test_a_stale_extension_is_refused_and_without_a_compiler_numba_runs() -> None:
     """Never passed over in silence: without it everything would still run, only slower."""
     code = _OTHER.format(module="types.SimpleNamespace(ABI=0)")
-    done = _run(code)
     why = f"stale: its ABI is 0, this edgefl needs {selection.ABI}; build it again (`make`, or pip install)"
-    assert done.stdout.splitlines() == [why, f"ConfigError kernel back end 'c' is {why}", "numba"], (
-        done.stderr
-    )
+    done = _run(code)
+    said = [why, f"ConfigError kernel back end 'c' is {why}", "numba"]
+    assert done.stdout.splitlines() == said, done.stderr
     assert f"kernel back end 'c' is not there: {why}" in _run(code, "c").stdout
-
-
-def test_without_a_compiler_numba_runs() -> None:
     done = _run(_OTHER.format(module="None"))
     why = "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
     assert done.stdout.splitlines() == [why, "numba", "numba"], done.stderr

@@ -118,10 +118,9 @@ def test_numba_uses_threads_that_end_with_the_call() -> None:
 
 
 def test_wrong_numbers_of_threads() -> None:
-    with pytest.raises(ValueError, match=r"^threads must be at least 1 \(got 0\)$"):
-        kernels.set_threads(0)
-    with pytest.raises(TypeError, match=r"^threads must be an integer or None \(got 1.5\)$"):
-        kernels.set_threads(1.5)
+    for wrong, error, allowed in ((0, ValueError, "at least 1"), (1.5, TypeError, "an integer or None")):
+        with pytest.raises(error, match=rf"^threads must be {allowed} \(got {wrong}\)$"):
+            kernels.set_threads(wrong)
     kernels.set_threads(None)
     assert 1 <= kernels.threads() <= 16
 
