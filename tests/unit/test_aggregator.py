@@ -247,22 +247,6 @@ def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
     assert buffer.state[lease.slot] == SlotState.LEASED
 
 
-def test_slots_run_out_with_a_clear_error_and_come_back(make: Make) -> None:
-    aggregator = make(slots=3)
-    taken = {aggregator.lease(task=task, client=task, version=0).slot for task in range(3)}
-    assert taken == {0, 1, 2}
-    with pytest.raises(SlotError, match="no update slot is free for task 9; all 3 are taken"):
-        aggregator.lease(task=9, client=9, version=0)
-    freed = aggregator.leases[1].slot
-    aggregator.release(1)
-    assert aggregator.buffer.state[freed] == SlotState.FREE
-    assert aggregator.lease(task=9, client=9, version=0).slot == freed
-    aggregator.release(1)  # long gone: nothing happens
-    assert aggregator.buffer.task[freed] == 9
-    with pytest.raises(SlotError, match="no update slot is free"):
-        aggregator.lease(task=10, client=9, version=0)
-
-
 def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
     aggregator = make(slots=1)
     update = np.arange(SIZE + 1, dtype=np.float32)
@@ -317,12 +301,24 @@ def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Ma
     assert lent == [1] * 4 + [0] * 16  # seven entries less the five that a run needs
 
 
-def test_a_small_ring_lends_nothing(make: Make) -> None:
-    aggregator = make(ring=5)
-    aggregator.lends = True
+@pytest.mark.parametrize(("ring", "lends"), [(5, True), (6, False)])
+def test_a_small_ring_lends_nothing_and_another_only_if_asked(make: Make, ring: int, lends: bool) -> None:
+    aggregator = make(ring=ring)
+    aggregator.lends = lends
     assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
-    aggregator = make(ring=6)
-    assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
+
+
+def test_slots_run_out_with_a_clear_error_and_come_back(make: Make) -> None:
+    aggregator = make(slots=3)
+    slots = [aggregator.lease(task=task, client=task, version=0).slot for task in range(3)]
+    with pytest.raises(SlotError, match="no update slot is free for task 9; all 3 are taken"):
+        aggregator.lease(task=9, client=9, version=0)
+    aggregator.release(1)
+    assert aggregator.lease(task=9, client=9, version=0).slot == slots[1]
+    aggregator.release(1)  # long gone: nothing happens
+    assert aggregator.buffer.task[slots[1]] == 9
+    with pytest.raises(SlotError, match="no update slot is free"):
+        aggregator.lease(task=10, client=9, version=0)
 
 
 class RingMachine(RuleBasedStateMachine):

@@ -183,9 +183,8 @@ def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nlr = 0\n")
     assert fault(toml, "seed=3").startswith(f"{toml}: training.lr: must be")
     toml.write_text(MINIMAL)
-    assert fault(toml, clock="sundial").startswith(
-        "--clock: clock.kind: must be 'virtual' or 'wall', got 'sundial'"
-    )
+    kinds = "--clock: clock.kind: must be 'virtual' or 'wall', got 'sundial'"
+    assert fault(toml, clock="sundial").startswith(kinds)
     assert fault(toml, seed=-4).startswith("--seed: seed: must be")
 
 
@@ -246,15 +245,11 @@ def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
 
 def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
     toml.write_text("[fleet]\ndevices = 'mixed-24'\n[stop]\nversions = 1")
-    fleet = config.load(toml).fleet
-    assert sum(fleet.devices.values()) == 24
-    assert set(fleet.network) == set(fleet.devices)
+    in_python = Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=1))
+    for fleet in (config.load(toml).fleet, config.validate(in_python).fleet):
+        assert sum(fleet.devices.values()) == 24
+        assert set(fleet.network) == set(fleet.devices)
     assert config.load(toml, ["fleet.network=lte"]).fleet.network == "lte"
-
-
-def test_a_fleet_file_beats_the_default_network_in_python_too() -> None:
-    fleet = config.validate(Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(trips=1))).fleet
-    assert isinstance(fleet.network, dict)
 
 
 NO_PROFILE = r"""
