@@ -15,39 +15,21 @@ from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import FunctionLocation, PrepareRequest, Repetition, ShotSizes, TrialRun
 
 REQUEST = PrepareRequest(
-    function=FunctionLocation("steps", "/a/steps.py", "step"),
-    setup=None,
-    args=[],
-    kwargs={},
-    path=[],
-    device="pixel-3a",
-    network="lte",
-    shots=None,
-    limit_s=60.0,
-)
+    function=FunctionLocation("steps", "/a/steps.py", "step"), setup=None, args=[], kwargs={}, path=[],
+    device="pixel-3a", network="lte", shots=None, limit_s=60.0,
+)  # fmt: skip
 TRIAL = TrialRun(
-    shots=ShotSizes(reference="train-small", units=5, calls=1),
-    reference_flop=1e6,
-    unit_cpu_s=0.0002,
-    flop=4e6,
-    pairs=4,
-    imported=[],
-)
+    shots=ShotSizes(reference="train-small", units=5, calls=1), reference_flop=1e6, unit_cpu_s=0.0002,
+    flop=4e6, pairs=4, imported=[],
+)  # fmt: skip
 """At the pixel-3a's 1.75 GFLOPS a unit of the reference takes 1/1750 s, the function's FLOP 4/1750 s."""
 
 
 def repetition(cpu_s: float = 0.001, reference_cpu_s: float = 0.001, **changes: object) -> Repetition:
     one = Repetition(
-        cpu_s=[cpu_s] * 4,
-        reference_cpu_s=[reference_cpu_s] * 5,
-        blocked_s=0.0,
-        peak_mib=10.0,
-        sent_bytes=0,
-        radio_s=0.0,
-        declared_s=0.01,
-        achieved_s=0.01,
-        waited=0.0,
-    )
+        cpu_s=[cpu_s] * 4, reference_cpu_s=[reference_cpu_s] * 5, blocked_s=0.0, peak_mib=10.0, sent_bytes=0,
+        radio_s=0.0, declared_s=0.01, achieved_s=0.01, waited=0.0,
+    )  # fmt: skip
     return msgspec.structs.replace(one, **changes)
 
 

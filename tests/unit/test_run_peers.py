@@ -146,9 +146,6 @@ def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> No
     assert peer.heard == table.now
 
 
-# ---- the roster --------------------------------------------------------------------------------
-
-
 class Office(Parts):
     """A roster whose supervisor is a list."""
 

@@ -249,9 +249,6 @@ def test_a_task_whose_client_is_on_its_way_out_needs_no_version_in_the_checkpoin
     assert ahead.tasks == []
 
 
-# ---- dispatch ------------------------------------------------------------------------------------
-
-
 class Workers:
     """Takes down what each worker was given; those in ``gone`` take nothing."""
 
