@@ -195,14 +195,9 @@ def rate(median: float = 50.0, cv: float = 0.01) -> Rate:
 def measured(cv: float = 0.01) -> Measured:
     return Measured(
         gemm_gflops={"64": rate(40.0, cv), "256": rate(80.0)},
-        conv_gflops={"3x3": rate(60.0), "1x1": rate(70.0)},
-        depthwise_gflops=rate(10.0),
-        train_gflops=rate(30.0),
-        triad_gbytes_per_s=rate(9.0, cv),
-        triad_mib=64.0,
-        cache_mib=8.0,
-        blas="mkl",
-    )
+        conv_gflops={"3x3": rate(60.0), "1x1": rate(70.0)}, depthwise_gflops=rate(10.0),
+        train_gflops=rate(30.0), triad_gbytes_per_s=rate(9.0, cv), triad_mib=64.0, cache_mib=8.0, blas="mkl",
+    )  # fmt: skip
 
 
 def made(at_unix_s: float) -> Calibration:
