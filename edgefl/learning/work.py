@@ -1,0 +1,457 @@
+"""The work of a training step by class of operation, counted and not guessed.
+
+What a device takes for a step depends on what the step does, not on the number of its floating-point
+operations alone: a depthwise convolution reaches a hundredth of the rate of a dense one, and elementwise
+work takes the time that its bytes take to move.
+
+step_work(module, …)     the work of one step on a batch of that size
+batch_work(module, …)    the same for any batch: a fixed part, and one for each example
+flops_per_example(…)     its floating-point operations alone
+WorkMeter                counts what any code has torch do
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from edgefl.errors import ConfigError
+from edgefl.learning.arithmetic import torch_seed
+
+BATCHES = (2, 4)
+"""Batch sizes that `batch_work` counts at: batch normalisation refuses one of 1."""
+FEW_CHANNELS = 4
+"""Input channels a group up to which a grouped convolution is a depthwise one."""
+FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
+"""Layers whose weights may be a matrix and cost no product."""
+
+Loss = Callable[[Tensor], Tensor]
+ConvolutionKind = Literal["conv", "pointwise", "depthwise"]
+
+
+class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work of one step by class of operation: floating-point operations, a multiply-add being two, and bytes.
+
+    Bytes are those of the tensors that an operation reads and writes. A view moves none.
+
+    >>> StepWork(conv_flop=2.0, calls=1.0) + StepWork(matmul_flop=4.0).scaled(0.5)
+    StepWork(conv_flop=2.0, ..., matmul_flop=2.0, ..., calls=1.0, ...)
+    """
+
+    conv_flop: float = 0.0
+    """Convolutions of larger kernels, also in groups."""
+    pointwise_flop: float = 0.0
+    """Convolutions of 1 × 1."""
+    depthwise_flop: float = 0.0
+    """Forward pass of convolutions whose groups have up to four input channels."""
+    depthwise_backward_flop: float = 0.0
+    matmul_flop: float = 0.0
+    """Matrix products and attention, and what a module declares."""
+    recurrent_flop: float = 0.0
+    """Matrix products of recurrent cells."""
+    depthwise_planes: float = 0.0
+    """Groups of depthwise convolutions times images, once forward and once a gradient."""
+    conv_bytes: float = 0.0
+    """Moved by convolutions, as in the fields below by the operations that these name."""
+    matmul_bytes: float = 0.0
+    norm_bytes: float = 0.0
+    pool_bytes: float = 0.0
+    elementwise_bytes: float = 0.0
+    """All operations that belong nowhere else."""
+    copy_bytes: float = 0.0
+    calls: float = 0.0
+    """Operations, whatever they do."""
+    parameters: float = 0.0
+    """Numbers that the step updates."""
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of all classes."""
+        return sum(value for name, value in self._items() if name.endswith("_flop"))
+
+    @property
+    def bytes(self) -> float:
+        """Bytes moved by operations of all classes."""
+        return sum(value for name, value in self._items() if name.endswith("_bytes"))
+
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(**{name: value + getattr(other, name) for name, value in self._items()})
+
+    def scaled(self, factor: float) -> StepWork:
+        """The work of so many such steps."""
+        return StepWork(**{name: value * factor for name, value in self._items()})
+
+    def _items(self) -> Iterator[tuple[str, float]]:
+        return ((name, getattr(self, name)) for name in self.__struct_fields__)
+
+
+class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one step as a function of its batch size.
+
+    >>> BatchWork(fixed=StepWork(calls=3.0), per_example=StepWork(conv_flop=2.0)).at(10).conv_flop
+    20.0
+    """
+
+    fixed: StepWork
+    per_example: StepWork
+
+    def at(self, batch: float) -> StepWork:
+        """The work of a step on so many examples."""
+        return self.fixed + self.per_example.scaled(batch)
+
+
+def step_work(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    batch: int,
+    *,
+    dtype: Any = np.float32,
+    inference: bool = False,
+    loss: Loss | None = None,
+    trained: Collection[nn.Parameter] | None = None,
+) -> StepWork:
+    """The work of one training step (forward, backward, update) on a batch, or of inference.
+
+    ``input_shape`` is one example's, ``dtype`` its type. ``loss`` makes a scalar of the outputs; by default
+    it is the cross entropy of logits. ``trained`` are the parameters that the step updates, by default all
+    that require a gradient. Neither the module nor torch's random stream is touched. The step runs on torch's
+    meta device, which computes nothing; a module that cannot run there does one step on zeros.
+
+    A module with an attribute ``flops_per_example`` (forward and backward) is believed instead; such a layer
+    adds its own to what was counted in the others. Raises `ConfigError` if the module cannot take such an
+    input or a layer with a matrix of weights cannot be counted.
+
+    >>> work = step_work(nn.Linear(3, 2), (3,), batch=5)  # forward, and the weight's gradient: 60 each
+    >>> work.matmul_flop, work.parameters
+    (120.0, 8.0)
+    """
+    updated = [p for p in module.parameters() if p.requires_grad] if trained is None else list(trained)
+    declared = getattr(module, "flops_per_example", None)
+    if declared is not None:
+        counted = StepWork(matmul_flop=batch * _declared(declared))
+    else:
+        step = _Step(tuple(input_shape), batch, dtype, inference, loss or _cross_entropy)
+        counted = step.on_meta_or_real(module, updated)
+    return counted if inference else counted + StepWork(parameters=float(sum(p.numel() for p in updated)))
+
+
+def batch_work(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    dtype: Any = np.float32,
+    inference: bool = False,
+    loss: Loss | None = None,
+    trained: Collection[nn.Parameter] | None = None,
+) -> BatchWork:
+    """The work of a step on any batch, from two counts; see `step_work`.
+
+    >>> batch_work(nn.Linear(3, 2), (3,)).at(5) == step_work(nn.Linear(3, 2), (3,), 5)
+    True
+    """
+    low, high = (
+        step_work(module, input_shape, size, dtype=dtype, inference=inference, loss=loss, trained=trained)
+        for size in BATCHES
+    )
+    slope = (high + low.scaled(-1)).scaled(1 / (BATCHES[1] - BATCHES[0]))
+    return BatchWork(fixed=low + slope.scaled(-BATCHES[0]), per_example=slope)
+
+
+def flops_per_example(module: nn.Module, input_shape: Sequence[int], dtype: Any = np.float32) -> float:
+    """Floating-point operations of training on one example, forward and backward; see `step_work`.
+
+    >>> flops_per_example(nn.Linear(3, 2), (3,))
+    24.0
+    """
+    return step_work(module, input_shape, BATCHES[0], dtype=dtype).flop / BATCHES[0]
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """One step to be counted."""
+
+    input_shape: tuple[int, ...]
+    batch: int
+    dtype: Any
+    inference: bool
+    loss: Loss
+
+    def on_meta_or_real(self, module: nn.Module, updated: Sequence[nn.Parameter]) -> StepWork:
+        """The step's work; raises `ConfigError` where it cannot be done."""
+        try:
+            return self.count(*_copied(module, updated, meta=True))
+        except ConfigError:
+            raise
+        except Exception:  # data-dependent control flow, numpy, a tensor that is no buffer, an own kernel
+            pass
+        try:
+            return self.count(*_copied(module, updated, meta=False))
+        except ConfigError:
+            raise
+        except Exception as error:
+            line = " ".join(str(error).split())
+            verb = "run" if self.inference else "train"
+            raise ConfigError(
+                f"model: cannot {verb} on inputs of shape {self.input_shape}: {type(error).__name__}: {line}"
+            ) from error
+
+    def count(self, module: nn.Module, device: str) -> StepWork:
+        """The work of the step; ``module`` is ours to change."""
+        module.train(not self.inference)
+        meter = WorkMeter()
+        layers = _Layers(module, meter)
+        inputs = torch.zeros((self.batch, *self.input_shape), dtype=_torch_dtype(self.dtype), device=device)
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
+            stack.enter_context(torch_seed(0))
+            # oneDNN's fused recurrent layers are one opaque operation; without it they are products.
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            stack.enter_context(torch.set_grad_enabled(not self.inference))
+            stack.enter_context(meter)
+            outputs = module(inputs)
+            if not self.inference:
+                self.loss(outputs).backward()  # type: ignore[no-untyped-call]
+        return meter.work() + StepWork(matmul_flop=self.batch * layers.declared_flop())
+
+
+def _cross_entropy(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs
+    return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def _copied(module: nn.Module, updated: Sequence[nn.Parameter], *, meta: bool) -> tuple[nn.Module, str]:
+    """A copy of the module that trains only ``updated``, and its device; on meta its tensors hold nothing."""
+    memo: dict[int, Any] = {}
+    if meta:
+        memo = {id(t): _hollow(t) for t in chain(module.parameters(), module.buffers())}
+    own = copy.deepcopy(module, memo)
+    trained = {id(parameter) for parameter in updated}
+    for old, new in zip(module.parameters(), own.parameters(), strict=True):
+        new.requires_grad_(id(old) in trained)
+    return own, "meta" if meta else str(next(module.parameters(), torch.empty(0)).device)
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    hollow = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(hollow, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else hollow
+
+
+# ---- operations ----------------------------------------------------------------------------------
+
+_aten = torch.ops.aten
+_CONVOLUTIONS = (_aten.convolution, _aten.convolution_backward)
+_FREE = ("empty", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense")
+_COPIES = (
+    "cat", "stack", "clone", "copy_", "_to_copy", "index", "index_put", "index_put_", "index_select", "roll",
+    "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
+)  # fmt: skip
+_CELLS = frozenset(
+    f"{cell}{suffix}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for suffix in ("", "_cell")
+)
+
+
+class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the work that reaches torch while it is entered.
+
+    The formulas of matrix products are `torch.utils.flop_counter`'s. Its `FlopCounterMode` takes 60 MiB and a
+    second of imports into a process, and counts a grouped convolution's gradient as a dense one's.
+
+    >>> with WorkMeter() as meter:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
+    >>> meter.flop, meter.work().matmul_bytes
+    (48.0, 104.0)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._amounts: Counter[str] = Counter()
+        self._cells = _Cells()
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations so far."""
+        return float(sum(amount for name, amount in self._amounts.items() if name.endswith("_flop")))
+
+    def work(self) -> StepWork:
+        """The work so far."""
+        return StepWork(**{name: float(amount) for name, amount in self._amounts.items()})
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; shielding it from the compiler would import the compiler
+
+    def __enter__(self) -> WorkMeter:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._cells.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._cells.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if not _is_view(func) and packet.__name__ not in _FREE:
+            self._amounts["calls"] += 1
+            self._count(packet, args, kwargs, out)
+        return out
+
+    def _count(self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        moved = _bytes((args, kwargs, out))
+        formula = flop_registry.get(packet)
+        if packet in _CONVOLUTIONS:
+            self._amounts.update(_convolution(packet, args, out))
+            self._amounts["conv_bytes"] += moved
+        elif formula is not None:
+            kind = "recurrent_flop" if self._cells.compute() else "matmul_flop"
+            self._amounts[kind] += formula(*args, **kwargs, out_val=out)
+            self._amounts["matmul_bytes"] += moved
+        else:
+            self._amounts[_bytes_kind(packet.__name__)] += moved
+
+
+class _Cells(TorchFunctionMode):
+    """Knows whether torch is computing a recurrent layer, forward or backward, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = False
+        self._nodes: list[range] = []
+        """Numbers that autograd gave the operations of recurrent layers."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in _CELLS:
+            return func(*args, **(kwargs or {}))
+        self._inside, first = True, _next_node()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._inside = False
+            self._nodes.append(range(first, _next_node()))
+
+    def compute(self) -> bool:
+        """Returns True where the operation that reaches torch now belongs to a recurrent layer."""
+        if self._inside or not self._nodes:
+            return self._inside
+        node: Any = torch._C._current_autograd_node()
+        return node is not None and any(node._sequence_nr() in numbers for numbers in self._nodes)
+
+
+def _next_node() -> int:
+    """The number that autograd gives the next operation of the forward pass."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
+
+
+def _is_view(func: Any) -> bool:
+    """Returns True for an operation whose results are its arguments' memory, and which writes nothing."""
+    results = func._schema.returns
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+def _bytes(tensors: Any) -> int:
+    """The bytes of all tensors of floating-point numbers in there; indices are each runtime's own affair."""
+    found = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+
+def _bytes_kind(operation: str) -> str:
+    if operation in _COPIES:
+        return "copy_bytes"
+    if "pool" in operation:
+        return "pool_bytes"
+    return "norm_bytes" if "norm" in operation or "var" in operation else "elementwise_bytes"
+
+
+def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
+    """The operations and planes of a convolution, or of the gradients that are asked of it.
+
+    Each of the three (output, gradients of the input and of the weight) takes a multiply-add for each pair of
+    an output and a weight that it is made with.
+    """
+    backward = packet is _aten.convolution_backward
+    results, inputs, weight = args[:3] if backward else (out, *args[:2])
+    transposed, groups = (args[7], args[9]) if backward else (args[6], args[8])
+    times = sum(map(bool, args[10][:2])) if backward else 1
+    swept = inputs if transposed else results
+    flop = 2.0 * swept.numel() * (weight.numel() // weight.shape[0]) * times
+    kind = _convolution_kind(weight, groups)
+    if kind != "depthwise":
+        return {f"{kind}_flop": flop}
+    name = "depthwise_backward_flop" if backward else "depthwise_flop"
+    return {name: flop, "depthwise_planes": float(groups * len(results) * times)}
+
+
+def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
+    if groups > 1 and weight.shape[1] <= FEW_CHANNELS:
+        return "depthwise"
+    return "pointwise" if math.prod(weight.shape[2:]) == 1 else "conv"
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+class _Layers:
+    """Which layers the forward pass uses, and the operations that were counted in each."""
+
+    def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
+        self._module = module
+        self._meter = meter
+        self._flop: dict[str, float] = {}
+        """Of a layer with its children; a layer that is not used is absent."""
+        self._entered: list[float] = []
+        for name, part in module.named_modules():
+            part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
+            part.register_forward_hook(lambda *_, name=name: self._leave(name), always_call=True)
+
+    def _leave(self, name: str) -> None:
+        self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
+
+    def declared_flop(self) -> float:
+        """Operations an example that layers declare; `ConfigError` for a used layer that can only do so."""
+        used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
+        return sum(self._own(name, part) for name, part in used)
+
+    def _own(self, name: str, layer: nn.Module) -> float:
+        declared = getattr(layer, "flops_per_example", None)
+        if isinstance(layer, FREE):
+            return 0.0
+        if declared is not None:
+            return _declared(declared)
+        if not self._flop[name] and any(parameter.ndim >= 2 for parameter in layer.parameters(recurse=False)):
+            raise ConfigError(
+                f"model: the operations of layer {name or type(layer).__name__!r} ({type(layer).__name__}) "
+                "cannot be counted; give it an attribute flops_per_example (forward and backward)"
+            )
+        return 0.0
+
+
+def _declared(declared: Any) -> float:
+    if not isinstance(declared, int | float) or not (math.isfinite(declared) and declared >= 0):
+        raise ConfigError(f"model: flops_per_example must be a number ≥ 0 (got {declared!r})")
+    return float(declared)

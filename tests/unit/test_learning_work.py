@@ -1,0 +1,302 @@
+"""The work of a step: counted by hand on small modules, and held against torch's own counter."""
+
+from __future__ import annotations
+
+import time
+from resource import RUSAGE_SELF, getrusage
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import FlopCounterMode
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Model
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.models import make_model
+from edgefl.learning.work import StepWork, WorkMeter, batch_work, flops_per_example, step_work
+
+IMAGE = (3, 8, 8)
+
+
+class Mean(nn.Module):
+    """The mean of each channel: logits of whatever a convolution makes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, groups=groups, bias=False), Mean())
+
+
+# ---- by hand -------------------------------------------------------------------------------------
+
+
+def test_a_dense_convolution_is_counted_forward_and_for_the_gradient_of_its_weight():
+    work = step_work(convolution(3, 5, 3), IMAGE, batch=2)
+    assert work.conv_flop == work.flop == 2 * (2 * (2 * 5 * 6 * 6) * (3 * 3 * 3))  # no gradient of images
+    inputs, outputs, weight = 2 * 3 * 8 * 8, 2 * 5 * 6 * 6, 5 * 3 * 3 * 3
+    forward = inputs + weight + outputs
+    backward = outputs + inputs + weight + weight
+    assert work.conv_bytes == 4 * (forward + backward)
+    assert work.parameters == weight
+
+
+def test_a_pointwise_convolution_is_a_class_of_its_own():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), convolution(4, 6, 1))
+    work = step_work(module, IMAGE, batch=2)
+    assert work.pointwise_flop == 3 * 2 * (2 * 6 * 6 * 6) * 4
+    assert work.conv_flop == 2 * 2 * (2 * 4 * 6 * 6) * 27
+
+
+def test_a_depthwise_convolution_is_counted_by_its_weights_and_by_planes():
+    module = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), convolution(4, 4, 3, groups=4))
+    work = step_work(module, IMAGE, batch=2)
+    assert work.depthwise_flop == 2 * (2 * 4 * 6 * 6) * 9
+    assert work.depthwise_backward_flop == 2 * work.depthwise_flop
+    assert work.depthwise_planes == 3 * 4 * 2  # three passes, four groups, two images
+    assert work.conv_flop == 0
+
+
+def test_groups_of_many_channels_are_no_depthwise_convolution():
+    module = convolution(16, 8, 3, groups=2)
+    work = step_work(module, (16, 8, 8), batch=2)
+    assert work.depthwise_flop == 0
+    assert work.conv_flop == 2 * 2 * (2 * 8 * 6 * 6) * (8 * 9)
+
+
+def test_a_transposed_convolution_is_counted_by_its_inputs():
+    module = nn.Sequential(nn.ConvTranspose2d(3, 5, 3, bias=False), Mean())
+    assert step_work(module, IMAGE, batch=2, inference=True).flop == 2 * (2 * 3 * 8 * 8) * (5 * 3 * 3)
+
+
+def test_bytes_are_told_apart_by_what_moves_them():
+    module = nn.Sequential(nn.MaxPool2d(2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    work = step_work(module, IMAGE, batch=2, inference=True)
+    before, after = 4 * 2 * 3 * 8 * 8, 4 * 2 * 3 * 4 * 4
+    assert work.pool_bytes == before + after  # the places of the maxima do not count
+    assert work.norm_bytes == 2 * after + 4 * (2 * 3 + 2 * 2)  # weight and bias; mean and deviation
+    assert work.elementwise_bytes == 2 * after
+    assert work.matmul_bytes == after + 4 * (48 * 2 + 2 + 2 * 2)
+    assert work.copy_bytes == work.conv_bytes == 0
+    assert work.calls == 4
+
+
+@pytest.mark.parametrize(("shape", "paper_mflop"), [((1, 28, 28), 17.0), ((3, 32, 32), 31.4)])
+def test_a_papers_cnn_costs_what_the_paper_says(shape, paper_mflop):
+    module = make_model(Model(name="cnn-defedavg"), shape, 10, 0)
+    channels, side, _ = shape
+    first, second = side - 4, (side - 4) // 2 - 4
+    image = first**2 * 32 * 25 * channels
+    forward = image + second**2 * 64 * 25 * 32 + 64 * (second // 2) ** 2 * 512 + 512 * 10
+    # Backward is two products for each forward one, but none for the gradient of the image itself.
+    assert flops_per_example(module, shape) == 2 * (3 * forward - image)
+    assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
+
+
+# ---- recurrent cells -----------------------------------------------------------------------------
+
+
+class Tokens(nn.Module):
+    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.recurrent = recurrent(8, 16, batch_first=True)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.recurrent(self.table(x))[0][:, -1])
+
+
+@pytest.mark.parametrize(("recurrent", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_recurrent_layers_are_told_apart_forward_and_backward(recurrent, gates):
+    steps, batch = 5, 2
+    work = step_work(Tokens(recurrent), (steps,), batch, dtype=np.int64)
+    assert work.matmul_flop == 3 * 2 * batch * 16 * 4
+    cells = 2 * batch * steps * gates * 16 * (8 + 16)
+    # The first step's hidden state is a constant: no gradient flows to it.
+    first = 2 * batch * gates * 16 * 16
+    assert work.recurrent_flop == pytest.approx(3 * cells - first, rel=0.01)
+
+
+def test_an_own_loop_over_cells_is_recurrent_too():
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = None
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+            assert state is not None
+            return state[0]
+
+    work = step_work(Loop(), (3, 4), batch=2, inference=True)
+    assert work.recurrent_flop == work.flop == 2 * 3 * 2 * 4 * 8 * (4 + 8)
+
+
+# ---- held against torch --------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return self.out(mixed.mean(1))
+
+
+def dense_modules() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    papers = {
+        "cnn-fedbuff": (3, 32, 32),
+        "cnn-celeba": (3, 84, 84),
+        "cnn-femnist": (1, 28, 28),
+        "cnn-groupnorm": (1, 28, 28),
+    }
+    made = {name: (make_model(Model(name=name), shape, 10, 0), shape) for name, shape in papers.items()}
+    strided = nn.Sequential(nn.Conv2d(3, 8, 5, 2, 1, dilation=2), nn.ReLU(), convolution(8, 4, 1))
+    return {**made, "strided": (strided, (3, 32, 32)), "attention": (Attention(), (10, 16))}
+
+
+@pytest.mark.parametrize("name", ["cnn-fedbuff", "cnn-celeba", "cnn-femnist", "cnn-groupnorm", "strided",
+                                  "attention"])  # fmt: skip
+def test_dense_operations_are_torchs_own_count(name):
+    module, shape = dense_modules()[name]
+    with torch.device("meta"):
+        copied = module.to("meta")
+        counter = FlopCounterMode(display=False)
+        with counter:
+            logits = copied(torch.zeros((2, *shape)))
+            nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.int64)).backward()
+    assert step_work(module, shape, batch=2).flop == counter.get_total_flops()
+
+
+def test_the_work_of_any_batch_follows_from_two():
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5)
+    )
+    work = batch_work(module, IMAGE)
+    for batch in (3, 17):
+        assert work.at(batch) == step_work(module, IMAGE, batch)
+    assert work.per_example.calls == work.per_example.parameters == 0
+    assert work.fixed.flop == 0
+
+
+# ---- what is asked of it -------------------------------------------------------------------------
+
+
+def test_inference_is_the_forward_pass_alone():
+    module = convolution(3, 5, 3)
+    work = step_work(module, IMAGE, 2, inference=True)
+    assert work.conv_flop == step_work(module, IMAGE, 2).conv_flop / 2
+    assert work.parameters == 0
+
+
+def test_a_frozen_part_has_no_gradients_and_is_not_updated():
+    module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    work = step_work(module, (4,), 5, trained=list(module[1].parameters()))
+    assert work.matmul_flop == 2 * 5 * (4 * 6 + 2 * 6 * 2)
+    assert work.parameters == 6 * 2 + 2
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_loss_of_ones_own_is_counted():
+    module = nn.Linear(4, 2)
+    work = step_work(module, (4,), 5, loss=lambda outputs: (outputs @ outputs.T).sum())
+    assert work.matmul_flop == 2 * (2 * 5 * 4 * 2) + 3 * (2 * 5 * 5 * 2)
+
+
+def test_the_module_and_torchs_stream_are_left_alone():
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
+    flat = FlatModel(module)
+    before, stream = flat.array.copy(), torch.get_rng_state()
+    assert step_work(module, (4,), 2) == step_work(module, (4,), 2)
+    np.testing.assert_array_equal(flat.array, before)
+    assert not flat.grad.any()
+    assert not module.training
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_a_meter_counts_what_any_code_does():
+    with WorkMeter() as meter:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert meter.flop == meter.work().matmul_flop == 2 * 2 * 3 * 4
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert meter.flop == 48
+
+
+# ---- what cannot run on meta ---------------------------------------------------------------------
+
+
+class LooksAtNumbers(nn.Module):
+    """Takes a branch by a value, as no tensor on meta has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if float(x.sum()) < 1 else x
+
+
+def test_a_module_that_meta_cannot_run_is_counted_on_real_tensors():
+    module, stream = nn.Sequential(nn.Dropout(0.5), LooksAtNumbers()), torch.get_rng_state()
+    assert step_work(module, (4,), 5).flop == 2 * 2 * 5 * 4 * 2
+    assert module[1].layer.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), stream)
+
+
+class Elementwise(nn.Module):
+    """A matrix product that no counter sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x[:, :, None] * self.weight).sum(1)
+
+
+def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
+    layer = Elementwise()
+    with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
+        step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2)
+    layer.flops_per_example = 72
+    assert step_work(layer, (4,), 2) == StepWork(matmul_flop=2 * 72, parameters=12)
+    assert flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,)) == 72 + 2 * 2 * 16
+    layer.flops_per_example = "many"
+    with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
+        step_work(layer, (4,), 2)
+
+
+def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
+    module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
+    module[1].register_module("spare", nn.Linear(3, 3))
+    assert flops_per_example(module, (2, 3)) == 2 * 3 * 12
+
+
+def test_a_model_that_does_not_take_the_data_is_refused():
+    with pytest.raises(ConfigError, match=r"model: cannot train on inputs of shape \(5,\): RuntimeError"):
+        step_work(nn.Linear(4, 2), (5,), 2)
+
+
+# ---- a large network -----------------------------------------------------------------------------
+
+
+def test_vit_base_is_counted_without_its_memory():
+    timm = pytest.importorskip("timm", reason="timm is not installed: pip install edgefl[timm]")
+    with torch.device("meta"):
+        module = timm.create_model("vit_base_patch16_224")
+    before_kib, began = getrusage(RUSAGE_SELF).ru_maxrss, time.process_time()
+    work = batch_work(module, (3, 224, 224))
+    took_s, more_kib = time.process_time() - began, getrusage(RUSAGE_SELF).ru_maxrss - before_kib
+    print(f"{took_s:.1f} s of CPU time, {more_kib / 1024:.0f} MiB more at the peak")
+    assert more_kib < 200 * 1024
+    assert work.per_example.flop == pytest.approx(6 * 17.6e9, rel=0.02)  # timm's 17.6 GMAC, three passes
