@@ -1,6 +1,7 @@
 """Devices: what an emulated client runs on, and how that changes over time.
 
 schema      what a device, network and fleet file hold, and delays drawn from a distribution
+time_model  what a step takes, from what it does
 profiles    loading profiles and checking them
 fleet       the device, link, presence and trips of each client of a run
 link        a client's link, also one that replays a recorded trace

@@ -8,6 +8,7 @@ what is allowed and what was got.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -17,7 +18,18 @@ import msgspec
 
 from edgefl import toml
 from edgefl.devices.link import read_trace
-from edgefl.devices.schema import SCHEMA, Availability, Delay, Device, FleetFile, Network, Profile, Thermal
+from edgefl.devices.schema import (
+    NAME_PATTERN,
+    NAME_WORDS,
+    SCHEMA,
+    Availability,
+    Delay,
+    Device,
+    FleetFile,
+    Network,
+    Profile,
+    Thermal,
+)
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.validation import Fault, faults, wrong
 
@@ -165,7 +177,9 @@ def _no_profile(kind: Kind, name: str) -> str:
     return unknown(f"{kind.removesuffix('s')} profile", name, bundled_names(kind))
 
 
-_NEEDS_NO_SOURCE = {"id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer"}
+_NEEDS_NO_SOURCE = {
+    "id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer", "default_runtime"
+}  # fmt: skip
 
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
@@ -222,6 +236,7 @@ def _device_faults(device: Device) -> Iterator[Fault]:
             yield wrong("slowdown.high", f"at least low = {device.slowdown.low}", device.slowdown.high)
         if cpu is None:
             yield Fault("slowdown", "slowdown: has no effect without a cpu to slow down")
+    yield from _runtime_faults(device)
     if memory is not None and memory.app_limit_mib > memory.ram_mib:
         yield wrong("memory.app_limit_mib", f"at most ram_mib = {memory.ram_mib}", memory.app_limit_mib)
     if device.thermal is not None:
@@ -270,6 +285,19 @@ def _cpu_faults(device: Device) -> Iterator[Fault]:
             yield wrong(f"{key}.power_ma", f"a figure for each of freq_mhz, {len(steps)}", currents)
         elif currents and cluster.max_ma is not None and currents[-1] != cluster.max_ma:
             yield wrong(f"{key}.power_ma", f"figures that end in max_ma = {cluster.max_ma}", currents)
+
+
+def _runtime_faults(device: Device) -> Iterator[Fault]:
+    names, default = device.runtime, device.default_runtime
+    for name in names:
+        if not re.search(NAME_PATTERN, name):
+            yield wrong(f"runtime.{name}", NAME_WORDS, name)
+    if names and device.schema < 2:
+        yield wrong("schema", "2 where there is a runtime", device.schema)
+    if default is not None and default not in names:
+        yield Fault("default_runtime", f"default_runtime: {unknown('runtime', default, names)}")
+    elif default is None and len(names) > 1:
+        yield Fault("default_runtime", f"default_runtime: missing; must be one of {', '.join(sorted(names))}")
 
 
 def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:

@@ -11,17 +11,20 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from edgefl.devices.time_model import ONE_RATE_FACTOR, TimeModel
+from edgefl.errors import ProfileError, unknown
+
 NOMINAL_V = 3.85  # of a phone's lithium-ion cell, where the profile states no battery.voltage_v
-SCHEMA = 1
-"""Of the profile files that this edgefl reads and writes; a file that says no ``schema`` is of this one."""
+SCHEMA = 2
+"""Of the profile files that this edgefl writes; a file that says no ``schema`` is of this one. Those of
+schema 1, which has no ``runtime``, are read as well."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-_NAME = msgspec.Meta(
-    pattern=r"^[a-z0-9][a-z0-9.-]*$", description="a name of lower-case letters, digits, dots and dashes"
-)
-Name = Annotated[str, _NAME]
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
+NAME_WORDS = "a name of lower-case letters, digits, dots and dashes"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description=NAME_WORDS)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
@@ -224,6 +227,10 @@ class Device(_Table, frozen=True, kw_only=True):
     year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
     soc: Text | None = None
     cpu: Cpu | None = None
+    runtime: dict[str, TimeModel] = {}
+    """What a step takes in each library that it was measured in: ``torch``, ``mnn``, ``dl4j``, …"""
+    default_runtime: Name | None = None
+    """The one that clients use; needed where there are several."""
     memory: Memory | None = None
     storage: Storage | None = None
     battery: Battery | None = None
@@ -239,6 +246,23 @@ class Device(_Table, frozen=True, kw_only=True):
     def train_flop_per_s(self) -> float:
         """Training rate in FLOP per emulated second; infinite where only a delay model sets the pace."""
         return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
+
+    def time_model(self, runtime: str | None = None) -> TimeModel | None:
+        """The time model of that runtime, or of the default one.
+
+        Of a profile without any it is ``cpu.rate_gflops.train`` for every class of operation; None where
+        only a delay model sets the pace. Raises `ProfileError` for a runtime that the profile does not have.
+        """
+        if runtime is not None:
+            if runtime not in self.runtime:
+                raise ProfileError(f"device {self.id!r}: {unknown('runtime', runtime, self.runtime)}")
+            return self.runtime[runtime]
+        if self.runtime:
+            return self.runtime[self.default_runtime or min(self.runtime)]
+        if self.cpu is None:
+            return None
+        error_factor = self.uncertainty.get("cpu.rate_gflops.train", ONE_RATE_FACTOR)
+        return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     @property
     def app_limit_mib(self) -> float | None:
@@ -275,7 +299,8 @@ class Device(_Table, frozen=True, kw_only=True):
         factor = float(rng.uniform(self.slowdown.low, self.slowdown.high))
         rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
         cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)
-        return msgspec.structs.replace(self, cpu=cpu, slowdown=None)
+        runtime = {name: model.slowed(factor) for name, model in self.runtime.items()}
+        return msgspec.structs.replace(self, cpu=cpu, runtime=runtime, slowdown=None)
 
 
 class Direction(_Table, frozen=True, kw_only=True):

@@ -127,9 +127,9 @@ train = 1.5 -> train = 1.5\nconv = 3 -> cpu.rate_gflops.conv: must be a table, g
 "budget" -> "cheap" -> class: must be one of 'board', 'budget',
 id = "mine" -> id = "Mine!" -> id: must be a name of lower-case letters, digits, dots and dashes, got 'Mine!'
 id = "mine" -> id = "other" -> id: must be the file's name, 'mine', got 'other'
-id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 1, got 0
-id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 1 to 1, got '1'
-id = "mine" -> id = "mine"\nschema = 2 -> schema: must be at most 1, the newest that this edgefl reads
+id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 2, got 0
+id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 1 to 2, got '1'
+id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
 name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; have: 3g, 3g-fast
 app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
 cpu = "measured" -> -> cpu.rate_gflops.train: no source; give a line in [sources] for it or for the table
@@ -154,7 +154,7 @@ rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 're
 [up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
 """
 WRONG_FLEETS = r"""
-id = "mine" -> id = "mine"\nschema = 2 -> schema: must be at most 1, the newest that this edgefl reads
+id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
 pixel-4 = 2 -> pixel-4 = 0 -> devices.pixel-4: must be a whole number of at least 1, got 0
 pixel-4 = 2 -> -> devices: must be a table of PROFILE = COUNT, got {}
 pixel-4 -> pixel-99 -> devices.pixel-99: device profile 'pixel-99' not found; did you mean 'pixel-5'?
@@ -260,9 +260,9 @@ def test_check_file_reports_everything_at_once_but_a_newer_file_in_one_line(tmp_
         assert check_file(write(tmp_path, text)) == []
     text = DEVICE.replace("train = 1.5", "trian = 1.5").replace("ram_mib", "ram")
     assert len(check_file(write(tmp_path, text))) == 4
-    path = write(tmp_path, f"schema = 2\n{text}\n[tpu]\nx = 1")
+    path = write(tmp_path, f"schema = 3\n{text}\n[tpu]\nx = 1")
     (problem,) = check_file(path)
-    assert problem.startswith(f"{path}: schema: must be at most 1, the newest that this edgefl reads")
+    assert problem.startswith(f"{path}: schema: must be at most 2, the newest that this edgefl reads")
 
 
 def test_paths_in_a_profile_are_found_beside_it(tmp_path: Path) -> None:

@@ -282,6 +282,19 @@ def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
     assert flops_per_example(module, (2, 3)) == 2 * 3 * 12
 
 
+def test_a_scale_of_each_channel_is_no_product():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(5, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.gamma
+
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), Scale(), Mean())
+    assert step_work(module, IMAGE, 2).flop == step_work(convolution(3, 5, 3), IMAGE, 2).flop
+
+
 def test_a_model_that_does_not_take_the_data_is_refused():
     with pytest.raises(ConfigError, match=r"model: cannot train on inputs of shape \(5,\): RuntimeError"):
         step_work(nn.Linear(4, 2), (5,), 2)

@@ -1,0 +1,140 @@
+"""The time that a device takes for a step, from what the step does.
+
+    seconds = Σ operations of a class / its rate + Σ bytes of a kind / their bandwidth
+            + planes, calls and parameters · what one costs + a fixed part
+
+Each term is of one *runtime*: the same phone takes another time in another library. Rates are effective ones,
+fitted to measured steps (`edgefl.devices.fit`); they are no peaks of the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from edgefl.learning.operations import StepWork
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
+
+ONE_RATE_FACTOR = 6.0
+"""By so much a single rate of operations is off on networks of another kind (docs/profiles.md)."""
+
+
+class Prediction(NamedTuple):
+    """What a step is predicted to take; 90% of steps are held to lie from ``low_s`` to ``high_s``."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+    parts: Mapping[str, float]
+    """Seconds by part, the largest first; their sum is ``seconds``."""
+
+
+class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each class of operation costs in one runtime of a device.
+
+    The classes are those of `edgefl.learning.operations.StepWork`. Kinds of bytes without a bandwidth cost
+    nothing: their time is part of the operations' rates.
+    """
+
+    conv_gflops: Positive
+    """10⁹ floating-point operations a second, as in the fields below."""
+    pointwise_gflops: Positive
+    depthwise_gflops: Positive
+    depthwise_backward_gflops: Positive
+    matmul_gflops: Positive
+    recurrent_gflops: Positive
+    conv_gbytes_per_s: Positive | None = None
+    """10⁹ bytes a second, as in the fields below."""
+    matmul_gbytes_per_s: Positive | None = None
+    norm_gbytes_per_s: Positive | None = None
+    pool_gbytes_per_s: Positive | None = None
+    elementwise_gbytes_per_s: Positive | None = None
+    copy_gbytes_per_s: Positive | None = None
+    depthwise_plane_us: NotNegative = 0.0
+    """Of one group of a depthwise convolution on one image."""
+    call_us: NotNegative = 0.0
+    """Of one operation, whatever it does."""
+    parameter_ns: NotNegative = 0.0
+    """Of updating one number."""
+    fixed_ms: NotNegative = 0.0
+    """Of each step."""
+    error_factor: Factor
+    """90% of networks that were not fitted on take from seconds / ``error_factor`` to seconds · it."""
+
+    @classmethod
+    def of_rate(cls, gflops: float, error_factor: float = ONE_RATE_FACTOR) -> TimeModel:
+        """The model of a device of which one rate is known: bytes take no time.
+
+        >>> TimeModel.of_rate(2.0).conv_gflops
+        2.0
+        """
+        rates = {name: gflops for name in cls.__struct_fields__ if name.endswith("_gflops")}
+        return cls(**rates, error_factor=error_factor)
+
+    def costs(self) -> dict[str, float]:
+        """Seconds that a unit of each field of `StepWork` takes."""
+        costs = {}
+        for work, (own, unit) in COSTS.items():
+            value = getattr(self, own)
+            costs[work] = 0.0 if value is None else value * unit if own[-2:] in _EACH else unit / value
+        return costs
+
+    def parts(self, work: StepWork) -> dict[str, float]:
+        """Seconds of a step by the fields of its work, and ``fixed``; what takes none is left out."""
+        parts = {name: cost * getattr(work, name) for name, cost in self.costs().items()}
+        parts["fixed"] = self.fixed_ms / 1e3
+        return {
+            name: parts[name] for name in sorted(parts, key=parts.__getitem__, reverse=True) if parts[name]
+        }
+
+    def seconds(self, work: StepWork) -> float:
+        """Seconds of a step.
+
+        >>> from edgefl.learning.operations import StepWork
+        >>> TimeModel.of_rate(2.0).seconds(StepWork(conv_flop=3e9, matmul_flop=1e9, copy_bytes=1e9))
+        2.0
+        """
+        return sum(self.parts(work).values())
+
+    def predict(self, work: StepWork) -> Prediction:
+        """Seconds of a step, their interval and where they go."""
+        parts = self.parts(work)
+        seconds = sum(parts.values())
+        return Prediction(seconds, seconds / self.error_factor, seconds * self.error_factor, parts)
+
+    def slowed(self, factor: float) -> TimeModel:
+        """The model of a device on which everything takes ``factor`` times as long.
+
+        >>> TimeModel.of_rate(2.0).slowed(4.0).conv_gflops
+        0.5
+        """
+        changed = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name != "error_factor" and value is not None:
+                changed[name] = value * factor if name[-2:] in _EACH else value / factor
+        return msgspec.structs.replace(self, **changed)
+
+
+COSTS: Final[Mapping[str, tuple[str, float]]] = {
+    **{
+        f"{kind}_flop": (f"{kind}_gflops", 1e-9)
+        for kind in ("conv", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
+    },
+    **{
+        f"{kind}_bytes": (f"{kind}_gbytes_per_s", 1e-9)
+        for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")
+    },
+    "depthwise_planes": ("depthwise_plane_us", 1e-6),
+    "calls": ("call_us", 1e-6),
+    "parameters": ("parameter_ns", 1e-9),
+}
+"""Each field of `StepWork`: what of `TimeModel` says its cost, and in which unit of a second."""
+_EACH = ("us", "ns", "ms")
+"""Endings of the fields that are what one thing takes; the others are rates."""

@@ -1,0 +1,78 @@
+"""What a step of training or inference does, as data: amounts of each class of operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work of one step by class of operation: floating-point operations, a multiply-add being two, and bytes.
+
+    Bytes are those of the tensors that an operation reads and writes. A view moves none.
+
+    >>> StepWork(conv_flop=2.0, calls=1.0) + StepWork(matmul_flop=4.0).scaled(0.5)
+    StepWork(conv_flop=2.0, ..., matmul_flop=2.0, ..., calls=1.0, ...)
+    """
+
+    conv_flop: float = 0.0
+    """Convolutions of larger kernels, also in groups."""
+    pointwise_flop: float = 0.0
+    """Convolutions of 1 × 1."""
+    depthwise_flop: float = 0.0
+    """Forward pass of convolutions whose groups have up to four input channels."""
+    depthwise_backward_flop: float = 0.0
+    matmul_flop: float = 0.0
+    """Matrix products and attention, and what a module declares."""
+    recurrent_flop: float = 0.0
+    """Matrix products of recurrent cells."""
+    depthwise_planes: float = 0.0
+    """Groups of depthwise convolutions times images, once forward and once a gradient."""
+    conv_bytes: float = 0.0
+    """Moved by convolutions, as in the fields below by the operations that these name."""
+    matmul_bytes: float = 0.0
+    norm_bytes: float = 0.0
+    pool_bytes: float = 0.0
+    elementwise_bytes: float = 0.0
+    """All operations that belong nowhere else."""
+    copy_bytes: float = 0.0
+    calls: float = 0.0
+    """Operations, whatever they do."""
+    parameters: float = 0.0
+    """Numbers that the step updates."""
+
+    @property
+    def flop(self) -> float:
+        """Floating-point operations of all classes."""
+        return sum(value for name, value in self._items() if name.endswith("_flop"))
+
+    @property
+    def bytes(self) -> float:
+        """Bytes moved by operations of all classes."""
+        return sum(value for name, value in self._items() if name.endswith("_bytes"))
+
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(**{name: value + getattr(other, name) for name, value in self._items()})
+
+    def scaled(self, factor: float) -> StepWork:
+        """The work of so many such steps."""
+        return StepWork(**{name: value * factor for name, value in self._items()})
+
+    def _items(self) -> Iterator[tuple[str, float]]:
+        return ((name, getattr(self, name)) for name in self.__struct_fields__)
+
+
+class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one step as a function of its batch size.
+
+    >>> BatchWork(fixed=StepWork(calls=3.0), per_example=StepWork(conv_flop=2.0)).at(10).conv_flop
+    20.0
+    """
+
+    fixed: StepWork
+    per_example: StepWork
+
+    def at(self, batch: float) -> StepWork:
+        """The work of a step on so many examples."""
+        return self.fixed + self.per_example.scaled(batch)

@@ -1,0 +1,161 @@
+"""Times from work: each class by hand, intervals, and the profile files that say them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.devices import check_file, load_device, to_json
+from edgefl.devices.schema import Slowdown
+from edgefl.devices.time_model import COSTS, ONE_RATE_FACTOR, TimeModel
+from edgefl.errors import ProfileError
+from edgefl.learning.operations import StepWork
+
+RATES = {f"{kind}_gflops": 1.0 + at for at, kind in enumerate(("conv", "pointwise", "depthwise", "matmul"))}
+MODEL = TimeModel(
+    **RATES,
+    depthwise_backward_gflops=8.0,
+    recurrent_gflops=16.0,
+    conv_gbytes_per_s=2.0,
+    norm_gbytes_per_s=4.0,
+    depthwise_plane_us=3.0,
+    call_us=5.0,
+    parameter_ns=7.0,
+    fixed_ms=9.0,
+    error_factor=1.25,
+)
+
+PROFILE = """
+schema = 2
+id = "mine"
+name = "Mine"
+class = "board"
+
+[cpu.rate_gflops]
+train = 2.0
+
+[runtime.torch]
+conv_gflops = 20.0
+pointwise_gflops = 10.0
+depthwise_gflops = 0.5
+depthwise_backward_gflops = 0.5
+matmul_gflops = 30.0
+recurrent_gflops = 15.0
+error_factor = 1.3
+
+[sources]
+"cpu.rate_gflops" = "measured"
+"runtime.torch" = "fitted"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (StepWork(), 0.0),
+        (StepWork(conv_flop=3e9), 3.0),
+        (StepWork(pointwise_flop=3e9), 1.5),
+        (StepWork(depthwise_flop=3e9), 1.0),
+        (StepWork(matmul_flop=2e9), 0.5),
+        (StepWork(depthwise_backward_flop=4e9), 0.5),
+        (StepWork(recurrent_flop=4e9), 0.25),
+        (StepWork(conv_bytes=3e9), 1.5),
+        (StepWork(norm_bytes=3e9), 0.75),
+        (StepWork(copy_bytes=3e9), 0.0),
+        (StepWork(depthwise_planes=1e6), 3.0),
+        (StepWork(calls=1e6), 5.0),
+        (StepWork(parameters=1e9), 7.0),
+    ],
+)
+def test_each_class_takes_its_own_time(work: StepWork, seconds: float) -> None:
+    assert MODEL.seconds(work) == pytest.approx(seconds + 0.009, rel=1e-12)
+
+
+def test_every_field_of_work_has_a_cost() -> None:
+    assert set(COSTS) == set(StepWork.__struct_fields__)
+    own = {name for name, _ in COSTS.values()} | {"fixed_ms", "error_factor"}
+    assert own == set(TimeModel.__struct_fields__)
+
+
+def test_a_prediction_says_its_interval_and_where_the_time_goes() -> None:
+    found = MODEL.predict(StepWork(conv_flop=1e9, norm_bytes=8e9))
+    assert found.seconds == pytest.approx(3.009)
+    assert (found.low_s, found.high_s) == (found.seconds / 1.25, found.seconds * 1.25)
+    assert list(found.parts) == ["norm_bytes", "conv_flop", "fixed"]
+    assert sum(found.parts.values()) == found.seconds
+
+
+def test_a_slower_device_takes_as_much_longer_for_everything() -> None:
+    work = StepWork(**dict.fromkeys(StepWork.__struct_fields__, 1e6))
+    assert MODEL.slowed(3.0).seconds(work) == pytest.approx(3 * MODEL.seconds(work), rel=1e-12)
+
+
+def test_a_profile_says_its_runtimes(tmp_path: Path) -> None:
+    device = load_device(written(tmp_path, PROFILE))
+    model = device.time_model()
+    assert model is not None
+    assert model == device.time_model("torch")
+    assert model.matmul_gflops == 30.0
+    assert to_json(device)["runtime"]["torch"]["error_factor"] == 1.3
+    with pytest.raises(ProfileError, match="device 'mine': runtime 'tosch' not found; did you mean 'torch'"):
+        device.time_model("tosch")
+
+
+def test_the_default_runtime_is_the_one_that_is_used(tmp_path: Path) -> None:
+    tables, sources = PROFILE.split("[sources]")
+    second = tables[tables.index("[runtime.torch]") :].replace("torch", "mnn").replace("30.0", "40.0")
+    text = f'{tables}{second}[sources]\n"runtime.mnn" = "fitted"{sources}'
+    path = written(tmp_path, text)
+    (problem,) = check_file(path)
+    assert problem == f"{path}: default_runtime: missing; must be one of mnn, torch"
+    model = load_device(written(tmp_path, f'default_runtime = "mnn"{text}')).time_model()
+    assert model is not None
+    assert model.matmul_gflops == 40.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema = 2", "schema = 1", "schema: must be 2 where there is a runtime, got 1"),
+        ("schema = 2", 'default_runtime = "mnn"', "default_runtime: runtime 'mnn' not found; have: torch"),
+        ("torch", "Torch", "runtime.Torch: must be a name of lower-case letters"),
+        ("conv_gflops = 20.0\n", "", "runtime.torch.conv_gflops: missing; must be a finite number above 0"),
+        ("30.0", "-1.0", "runtime.torch.matmul_gflops: must be a finite number above 0, got -1"),
+        ("1.3", "0.9", "runtime.torch.error_factor: must be a number from 1 to 100, got 0.9"),
+        ("error_factor", "call_ms = 1\nerror_factor", "unknown key 'runtime.torch.call_ms'"),
+        ('"runtime.torch" = "fitted"', "", "runtime.torch.conv_gflops: no source"),
+    ],
+)
+def test_a_wrong_runtime_is_refused_in_words(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = written(tmp_path, PROFILE.replace(old, new))
+    assert any(problem.startswith(f"{path}: {said}") for problem in check_file(path)), check_file(path)
+
+
+def test_an_older_profile_takes_one_rate_for_everything(tmp_path: Path) -> None:
+    start, end = PROFILE.index("[runtime.torch]"), PROFILE.index("[sources]")
+    text = (PROFILE[:start] + PROFILE[end:]).replace('"runtime.torch" = "fitted"\n', "")
+    device = load_device(written(tmp_path, text.replace("schema = 2", "schema = 1")))
+    assert device.time_model() == TimeModel.of_rate(2.0, ONE_RATE_FACTOR)
+    known = load_device(written(tmp_path, f'{text}[uncertainty]\n"cpu.rate_gflops.train" = 3.0\n'))
+    assert known.time_model() == TimeModel.of_rate(2.0, 3.0)
+
+
+def test_a_device_of_a_delay_model_alone_has_no_time_model() -> None:
+    assert load_device("paper-uniform").time_model() is None
+
+
+def test_a_slow_individual_is_slow_in_every_runtime(tmp_path: Path) -> None:
+    text = PROFILE.replace("[sources]", '[slowdown]\nlow = 2.0\nhigh = 2.0\n[sources]\nslowdown = "assumed"')
+    device = load_device(written(tmp_path, text))
+    assert device.slowdown == Slowdown(low=2.0, high=2.0)
+    model = device.individual(np.random.default_rng(0)).time_model()
+    assert model is not None
+    assert model.conv_gflops == 10.0
