@@ -44,6 +44,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     conv_gflops: Positive
     """10⁹ floating-point operations a second, as in the fields below."""
+    thin_gflops: Positive
     pointwise_gflops: Positive
     depthwise_gflops: Positive
     depthwise_backward_gflops: Positive
@@ -125,7 +126,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 COSTS: Final[Mapping[str, tuple[str, float]]] = {
     **{
         f"{kind}_flop": (f"{kind}_gflops", 1e-9)
-        for kind in ("conv", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
+        for kind in ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
     },
     **{
         f"{kind}_bytes": (f"{kind}_gbytes_per_s", 1e-9)

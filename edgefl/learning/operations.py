@@ -18,6 +18,8 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     conv_flop: float = 0.0
     """Convolutions of larger kernels, also in groups."""
+    thin_flop: float = 0.0
+    """The same of up to four input channels: a network's first one, which fills no vector registers."""
     pointwise_flop: float = 0.0
     """Convolutions of 1 × 1."""
     depthwise_flop: float = 0.0

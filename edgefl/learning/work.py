@@ -38,14 +38,14 @@ from edgefl.learning.operations import BatchWork, StepWork
 BATCHES = (2, 4)
 """Batch sizes that `batch_work` counts at: batch normalisation refuses one of 1."""
 FEW_CHANNELS = 4
-"""Input channels a group up to which a grouped convolution is a depthwise one."""
+"""Input channels a group up to which a grouped convolution is a depthwise one, and any other a thin one."""
 FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
 """Layers whose weights may be a matrix and cost no product."""
 
 __all__ = ["BatchWork", "StepWork", "WorkMeter", "batch_work", "flops_per_example", "step_work"]
 
 Loss = Callable[[Tensor], Tensor]
-ConvolutionKind = Literal["conv", "pointwise", "depthwise"]
+ConvolutionKind = Literal["conv", "thin", "pointwise", "depthwise"]
 
 
 def step_work(
@@ -340,9 +340,12 @@ def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]
 
 
 def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
-    if groups > 1 and weight.shape[1] <= FEW_CHANNELS:
+    few = weight.shape[1] <= FEW_CHANNELS
+    if few and groups > 1:
         return "depthwise"
-    return "pointwise" if math.prod(weight.shape[2:]) == 1 else "conv"
+    if math.prod(weight.shape[2:]) == 1:
+        return "pointwise"
+    return "thin" if few else "conv"
 
 
 # ---- layers --------------------------------------------------------------------------------------

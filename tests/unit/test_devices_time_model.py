@@ -18,6 +18,7 @@ MODEL = TimeModel(
     **RATES,
     depthwise_backward_gflops=8.0,
     recurrent_gflops=16.0,
+    thin_gflops=32.0,
     conv_gbytes_per_s=2.0,
     norm_gbytes_per_s=4.0,
     depthwise_plane_us=3.0,
@@ -38,6 +39,7 @@ train = 2.0
 
 [runtime.torch]
 conv_gflops = 20.0
+thin_gflops = 10.0
 pointwise_gflops = 10.0
 depthwise_gflops = 0.5
 depthwise_backward_gflops = 0.5
@@ -67,6 +69,7 @@ def written(folder: Path, text: str) -> Path:
         (StepWork(matmul_flop=2e9), 0.5),
         (StepWork(depthwise_backward_flop=4e9), 0.5),
         (StepWork(recurrent_flop=4e9), 0.25),
+        (StepWork(thin_flop=8e9), 0.25),
         (StepWork(conv_bytes=3e9), 1.5),
         (StepWork(norm_bytes=3e9), 0.75),
         (StepWork(copy_bytes=3e9), 0.0),

@@ -36,20 +36,25 @@ def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.M
 
 
 def test_a_dense_convolution_is_counted_forward_and_for_the_gradient_of_its_weight():
-    work = step_work(convolution(3, 5, 3), IMAGE, batch=2)
-    assert work.conv_flop == work.flop == 2 * (2 * (2 * 5 * 6 * 6) * (3 * 3 * 3))  # no gradient of images
-    inputs, outputs, weight = 2 * 3 * 8 * 8, 2 * 5 * 6 * 6, 5 * 3 * 3 * 3
+    work = step_work(convolution(6, 5, 3), (6, 8, 8), batch=2)
+    assert work.conv_flop == work.flop == 2 * (2 * (2 * 5 * 6 * 6) * (6 * 3 * 3))  # no gradient of images
+    inputs, outputs, weight = 2 * 6 * 8 * 8, 2 * 5 * 6 * 6, 5 * 6 * 3 * 3
     forward = inputs + weight + outputs
     backward = outputs + inputs + weight + weight
     assert work.conv_bytes == 4 * (forward + backward)
     assert work.parameters == weight
 
 
+def test_a_convolution_of_few_channels_is_a_class_of_its_own():
+    work = step_work(convolution(3, 5, 3), IMAGE, batch=2)
+    assert work.thin_flop == work.flop == 2 * 2 * (2 * 5 * 6 * 6) * (3 * 3 * 3)
+
+
 def test_a_pointwise_convolution_is_a_class_of_its_own():
     module = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), convolution(4, 6, 1))
     work = step_work(module, IMAGE, batch=2)
     assert work.pointwise_flop == 3 * 2 * (2 * 6 * 6 * 6) * 4
-    assert work.conv_flop == 2 * 2 * (2 * 4 * 6 * 6) * 27
+    assert work.thin_flop == 2 * 2 * (2 * 4 * 6 * 6) * 27
 
 
 def test_a_depthwise_convolution_is_counted_by_its_weights_and_by_planes():
@@ -195,7 +200,7 @@ def test_the_work_of_any_batch_follows_from_two():
 def test_inference_is_the_forward_pass_alone():
     module = convolution(3, 5, 3)
     work = step_work(module, IMAGE, 2, inference=True)
-    assert work.conv_flop == step_work(module, IMAGE, 2).conv_flop / 2
+    assert work.flop == step_work(module, IMAGE, 2).flop / 2
     assert work.parameters == 0
 
 
