@@ -1,0 +1,227 @@
+"""Fits the time model of a runtime to steps that were measured on a device.
+
+The fit minimises errors of log(predicted ÷ measured), so a step of 10 ms counts as one of 10 s, with a
+soft-L1 loss, so one odd row moves little. What the rows do not tell apart stays where a prior has it: every
+cost is its prior's, times one factor for the whole device, times one for its family (operations, bytes),
+times its own; the latter two are held near 1 as a normal distribution of their logarithms would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.devices.time_model import COSTS, TimeModel
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+
+Array = NDArray[np.float64]
+LeftOut = Literal["network", "row"]
+
+TERMS: Final[tuple[tuple[str, ...], ...]] = (
+    *((name,) for name in COSTS if name.endswith("_flop")),
+    ("conv_bytes",),
+    ("matmul_bytes",),
+    ("norm_bytes", "pool_bytes", "elementwise_bytes", "copy_bytes"),
+    ("depthwise_planes",),
+    ("parameters",),
+    ("calls",),
+)
+"""What is fitted: fields of `StepWork` that share one cost. The fixed part comes last, after these."""
+FAMILIES: Final = ("_flop", "_bytes")
+"""Endings of the fields whose costs change together from one device to another."""
+
+TYPICAL: Final = TimeModel(
+    conv_gflops=25.0,
+    thin_gflops=15.0,
+    pointwise_gflops=15.0,
+    depthwise_gflops=0.5,
+    depthwise_backward_gflops=1.5,
+    matmul_gflops=35.0,
+    recurrent_gflops=15.0,
+    conv_gbytes_per_s=0.3,
+    matmul_gbytes_per_s=2.0,
+    norm_gbytes_per_s=2.0,
+    pool_gbytes_per_s=2.0,
+    elementwise_gbytes_per_s=2.0,
+    copy_gbytes_per_s=2.0,
+    depthwise_plane_us=8.0,
+    parameter_ns=5.0,
+    call_us=50.0,
+    fixed_ms=1.0,
+    error_factor=1.5,
+)
+"""The prior of a device that nothing is known of: the orders of magnitude of a Raspberry Pi 4 in torch."""
+SPREAD: Final = 7.0
+"""Factor by which a cost may well differ from a prior of another device or runtime."""
+FAMILY: Final = 0.5
+"""How firmly a family's factor is held near 1, in units of a single cost's."""
+ODD: Final = 0.1
+"""Error, as a logarithm, from which on a row counts by its size and no longer by its square."""
+FOLDS: Final = 50
+"""Most fits that estimate the error on unseen networks."""
+FEW_NETWORKS: Final = 10
+"""With fewer networks the interval is no narrower than the prior's."""
+COVERAGE: Final = 0.9
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step."""
+
+    network: str
+    work: StepWork
+    seconds: float
+
+
+class Unseen(msgspec.Struct, frozen=True, kw_only=True):
+    """A row beside what a fit says that has seen no row of its network."""
+
+    row: Row
+    predicted_s: float
+
+    @property
+    def factor(self) -> float:
+        """Predicted over measured seconds."""
+        return self.predicted_s / self.row.seconds
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A time model, and how far it is off."""
+
+    model: TimeModel
+    rows: tuple[Row, ...]
+    unseen: tuple[Unseen, ...]
+    """Every row once; empty where there is a single network."""
+
+
+class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of predictions: |predicted ÷ measured − 1|, and the largest factor between the two."""
+
+    rows: int
+    median: float
+    p90: float
+    worst_factor: float
+
+
+def fit(
+    rows: Sequence[Row], prior: TimeModel = TYPICAL, *, spread: float = SPREAD, left_out: LeftOut = "network"
+) -> Fit:
+    """The time model of the device that the rows were measured on, and its errors on unseen rows.
+
+    ``prior`` says what the rows do not: best is a device of like cores in the same runtime, whose costs then
+    differ from this one's by a common factor and about ``spread``. ``error_factor`` holds 90% of what fits
+    say of the rows left out: all of one network, or one by one. Raises `ConfigError` for rows without time.
+
+    >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
+    >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
+    0.7
+    """
+    for row in rows:
+        if not (math.isfinite(row.seconds) and row.seconds > 0):
+            raise ConfigError(f"{row.network}: seconds must be above 0, got {row.seconds}")
+    if not rows:
+        raise ConfigError("no rows to fit; need one measured step at least")
+    problem = _Problem(prior, spread)
+    amounts, seconds = _amounts(rows), np.array([row.seconds for row in rows])
+    predicted = _predicted_unseen(problem, amounts, seconds, _groups(rows, left_out))
+    unseen = tuple(
+        Unseen(row=row, predicted_s=float(s)) for row, s in zip(rows, predicted, strict=True) if s > 0
+    )
+    networks = len({row.network for row in rows})
+    least = prior.error_factor if networks < FEW_NETWORKS and left_out == "network" else 1.0
+    factor = max(least, holding(unseen)) if unseen else prior.error_factor
+    model = _model(problem.solve(amounts, seconds), factor)
+    return Fit(model=model, rows=tuple(rows), unseen=unseen)
+
+
+def summary(unseen: Iterable[Unseen]) -> ErrorSummary:
+    """The errors of predictions in four figures."""
+    factors = np.array([found.factor for found in unseen])
+    errors = np.abs(factors - 1)
+    return ErrorSummary(
+        rows=len(factors),
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
+        worst_factor=float(np.max(np.maximum(factors, 1 / factors))),
+    )
+
+
+def holding(unseen: Sequence[Unseen], share: float = COVERAGE) -> float:
+    """The factor that holds this share of predictions and one more like them (a conformal quantile)."""
+    factors = sorted(max(found.factor, 1 / found.factor) for found in unseen)
+    place = math.ceil(share * (len(factors) + 1))
+    return factors[min(place, len(factors)) - 1]
+
+
+# ---- the problem ---------------------------------------------------------------------------------
+
+
+class _Problem:
+    """The prior, and least squares from there."""
+
+    def __init__(self, prior: TimeModel, spread: float) -> None:
+        known, typical = prior.costs(), TYPICAL.costs()
+        costs = [known[term[0]] or typical[term[0]] for term in TERMS]
+        self._prior = np.array([*costs, (prior.fixed_ms or TYPICAL.fixed_ms) / 1e3])
+        self._families = np.array(
+            [[term[0].endswith(end) for end in FAMILIES] for term in TERMS] + [[False] * len(FAMILIES)], float
+        )
+        self._firmness = ODD / math.log(spread)
+
+    def solve(self, amounts: Array, seconds: Array) -> Array:
+        """Seconds of a unit of each term."""
+        from scipy.optimize import least_squares
+
+        start = np.zeros(1 + len(FAMILIES) + len(self._prior))
+        start[0] = np.median(np.log(seconds / (amounts @ self._prior)))
+        found = least_squares(self._errors, start, args=(amounts, seconds), max_nfev=300)
+        return self._costs(found.x)
+
+    def _costs(self, x: Array) -> Array:
+        whole, families, own = np.split(x, [1, 1 + len(FAMILIES)])
+        costs: Array = self._prior * np.exp(whole + self._families @ families + own)
+        return costs
+
+    def _errors(self, x: Array, amounts: Array, seconds: Array) -> Array:
+        error = np.log(amounts @ self._costs(x) / seconds) / ODD
+        soft = ODD * np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
+        families, own = np.split(x[1:], [len(FAMILIES)])
+        return np.concatenate([soft, self._firmness * FAMILY * families, self._firmness * own])
+
+
+def _amounts(rows: Sequence[Row]) -> Array:
+    """Each row's amount of each term, and 1 for the fixed part."""
+    terms = [[sum(getattr(row.work, name) for name in term) for term in TERMS] + [1.0] for row in rows]
+    return np.array(terms, float)
+
+
+def _groups(rows: Sequence[Row], left_out: LeftOut) -> NDArray[np.int64]:
+    """The fold of each row: rows of one number are left out together."""
+    if left_out == "row":
+        return np.arange(len(rows)) % FOLDS
+    place = {network: at % FOLDS for at, network in enumerate(sorted({row.network for row in rows}))}
+    return np.array([place[row.network] for row in rows])
+
+
+def _predicted_unseen(problem: _Problem, amounts: Array, seconds: Array, groups: NDArray[np.int64]) -> Array:
+    predicted = np.zeros(len(seconds))
+    for group in np.unique(groups):
+        out = groups == group
+        if not out.all():
+            predicted[out] = amounts[out] @ problem.solve(amounts[~out], seconds[~out])
+    return predicted
+
+
+def _model(costs: Array, error_factor: float) -> TimeModel:
+    """The costs as a profile says them, to four digits."""
+    values = {"fixed_ms": costs[-1] * 1e3, "error_factor": error_factor}
+    for term, cost in zip(TERMS, costs, strict=False):
+        for name in term:
+            own, unit = COSTS[name]
+            values[own] = cost / unit if name in ("depthwise_planes", "calls", "parameters") else unit / cost
+    return TimeModel(**{name: float(f"{value:.4g}") for name, value in values.items()})

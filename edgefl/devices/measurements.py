@@ -1,0 +1,167 @@
+"""Reads measured steps from files and counts the work of each.
+
+A CSV has a line for each step. Its columns are ``device``, ``profile``, ``runtime``, ``batch``,
+``measured_s`` and ``source``; beside them are either ``network`` (timm's name), ``kind`` (train, finetune, inference) and
+``workload`` (where timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``, ``outputs`` and
+``steps``. The JSON of a measuring kit has ``device``, ``runtime`` and ``rows``, each with its ``work``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.devices.fit import Row
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+from edgefl.validation import convert
+
+IMAGE = (3, 224, 224)
+"""Shape of the images that networks of timm were measured on."""
+LEAF_FEMNIST = "LEAF FEMNIST CNN"
+LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step and what it was measured on."""
+
+    device: str
+    profile: str
+    runtime: str
+    """First word of the runtime, in lower case: ``torch``, ``mnn``, ``dl4j``."""
+    source: str
+    row: Row
+
+
+class KitFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a measuring kit writes; it may write more."""
+
+    device: str
+    rows: tuple[Row, ...]
+    runtime: str = "torch"
+
+
+def read(path: Path) -> tuple[Measured, ...]:
+    """The measured steps of a file. Raises `ConfigError` for what cannot be read or is not known."""
+    try:
+        if path.suffix == ".json":
+            return tuple(_kit(path))
+        with path.open(newline="") as file:
+            return tuple(_table(path, csv.DictReader(file)))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _kit(path: Path) -> Iterator[Measured]:
+    kit = convert(json.loads(path.read_text()), KitFile)
+    for row in kit.rows:
+        yield Measured(device=kit.device, profile="", runtime=kit.runtime, source=path.name, row=row)
+
+
+def _table(path: Path, lines: Iterator[Mapping[str, str]]) -> Iterator[Measured]:
+    counted: dict[tuple[str, ...], StepWork] = {}
+    for place, line in enumerate(lines, 2):
+        try:
+            key = tuple(line.get(name) or "" for name in ("workload", "network", "kind", "layer", "inputs",
+                                                          "outputs", "batch", "steps"))  # fmt: skip
+            if key not in counted:
+                counted[key] = _work(line)
+            row = Row(network=_name(line), work=counted[key], seconds=float(line["measured_s"]))
+            runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
+            yield Measured(
+                device=line["device"],
+                profile=line["profile"],
+                runtime=runtime,
+                source=line["source"],
+                row=row,
+            )
+        except (KeyError, ValueError, IndexError) as error:
+            raise ConfigError(f"{path}, line {place}: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {place}: {error}") from None
+
+
+def _name(line: Mapping[str, str]) -> str:
+    """The name of what was measured, with all that makes its work another but for the batch."""
+    if "layer" in line:
+        return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
+    return line["network"] or line["workload"]
+
+
+def _work(line: Mapping[str, str]) -> StepWork:
+    """The work of a line's step."""
+    batch = int(line["batch"])
+    if "layer" in line:
+        return _layer_work(
+            line["layer"], batch, *(int(line[name]) for name in ("inputs", "outputs", "steps"))
+        )
+    if line["network"]:
+        return _timm_work(line["network"], line["kind"], batch)
+    return _named_work(line["workload"], batch)
+
+
+def _layer_work(layer: str, batch: int, inputs: int, outputs: int, steps: int) -> StepWork:
+    import torch
+    from torch import nn
+
+    from edgefl.learning.work import step_work
+
+    def last(made: Any) -> torch.Tensor:
+        outputs: torch.Tensor = made[0].flatten(0, 1)
+        return nn.functional.cross_entropy(
+            outputs, torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
+        )
+
+    with torch.device("meta"):
+        if layer == "lstm":
+            return step_work(nn.LSTM(inputs, outputs, batch_first=True), (steps, inputs), batch, loss=last)
+        if layer == "softmax output":
+            return step_work(nn.Linear(inputs, outputs), (inputs,), batch * steps)
+    raise ConfigError(f"layer must be 'lstm' or 'softmax output', got {layer!r}")
+
+
+def _timm_work(network: str, kind: str, batch: int) -> StepWork:
+    import torch
+    from torch import nn
+
+    from edgefl.learning.work import step_work
+
+    try:
+        import timm
+    except ImportError:
+        raise ConfigError(f"network {network!r} is timm's; install it: pip install 'edgefl[timm]'") from None
+    if not timm.is_model(network):
+        raise ConfigError(f"timm has no network {network!r}")
+    if kind not in ("train", "finetune", "inference"):
+        raise ConfigError(f"kind must be 'train', 'finetune' or 'inference', got {kind!r}")
+    with torch.device("meta"):
+        module = timm.create_model(network, num_classes=1000)
+    heads = module.get_classifier()
+    head = nn.ModuleList(heads if isinstance(heads, tuple) else [heads])
+    trained = list(head.parameters()) if kind == "finetune" else None
+    return step_work(module, IMAGE, batch, inference=kind == "inference", trained=trained)
+
+
+def _named_work(workload: str, batch: int) -> StepWork:
+    """The work of a network that timm does not have."""
+    import numpy as np
+    import torch
+
+    from edgefl.learning import benchmark_networks, networks
+    from edgefl.learning.work import step_work
+
+    words = workload.split()
+    with torch.device("meta"):
+        if words[:1] == ["MNN"] and words[2] in benchmark_networks.MNN:
+            make, shape = benchmark_networks.MNN[words[2]]
+            return step_work(make(), shape, batch)
+        if workload.startswith(LEAF_FEMNIST):
+            return step_work(networks.cnn_femnist((1, 28, 28), 62), (1, 28, 28), batch)
+        if workload.startswith(LEAF_SHAKESPEARE):
+            return step_work(networks.lstm_shakespeare((80,), 80), (80,), batch, dtype=np.int64)
+    raise ConfigError(f"no network is known by the workload {workload!r}")

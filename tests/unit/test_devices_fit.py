@@ -1,0 +1,115 @@
+"""The fit: what made the rows is found again, odd rows move little, few rows stay sane."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edgefl.devices.fit import SPREAD, TYPICAL, Row, Unseen, fit, holding, summary
+from edgefl.devices.time_model import TimeModel
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+
+TRUE = TYPICAL.slowed(0.4)
+"""A device that is 2.5 times as fast as the typical one."""
+
+
+def works(count: int, seed: int = 0) -> list[StepWork]:
+    """Steps of networks that differ in what they do."""
+    rng = np.random.default_rng(seed)
+    amounts = {name: 0.2 / cost for name, cost in TYPICAL.costs().items()}
+    return [StepWork(**{n: a * float(rng.lognormal(0, 2)) for n, a in amounts.items()}) for _ in range(count)]
+
+
+def rows(model: TimeModel, count: int, seed: int = 0, noise: float = 0.0) -> list[Row]:
+    rng = np.random.default_rng(seed + 1)
+    return [
+        Row(network=f"net-{at}", work=work, seconds=model.seconds(work) * math.exp(rng.normal(0, noise)))
+        for at, work in enumerate(works(count, seed))
+    ]
+
+
+def errors(model: TimeModel, true: TimeModel) -> np.ndarray:
+    return np.array([abs(model.seconds(work) / true.seconds(work) - 1) for work in works(200, seed=9)])
+
+
+def test_what_made_the_rows_is_found_again() -> None:
+    true = TimeModel(**{**to_dict(TRUE), "matmul_gflops": 300.0, "depthwise_gflops": 0.1, "call_us": 200.0})
+    found = fit(rows(true, 60))
+    assert errors(found.model, true).max() < 0.05
+    assert found.model.matmul_gflops == pytest.approx(300.0, rel=0.05)
+    assert found.model.error_factor < 1.05
+
+
+def to_dict(model: TimeModel) -> dict[str, float]:
+    return {name: getattr(model, name) for name in model.__struct_fields__}
+
+
+def test_the_same_rows_give_the_same_model() -> None:
+    given = rows(TRUE, 20, noise=0.1)
+    assert fit(given) == fit(given)
+
+
+def test_a_row_that_is_off_tenfold_moves_little() -> None:
+    given = rows(TRUE, 40, noise=0.05)
+    odd = given[7]
+    given[7] = Row(network=odd.network, work=odd.work, seconds=odd.seconds * 10)
+    assert np.median(errors(fit(given).model, TRUE)) < 0.1
+
+
+def test_three_rows_and_a_device_like_it_give_its_factor() -> None:
+    found = fit(rows(TRUE, 3, noise=0.02), TYPICAL, spread=1.3)
+    assert errors(found.model, TRUE).max() < 0.1
+    assert found.model.error_factor >= TYPICAL.error_factor  # three networks prove no narrower interval
+
+
+def test_a_class_without_rows_follows_its_family() -> None:
+    fast = {name: value * 8 for name, value in to_dict(TYPICAL).items() if name.endswith("_gflops")}
+    true = TimeModel(**{**to_dict(TYPICAL), **fast})
+    given = [Row(network=row.network, work=without(row.work), seconds=0.0) for row in rows(true, 40)]
+    given = [Row(network=r.network, work=r.work, seconds=true.seconds(r.work)) for r in given]
+    assert fit(given).model.recurrent_gflops == pytest.approx(true.recurrent_gflops, rel=0.3)
+
+
+def without(work: StepWork) -> StepWork:
+    amounts = {name: getattr(work, name) for name in work.__struct_fields__}
+    return StepWork(**{**amounts, "recurrent_flop": 0.0})
+
+
+def test_the_interval_holds_ninety_percent_of_unseen_networks() -> None:
+    model = fit(rows(TRUE, 60, noise=0.15)).model
+    unseen = rows(TRUE, 400, seed=5, noise=0.15)
+    low_high = [model.predict(row.work) for row in unseen]
+    held = np.mean([p.low_s <= row.seconds <= p.high_s for row, p in zip(unseen, low_high, strict=True)])
+    assert 0.85 <= held <= 0.97
+
+
+def test_rows_of_one_network_are_left_out_together() -> None:
+    given = [Row(network="one", work=row.work, seconds=row.seconds) for row in rows(TRUE, 6)]
+    assert fit(given).unseen == ()
+    assert fit(given).model.error_factor == TYPICAL.error_factor
+    assert len(fit(given, left_out="row").unseen) == 6
+
+
+def test_a_summary_says_how_far_predictions_are_off() -> None:
+    work = StepWork()
+    found = [
+        Unseen(row=Row(network="n", work=work, seconds=1.0), predicted_s=s) for s in (0.5, 0.9, 1.0, 1.1, 1.2)
+    ]
+    told = summary(found)
+    assert (told.rows, told.worst_factor) == (5, 2.0)
+    assert told.median == pytest.approx(0.1)
+    assert holding(found, 0.5) == pytest.approx(1 / 0.9)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_a_row_without_time_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="n: seconds must be above 0"):
+        fit([Row(network="n", work=StepWork(calls=1), seconds=seconds)])
+
+
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no rows to fit"):
+        fit([], spread=SPREAD)
