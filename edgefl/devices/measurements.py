@@ -1,9 +1,10 @@
 """Reads measured steps from files and counts the work of each.
 
 A CSV has a line for each step. Its columns are ``device``, ``profile``, ``runtime``, ``batch``,
-``measured_s`` and ``source``; beside them are either ``network`` (timm's name), ``kind`` (train, finetune, inference) and
-``workload`` (where timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``, ``outputs`` and
-``steps``. The JSON of a measuring kit has ``device``, ``runtime`` and ``rows``, each with its ``work``.
+``measured_s`` and ``source``; beside them are either ``network`` (timm's name), ``kind`` (train, finetune,
+inference) and ``workload`` (where timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``,
+``outputs`` and ``steps``. The JSON of a measuring kit has ``device``, ``runtime`` and ``rows``, each with its
+``work``.
 """
 
 from __future__ import annotations
