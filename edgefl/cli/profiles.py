@@ -1,4 +1,4 @@
-"""``edgefl profiles`` (list, show, check, import and export) and ``edgefl calibrate``."""
+"""``edgefl profiles`` (list, show, check, import, export and fit) and ``edgefl calibrate``."""
 
 from __future__ import annotations
 
@@ -118,6 +118,48 @@ def import_(
         typer.echo(next(iter(made.files.values())), nl=False)
     else:
         raise ConfigError(f"{file}: makes {len(made.files)} files; say where to: --out FOLDER")
+
+
+@app.command()
+def fit(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Measured steps: CSV, or a kit's JSON.")],
+    out: Annotated[Path, typer.Option(help="Profile file to write.")],
+    profile: Annotated[
+        str | None, typer.Option(help="Rows of this profile, where there are several.")
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option(help="Rows of this runtime, where there are several.")
+    ] = None,
+    prior: Annotated[str | None, typer.Option(help="A device like it, for what the rows do not say.")] = None,
+    spread: Annotated[float | None, typer.Option(min=1.01, help="How far costs may be off its.")] = None,
+    leave_out: Annotated[
+        Literal["network", "row"], typer.Option(help="What the errors of unseen steps leave out.")
+    ] = "network",
+) -> None:
+    """Make a device's profile of steps that were measured on it."""
+    from edgefl import toml
+    from edgefl.devices import fitted, load_device, measurements
+    from edgefl.devices.fit import SPREAD, TYPICAL, summary
+    from edgefl.devices.fit import fit as fit_rows
+
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists; remove it or name another")
+    chosen = fitted.only(measurements.read(rows), profile, runtime)
+    model = TYPICAL if prior is None else load_device(prior).time_model(chosen[0].runtime) or TYPICAL
+    found = fit_rows([m.row for m in chosen], model, spread=spread or SPREAD, left_out=leave_out)
+    for unseen in sorted(found.unseen, key=lambda unseen: unseen.factor):
+        row = unseen.row
+        typer.echo(
+            f"{row.network}: {row.seconds:.4g} s, unseen {unseen.predicted_s:.4g} s: {unseen.factor:.2f}"
+        )
+    if found.unseen:
+        told = summary(found.unseen)
+        errors = (
+            f"median error {told.median:.1%}, 90% within {told.p90:.1%}, worst factor {told.worst_factor:.2f}"
+        )
+        typer.echo(f"{told.rows} steps, each unseen: {errors}")
+    _put(out, toml.write(fitted.profile_tables(out, chosen, found)).encode())
+    typer.echo(f"wrote {out}")
 
 
 @app.command()

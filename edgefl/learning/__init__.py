@@ -2,6 +2,7 @@
 
     flat.py        a module's parameters as views of one flat float32 vector
     models.py      the built-in models by name, and a user's own; networks.py: those of papers
+    benchmark_networks.py  those that phones were measured on
     data.py        the data sets by name, and a user's own
     image_sets.py  digits, MNIST, FashionMNIST, CIFAR-10
     leaf.py        the data sets of the LEAF benchmark

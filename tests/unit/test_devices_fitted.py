@@ -1,0 +1,76 @@
+"""Measured steps become a profile that edgefl takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgefl.cli.profiles import app
+from edgefl.devices import check_file, load_device
+from edgefl.errors import ConfigError
+
+HEAD = "device,profile,runtime,layer,inputs,outputs,batch,steps,measured_s,source\n"
+
+
+def layers(folder: Path, profile: str, *more: str) -> Path:
+    lines = [
+        f'Mine,{profile},"DL4J, training",lstm,{n},50,5,2,{n / 1000},page 3\n' for n in (50, 100, 200, 300)
+    ]
+    path = folder / "rows.csv"
+    path.write_text(HEAD + "".join(lines) + "".join(more))
+    return path
+
+
+def run(*args: object) -> str:
+    result = CliRunner().invoke(app, ["fit", *map(str, args)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    told = run(layers(tmp_path, "nexus-6"), "--out", out)
+    assert "4 steps, each unseen: median error" in told
+    assert check_file(out) == []
+    device, known = load_device(out), load_device("nexus-6")
+    assert device.memory == known.memory
+    assert "page 3" in device.sources["runtime.dl4j"]
+    assert device.time_model() != known.time_model()
+
+
+def test_a_kits_json_becomes_a_new_profile(tmp_path: Path) -> None:
+    rows = [{"network": f"n{n}", "work": {"conv_flop": n * 1e9}, "seconds": n / 2} for n in (1, 2, 3)]
+    path, out = tmp_path / "kit.json", tmp_path / "my-board.toml"
+    path.write_text(json.dumps({"device": "My board", "rows": rows, "celsius": 40}))
+    run(path, "--out", out, "--prior", "pi-4", "--spread", 1.3)
+    assert check_file(out) == []
+    device = load_device(out)
+    assert device.train_flop_per_s == pytest.approx(2e9)
+    assert device.time_model("torch") is not None
+
+
+def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:
+    path = layers(tmp_path, "nexus-6", 'Other,pi-4,"DL4J, training",lstm,50,50,5,2,1.0,page 4\n')
+    with pytest.raises(
+        ConfigError, match="choose one with --profile and --runtime; have: nexus-6/dl4j, pi-4/dl4j"
+    ):
+        run(path, "--out", tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("lstm", "gru", "line 2: layer must be 'lstm' or 'softmax output', got 'gru'"),
+        ("0.05", "soon", "line 2: could not convert"),
+        ("measured_s", "took_s", "line 2: 'measured_s'"),
+        ("0.05", "-1", "lstm 50 50 5 2: seconds must be above 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = layers(tmp_path, "nexus-6")
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        run(path, "--out", tmp_path / "mine.toml")
