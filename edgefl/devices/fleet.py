@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +18,7 @@ from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Wind
 from edgefl.devices.schema import Availability
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Cells, Experiment
+from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
 
@@ -128,15 +130,41 @@ class Trips:
         experiment: Experiment,
         clients: Sequence[ClientInfo],
         examples: Sequence[int],
-        flops_per_example: float,
+        work: BatchWork,
         down_bytes: int,
         up_bytes: int,
     ) -> None:
         self._experiment, self._clients, self._examples = experiment, clients, examples
         self._rule = LocalRule.of(experiment.training)
-        self._flops_per_example = flops_per_example
-        self._flops = {held: flops_per_example * self._rule.work(held).examples for held in set(examples)}
+        self._work = work
+        self._lines: dict[int | str, tuple[float, float]] = {}
+        self._work_s: dict[int, float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
+
+    def step_s(self, client: int, examples: int) -> float:
+        """Seconds of a step on so many examples, at the full speed of the client's device.
+
+        Where a delay model sets the time of its trips they are all one: only the steps' proportion counts.
+        """
+        profile = self._clients[client].profile
+        key = profile if _profile(profile).slowdown is None else client
+        if (line := self._lines.get(key)) is None:
+            model = device_of(self._experiment.seed, client, profile).time_model()
+            line = self._lines[key] = (0.0, 1.0) if model is None else model.line(self._work)
+        return max(0.0, line[0] + line[1] * examples)
+
+    def full_step_s(self, client: int) -> float:
+        """Seconds of a step on a whole batch."""
+        return self.step_s(client, min(self._rule.batch_size, self._examples[client]))
+
+    def work_s(self, client: int) -> float:
+        """Seconds of a trip's training at the full speed of the client's device."""
+        found = self._work_s.get(client)
+        if found is None:
+            sizes = Counter(self._rule.batches(self._examples[client]))
+            found = sum(count * self.step_s(client, size) for size, count in sizes.items())
+            self._work_s[client] = found
+        return found
 
     def plan(
         self, client: int, trip: int, budget_s: float | None = None, condition: Condition | None = None
@@ -151,14 +179,13 @@ class Trips:
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
             link = Link(link.network, rng, start_s, float(stream(experiment.seed, "trace", client).random()))
-        device, thermal = device_of(experiment.seed, client, info.profile), None
+        thermal = None
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
-        down, flops, up = self._down_bytes, self._flops[held], self._up_bytes
-        plan = plan_trip(device, link, rng, down, flops, up, thermal, held)
+        down, work_s, up = self._down_bytes, self.work_s(client), self._up_bytes
+        plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held)
         if budget_s is not None:
-            steps = (self._flops_per_example * size for size in self._rule.batches(held))
-            plan = plan.within(budget_s, steps)
+            plan = plan.within(budget_s, (self.step_s(client, size) for size in self._rule.batches(held)))
         chance = experiment.fleet.churn.die_per_trip
         if chance > 0.0:
             fate = stream(experiment.seed, "death", client, trip)

@@ -18,11 +18,12 @@ class TripPlan(NamedTuple):
     """One download, one local training and one upload. All seconds are emulated."""
 
     down: Transfer
-    flops: float
+    work_s: float
+    """Training at the device's full speed, as its time model has it."""
     compute_lead_s: float
-    """Before computing starts; above 0 only where there are no FLOPs to stretch a delay over."""
+    """Before computing starts; above 0 only where there is no work to stretch a delay over."""
     compute_rate_per_s: float
-    """FLOP per emulated second; ``inf`` is unpaced."""
+    """Seconds of ``work_s`` done in an emulated second: 1, unless a delay is drawn; ``inf`` is unpaced."""
     up: Transfer
     steps: int | None = None
     """Training steps, where the trip was cut short; None for all of them."""
@@ -39,10 +40,10 @@ class TripPlan(NamedTuple):
 
     @property
     def compute_s(self) -> float:
-        return self.compute_lead_s + self._takes_s(self.flops) + self.tail_s
+        return self.compute_lead_s + self._takes_s(self.work_s) + self.tail_s
 
-    def _takes_s(self, flops: float) -> float:
-        cool_s = flops / self.compute_rate_per_s
+    def _takes_s(self, work_s: float) -> float:
+        cool_s = work_s / self.compute_rate_per_s
         return cool_s if self.heat is None else self.heat.seconds(cool_s)
 
     @property
@@ -70,34 +71,37 @@ class TripPlan(NamedTuple):
         takes = None if self.heat is None else self._takes_s
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
-    def within(self, budget_s: float, step_flops: Iterable[float]) -> TripPlan:
+    def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
         """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
 
-        It makes the steps, of ``step_flops`` each, that it finishes by then; a download is not cut short.
+        It makes the steps, of ``steps_s`` at full speed each, that it finishes by then; a download is not cut
+        short.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)
-        >>> whole = plan_trip(load_device("pi-4"), Link(load_network("none"), rng), rng, 0, 50e9, 0)
-        >>> short = whole.within(whole.compute_s * 0.5, [10e9] * 5)
-        >>> short.steps, short.flops, round(short.total_s / whole.total_s, 9)
-        (2, 20000000000.0, 0.5)
+        >>> whole = plan_trip(load_device("pi-4"), Link(load_network("none"), rng), rng, 0, 50.0, 0)
+        >>> short = whole.within(whole.compute_s * 0.5, [10.0] * 5)
+        >>> short.steps, short.work_s, round(short.total_s / whole.total_s, 9)
+        (2, 20.0, 0.5)
         """
         room_s = budget_s - self.down_s - self.compute_lead_s
         # A step that ends with the budget counts, whatever the rounding of its sums.
         last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
-        steps, flops = 0, 0.0
-        for cost in step_flops:
-            if self._takes_s(flops + cost) > last_s:
+        steps, work_s = 0, 0.0
+        for step_s in steps_s:
+            if self._takes_s(work_s + step_s) > last_s:
                 break
-            steps, flops = steps + 1, flops + cost
-        busy_s = self._takes_s(flops)
+            steps, work_s = steps + 1, work_s + step_s
+        busy_s = self._takes_s(work_s)
         tail_s = max(0.0, room_s - busy_s)
         lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
         heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
         up = self.up
         if up.trace is not None:
             up = up._replace(flows_at_s=up.flows_at_s - (self.compute_s - lead_s - busy_s - tail_s))
-        return self._replace(flops=flops, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat)
+        return self._replace(
+            work_s=work_s, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat
+        )
 
 
 def plan_trip(
@@ -105,12 +109,12 @@ def plan_trip(
     link: Link,
     rng: np.random.Generator,
     down_bytes: int,
-    flops: float,
+    work_s: float,
     up_bytes: int,
     thermal: tuple[ThermalModel, float] | None = None,
     examples: int = 1,
 ) -> TripPlan:
-    """Plan one trip of ``flops`` floating-point operations between messages of so many bytes.
+    """Plan one trip: training of ``work_s`` at the device's full speed between messages of so many bytes.
 
     ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that every process
     plans the same. Draws are made in this order: download, upload, delay model. One with ``mode = "replace"``
@@ -121,32 +125,29 @@ def plan_trip(
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)
-    >>> device = load_device("paper-defedavg").individual(rng)
+    >>> device = load_device("paper-exponential")
     >>> link = Link(load_network("defedavg-400"), rng)
-    >>> plan = plan_trip(device, link, rng, down_bytes=2_200_000, flops=50 * 17.0e6, up_bytes=2_200_000)
-    >>> round(plan.down_s, 3), 0.085 <= plan.compute_s <= 0.425
-    (0.044, True)
+    >>> plan = plan_trip(device, link, rng, down_bytes=2_200_000, work_s=1.0, up_bytes=2_200_000)
+    >>> plan.down_s, plan.compute_s == plan.total_s  # its delay is the whole trip's
+    (0.0, True)
     """
-    if not (flops >= 0 and math.isfinite(flops)):
-        raise ValueError(f"flops must be finite and at least 0 (got {flops})")
-    if device.slowdown is not None:
-        first = "call device.individual(rng) once a client first"
-        raise ValueError(f"device {device.id!r} has a slowdown: {first}")
+    if not (work_s >= 0 and math.isfinite(work_s)):
+        raise ValueError(f"work_s must be finite and at least 0 (got {work_s})")
     down, up = link.down(down_bytes), link.up(up_bytes)
-    compute_s, model = flops / device.train_flop_per_s, device.delay_model
+    compute_s, model = work_s, device.delay_model
     if model is not None:
         drawn_s = model.draw(rng, examples)
         compute_s = drawn_s if model.mode == "replace" else compute_s + drawn_s
         if model.mode == "replace":
             down, up = (Transfer(one.nbytes, 0, 0, 0.0, math.inf, max(1, one.nbytes)) for one in (down, up))
-    if flops > 0 and compute_s > 0:
+    if work_s > 0 and compute_s > 0:
         heat = None
         if thermal is not None and (model is None or model.mode == "add"):
             body, temp_c = thermal
             heat = body.compute(body.after(temp_c, 0.0, down.declared_s), compute_s)
-        plan = TripPlan(down, flops, 0.0, flops / compute_s, up, heat=heat)
+        plan = TripPlan(down, work_s, 0.0, work_s / compute_s, up, heat=heat)
     else:
-        plan = TripPlan(down, flops, compute_s, math.inf, up)
+        plan = TripPlan(down, work_s, compute_s, math.inf, up)
     if up.trace is None or plan.compute_s == math.inf:
         return plan
     return plan._replace(up=up._replace(flows_at_s=up.flows_at_s + plan.down_s + plan.compute_s))

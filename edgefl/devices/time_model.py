@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
-    from edgefl.learning.operations import StepWork
+    from edgefl.learning.operations import BatchWork, StepWork
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -102,6 +102,11 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         2.0
         """
         return sum(self.parts(work).values())
+
+    def line(self, work: BatchWork) -> tuple[float, float]:
+        """Seconds of a step: a part for the step, and one for each example of its batch."""
+        fixed_s = self.fixed_ms / 1e3
+        return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
     def predict(self, work: StepWork) -> Prediction:
         """Seconds of a step, their interval and where they go."""

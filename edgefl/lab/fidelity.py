@@ -23,9 +23,11 @@ from scipy import stats
 
 from edgefl import limits, toml
 from edgefl.devices import device_names, load_device
+from edgefl.devices.schema import Device
 from edgefl.devices.thermal import ThermalModel, thermal_model
-from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop
-from edgefl.lab.workloads import EXERCISE, ExerciseArgs
+from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
+from edgefl.learning.operations import StepWork
 from edgefl.limits import probe
 from edgefl.limits.capacity import UsageMeter, host, usable_cores
 from edgefl.limits.fidelity import OTHERS_NOTED, Conditions, bounds
@@ -119,7 +121,7 @@ def _mechanism(
     say(f"one {ALONE} alone, {mechanism}")
     alone = trial({ALONE: 1}, HOME, WORK, length["alone"], throttle=mechanism, time_scale=fleet.time_scale)
     declared_s, achieved_s = fleet.times("compute")
-    flop = fleet.columns["flops"]
+    flop = fleet.columns["steps"] * PRODUCT_FLOP / WORK.real
     rates = {"declared": (flop / declared_s).tolist(), "achieved": (flop / achieved_s).tolist()}
     result["rates"][mechanism] = rates
     lines = [rate(mechanism, fleet), trip(mechanism, fleet), isolation(mechanism, alone, fleet, ALONE)]
@@ -266,6 +268,7 @@ def trial(
                 **more,
             ),
             model=Model(name="exercise", args=work._asdict()),
+            training=Training(batch_size=1),
             strategy={"name": "fedbuff", "buffer_size": sum(fleet.values())},
             clock=Clock(kind="wall", time_scale=time_scale),
             evaluation=Evaluation(every_versions=NEVER),
@@ -275,7 +278,7 @@ def trial(
         with supervisor.run(experiment, folder / "run", quiet=True, workload=EXERCISE).record as record:
             trips, found = record.trips, fidelity_of(record)
             ended = ~np.isnan(trips["trip_achieved_s"])
-            wanted = [*(column for pair in TIMES.values() for column in pair), "flops", "sent_s"]
+            wanted = [*(column for pair in TIMES.values() for column in pair), "steps", "work_s", "sent_s"]
             return TripTimes(
                 columns={column: np.asarray(trips[column][ended], dtype=np.float64) for column in wanted},
                 client=trips["client"][ended],
@@ -289,10 +292,18 @@ def bundled_rates() -> dict[str, float]:
     """FLOP/s of each bundled profile of one device that has a rate of its own and is there all the time."""
     devices = [load_device(name) for name in device_names()]
     return {
-        one.id: one.train_flop_per_s
+        one.id: rate_of(one)
         for one in devices
         if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability)
     }
+
+
+def rate_of(device: Device) -> float:
+    """FLOP/s of products of matrices on a device that has a processor."""
+    model = device.time_model()
+    assert model is not None
+    seconds: float = model.seconds(StepWork(matmul_flop=PRODUCT_FLOP))
+    return PRODUCT_FLOP / seconds
 
 
 STEP_S = 0.05
@@ -330,8 +341,8 @@ def predicted_s(run: TripTimes) -> Floats:
         assert model is not None
         temp_c, now_s = model.ambient_c, 0.0
         for trip in trips[np.argsort(run.columns["sent_s"][trips])].tolist():
-            cold_s = run.columns["flops"][trip] / device.train_flop_per_s
-            predicted[trip], temp_c = stepped(model, temp_c, start_s[trip] - now_s, cold_s)
+            rest_s, cold_s = start_s[trip] - now_s, run.columns["work_s"][trip]
+            predicted[trip], temp_c = stepped(model, temp_c, rest_s, cold_s)
             now_s = start_s[trip] + predicted[trip]
     return predicted
 
@@ -345,7 +356,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
 
     Returns the error of each one's CPU time, and the conditions meanwhile.
     """
-    rates = np.repeat([load_device(name).train_flop_per_s for name in devices], EACH)
+    rates = np.repeat([rate_of(load_device(name)) for name in devices], EACH)
     shares = rates / rates.sum() * LOAD * usable_cores()
     usage = UsageMeter()
     usage.begin()

@@ -20,6 +20,7 @@ from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
+from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.run.control import Prepared
 from edgefl.strategies import base
 
@@ -46,7 +47,8 @@ class IdleWorkload:
     """``model.args.parameters`` zeros, one example a client, transfers and training that take no time."""
 
     upload = "delta"
-    flops_per_step = host_step_s = ns_per_flop = 0.0
+    host_step_s = 0.0
+    work = BatchWork(fixed=StepWork(), per_example=StepWork())
 
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         self.experiment = experiment
@@ -63,6 +65,9 @@ class IdleWorkload:
 
     def examples(self, client: int) -> int:
         return 1
+
+    def step_s(self, client: int) -> float:
+        return 0.0
 
     def share(self, client: int, way: str) -> None:
         """Nobody shares a link."""
@@ -91,7 +96,7 @@ class IdleWorkload:
                 for info, count, plan in zip(self._clients, counts, plans, strict=True)
             ],
             labels=[[0] for _ in plans],
-            flops_per_example=self.flops_per_step,
+            work=self.work,
             host_step_s=self.host_step_s,
             emulated_trip_s=[plan.total_s or NOMINAL_S for plan in plans],
             test_examples=1,
@@ -122,11 +127,14 @@ class ExerciseWorkload(IdleWorkload):
     def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
         asked = ExerciseArgs(**experiment.model.args)
-        self.flops_per_step = PRODUCT_FLOP / asked.real
-        rates = [self.device(info.client).train_flop_per_s for info in clients]
-        self._products = [max(1, round(rate * asked.compute_s / self.flops_per_step)) for rate in rates]
+        product = StepWork(matmul_flop=PRODUCT_FLOP / asked.real)
+        self.work = BatchWork(fixed=StepWork(), per_example=product)
+        models = [self.device(info.client).time_model() for info in clients]
+        seconds = [model.seconds(product) for model in models if model is not None]
+        self._products = [max(1, round(asked.compute_s / each)) for each in seconds]
         nbytes = 4 * asked.parameters
-        self.plan = Trips(experiment, clients, self._products, self.flops_per_step, nbytes, nbytes).plan
+        self._trips = Trips(experiment, clients, self._products, self.work, nbytes, nbytes)
+        self.plan = self._trips.plan
         self._a = np.full((N, N), 1.0 / N, np.float32)
         self._b, self._out = self._a.copy(), self._a.copy()
         costs = []
@@ -135,7 +143,9 @@ class ExerciseWorkload(IdleWorkload):
             np.matmul(self._a, self._b, out=self._out)
             costs.append(time.thread_time() - started)
         self.host_step_s = float(np.median(costs[1:]))
-        self.ns_per_flop = self.host_step_s * 1e9 / self.flops_per_step
+
+    def step_s(self, client: int) -> float:
+        return self._trips.step_s(client, 1)
 
     def examples(self, client: int) -> int:
         return self._products[client]
@@ -145,5 +155,5 @@ class ExerciseWorkload(IdleWorkload):
         for _ in range(products):
             np.matmul(self._a, self._b, out=self._out)
             if done is not None:
-                done(self.flops_per_step)
+                done(self.step_s(client))
         return IdleResult(steps=products, examples=products)

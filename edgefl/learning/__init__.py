@@ -11,7 +11,6 @@
     rule.py        a trip's steps, as data
     train.py       a client's local SGD, the server's test
     arithmetic.py  device, precision, layout, torch's random stream
-    flops.py       what one example costs
     work.py        what a step does by class of operation; operations.py: that as data
 
 torch is imported by these modules only (`rule` and `operations` do not need it), never by the command line.

@@ -86,20 +86,18 @@ class Measurement:
     ) -> None:
         self.plan, self.device, self.trial = plan, plan.device, trial
         self.repetitions, self.steal = repetitions, steal
-        shots, rate = trial.shots, plan.device.train_flop_per_s
-        self.model_s = trial.flop / rate
-        """Counted FLOP over the device's rate: the same for every repetition."""
+        shots = trial.shots
         # The least of a repetition's shots: interference only adds time, and seldom to all of them.
         self.host_cpu_s = [min(one.cpu_s) / shots.calls for one in repetitions]
         self.reference_cpu_s = [min(one.reference_cpu_s) / shots.units for one in repetitions]
         """CPU seconds of this host that a call, and a unit of the reference, takes."""
-        unit_s, units = trial.reference_flop / rate, shots.units / shots.calls
+        units_s = trial.reference_s * shots.units / shots.calls
         self.cpu_s = [
-            min(one.cpu_s) / min(one.reference_cpu_s) * units * unit_s + one.blocked_s for one in repetitions
+            min(one.cpu_s) / min(one.reference_cpu_s) * units_s + one.blocked_s for one in repetitions
         ]
-        """CPU time of a call / CPU time of the reference · the reference's FLOP / device's rate + blocked."""
+        """CPU time of a call / CPU time of the reference · the reference's time on the device + blocked."""
         self.seconds = [
-            max(self.model_s + one.blocked_s, cpu_s) + one.radio_s
+            max(trial.model_s + one.blocked_s, cpu_s) + one.radio_s
             for one, cpu_s in zip(repetitions, self.cpu_s, strict=True)
         ]
         """Device time: the larger of both clocks, and the transfers."""

@@ -86,10 +86,12 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     shots: ShotSizes
     reference_flop: float
+    reference_s: float
     unit_cpu_s: float
-    """Floating-point operations of a unit of the reference, and its least CPU time on this host."""
+    """Floating-point operations of a unit of the reference, and its time on the device and here."""
     flop: float
-    """Floating-point operations of one call, as torch counts them."""
+    model_s: float
+    """Floating-point operations of one call, and its time on the device: of what reaches torch."""
     pairs: int
     imported: list[str]
     """Shots of the function in a repetition; parts of torch that its first call imported, in that order."""

@@ -26,7 +26,8 @@ from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
 from edgefl.learning.arithmetic import torch_seed
-from edgefl.learning.flops import FlopCount
+from edgefl.learning.operations import StepWork
+from edgefl.learning.work import WorkMeter
 from edgefl.limits.host_operations import sgd_step
 from edgefl.limits.memory import MemoryLimit
 from edgefl.limits.pacing import wait_until
@@ -94,15 +95,16 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     run = call.bind(DeviceHandle(call.device, call.network, 0))
     run()
     imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
-    with FlopCount() as count:
+    with WorkMeter() as meter:
         run()
+    work = meter.work()
     cpu_s = wall_s = math.inf
     for _ in range(2):
         start_ns = time.monotonic_ns()
         cpu_s = min(cpu_s, _cpu_s(run))
         wall_s = min(wall_s, (time.monotonic_ns() - start_ns) / 1e9)
     most_calls = max(1, round(WAITING_S / wall_s))
-    name = wanted.reference if wanted is not None else _most_like(count.total, count.operations, cpu_s)
+    name = wanted.reference if wanted is not None else _most_like(work, cpu_s)
     reference = make_reference(name)
     unit_s = min(_cpu_s(partial(reference.run, 1)) for _ in range(5))
     calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
@@ -112,8 +114,10 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     return TrialRun(
         shots=shots,
         reference_flop=reference.flop,
+        reference_s=reference.device_s(call.device),
         unit_cpu_s=unit_s,
-        flop=float(count.total),
+        flop=work.flop,
+        model_s=_device_s(call.device, work),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
@@ -130,12 +134,11 @@ def prepared(call: DeviceCall, trial: TrialRun) -> Callable[[RepeatRequest], Rep
         handle = DeviceHandle(call.device, call.network, request.index)
         run = call.bind(handle)
         reference_shot()
-        rate = call.device.train_flop_per_s
         peak = Peak()
-        clock = DeviceClock(reference.flop / rate / trial.unit_cpu_s, request.time_scale)
+        clock = DeviceClock(trial.reference_s / trial.unit_cpu_s, request.time_scale)
         handle.begin(clock)
         run()
-        first = clock.end(trial.flop / rate)
+        first = clock.end(trial.model_s)
         peak_mib, sent_bytes = peak.mib(), handle.sent_bytes
         handle.begin(None)
         if limit is not None and max(peak_mib, limit.peak_mib) > limit.limit_mib:
@@ -331,18 +334,29 @@ def _status_kib() -> dict[str, int]:
 
 
 class ReferenceWork(NamedTuple):
-    """A piece of work whose ``run(n)`` does n units, each of ``flop`` floating-point operations."""
+    """A piece of work whose ``run(n)`` does n units, each of that work for torch."""
 
-    flop: float
-    operations: int
-    """Calls into torch in a unit."""
+    work: StepWork
     run: Callable[[int], None]
+
+    @property
+    def flop(self) -> float:
+        return self.work.flop or INTERPRETED_FLOP
+
+    def device_s(self, device: Device) -> float:
+        """Seconds of a unit on the device: what is not torch goes by its one rate of training."""
+        return _device_s(device, self.work) or INTERPRETED_FLOP / device.train_flop_per_s
+
+
+def _device_s(device: Device, work: StepWork) -> float:
+    model = device.time_model()
+    return model.seconds(work) if model is not None and work.calls else 0.0
 
 
 def make_reference(name: ReferenceName) -> ReferenceWork:
     """Return the reference of that name, ready to run."""
     if name == "interpreted":
-        return ReferenceWork(INTERPRETED_FLOP, 0, _interpreted)
+        return ReferenceWork(StepWork(), _interpreted)
     with torch_seed(0):
         net, inputs = _net(name)
     # A rate of 0, so that each step does what the one before did.
@@ -352,22 +366,22 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
         for _ in range(units):
             step()
 
-    with FlopCount() as count:
+    with WorkMeter() as meter:
         run(1)
-    return ReferenceWork(float(count.total), count.operations, run)
+    return ReferenceWork(meter.work(), run)
 
 
-def _most_like(flop: float, operations: int, cpu_s: float) -> ReferenceName:
-    """Return the reference most like a function of so many FLOP, calls into torch and CPU seconds."""
+def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
+    """Return the reference most like a function of such work and so many CPU seconds."""
     small = make_reference("train-small")
     small_s = min(_cpu_s(partial(small.run, 1)) for _ in range(20))
-    if not operations or flop < LITTLE * small.flop / small_s * cpu_s:
+    if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:
         return "interpreted"
-    per_operation = math.log(max(1.0, flop / operations))
+    per_call = math.log(max(1.0, work.flop / work.calls))
 
     def distance(name: ReferenceName) -> float:
-        reference = make_reference(name)
-        return abs(math.log(reference.flop / reference.operations) - per_operation)
+        like = make_reference(name).work
+        return abs(math.log(like.flop / like.calls) - per_call)
 
     names: tuple[ReferenceName, ...] = ("train-small", "train-large")
     return min(names, key=distance)

@@ -27,7 +27,7 @@ from edgefl.errors import ConfigError
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header: tells a run record from any other database."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
 """Ends of a trip: used in a version, valid but not used, bad, or its client was gone."""
@@ -42,8 +42,8 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     examples: int
     labels: tuple[int, ...] = ()
     """Classes of which the client holds at least one example, ascending."""
-    train_gflops: float | None = None
-    """Declared rate of training, 10⁹ floating-point operations an emulated second."""
+    step_s: float | None = None
+    """Declared seconds of a training step on a whole batch; None where a delay sets the trip's time."""
     memory_mib: float | None = None
     down_mbps: float | None = None
     up_mbps: float | None = None
@@ -89,7 +89,8 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay_s: float | None = None
     trip_declared_s: float | None = None
     trip_achieved_s: float | None = None
-    flops: float | None = None
+    work_s: float | None = None
+    """The training at the device's full speed, as its time model has it."""
     lateness_s: float | None = None
     """Emulated seconds by which the trip ended after its scheduled moment."""
     cpu_s: float | None = None

@@ -142,7 +142,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 name,
                 ", ".join(sorted({row.network for row in clients})),
                 len(clients),
-                number(clients[0].train_gflops),
+                number(clients[0].step_s),
                 f"{int((ended & (profile == name)).sum()):,}",
                 number(trip_s.get(name)),
                 "{} / {}".format(*(number(staleness[name][what]) for what in ("mean", "p95"))),
@@ -151,7 +151,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(peak.get("peak_mib")) + limit,
             ]
         )
-    head = ["Profile", "Network", ">Clients", ">GFLOPS", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
+    head = ["Profile", "Network", ">Clients", ">Step, s", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
             ">Accuracy on its classes", ">Peak MiB / limit"]  # fmt: skip
     return html_table(head, rows)
 

@@ -63,10 +63,13 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first: by rate of training, else by trips' median declared time."""
+    """The fleet's profiles, slowest first: by the median declared time of a whole trip.
+
+    A profile that ended none is slower than all that did.
+    """
     trip_s = by_profile(record, record.trips["trip_declared_s"])
-    rate = {row.profile: row.train_gflops or 0.0 for row in record.clients}
-    return sorted(rate, key=lambda profile: (rate[profile], -trip_s.get(profile, 0.0), profile))
+    step_s = {row.profile: row.step_s or 0.0 for row in record.clients}
+    return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:

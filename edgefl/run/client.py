@@ -59,8 +59,9 @@ class ClientProcess:
         self._own: Raw | None = None
         self._memory = limits.limit()
         self._throttle, self._governor = limits.throttle, limits.governor
-        held = limits.governor is not None and workload.ns_per_flop > 0.0
-        self._cost = Cost(workload.ns_per_flop) if held else None
+        step_s = workload.step_s(spec.peer)
+        held = limits.governor is not None and workload.host_step_s > 0.0 and step_s > 0.0
+        self._cost = Cost(workload.host_step_s * 1e9 / step_s) if held else None
 
     def run(self) -> None:
         """Answer tasks until the server says goodbye."""
@@ -108,12 +109,12 @@ class ClientProcess:
         down = move(pacer, plan.down, load, workload.share(task.client, "down"))
         paced = plan.compute(pacer)
         phase: Phase | HeldPhase = paced  # the training's: it waits, or the governor holds the process
-        if self._governor is not None and self._cost is not None and plan.flops:
-            phase = HeldPhase(paced, plan.flops, self._cost, self._governor, self._throttle)
+        if self._governor is not None and self._cost is not None and plan.work_s:
+            phase = HeldPhase(paced, plan.work_s, self._cost, self._governor, self._throttle)
 
-        def done(flops: float) -> None:
+        def done(step_s: float) -> None:
             self._watch_memory()
-            phase.done(flops)
+            phase.done(step_s)
             self._server.check()
             self._server.beat()
 
@@ -148,7 +149,7 @@ class ClientProcess:
             steps=result.steps,
             loss=result.loss if math.isfinite(result.loss) else math.nan,
             checksum=checksum,
-            flops=compute.work,
+            work_s=compute.work,
             trip=messages.Spent(declared_s, achieved_s),
             down=messages.Spent(down.declared_s, down.achieved_s),
             compute=messages.Spent(compute.declared_s, compute.achieved_s),

@@ -12,6 +12,7 @@ import msgspec
 
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
+from edgefl.learning.operations import BatchWork
 from edgefl.limits.confinement import Enforcement
 from edgefl.strategies.base import Client
 
@@ -95,7 +96,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     clients: list[Client]
     labels: list[list[int]]
     emulated_trip_s: list[float]
-    flops_per_example: float
+    work: BatchWork
+    """Of a training step, by the size of its batch."""
     host_step_s: float
     test_examples: int
     dataset: str

@@ -74,7 +74,7 @@ class _OpenTrip(msgspec.Struct):
             delay_s=done.delay.achieved_s,
             trip_declared_s=trip.declared_s,
             trip_achieved_s=trip.achieved_s,
-            flops=done.flops,
+            work_s=done.work_s,
             lateness_s=done.lateness_s,
             cpu_s=done.cpu_s,
             peak_mib=done.peak_mib,

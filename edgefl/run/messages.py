@@ -68,7 +68,7 @@ class Done(_Message, frozen=True, tag=4):
     steps: Count
     loss: float
     checksum: Checksum
-    flops: Amount
+    work_s: Amount
     trip: Spent
     """From the receipt of the task to the end of the upload."""
     down: Spent

@@ -90,7 +90,7 @@ def build(
     )
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples = [known.examples for known in prepared.clients]
-    trips = Trips(experiment, clients, examples, prepared.flops_per_example, down_bytes, up_bytes)
+    trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes)
     dynamics = dynamics_of(experiment, clients, trips)
     restored, emulated_s, wall_s = None, 0.0, 0.0
     if plan.resume:
@@ -98,7 +98,7 @@ def build(
         emulated_s, wall_s = restored.checkpoint.emulated_s, restored.checkpoint.wall_s
     else:
         start(strategy.optimizer(), buffer.vectors(buffer.latest[1]))
-        describe(store, plan, strategy)
+        describe(store, plan, strategy, trips)
     store.set_meta(status="running")
     store.commit()
 
@@ -122,7 +122,7 @@ def build(
     )
 
 
-def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
+def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
     """Write the facts of a run that are known before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
     store.set_meta(
@@ -159,7 +159,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy) -> None:
             network=network.id,
             examples=known.examples,
             labels=tuple(labels),
-            train_gflops=device.train_flop_per_s / 1e9 if device.cpu is not None else None,
+            step_s=None if device.time_model() is None else trips.full_step_s(info.client),
             memory_mib=device.app_limit_mib,
             down_mbps=mean_mbps(network.down),
             up_mbps=mean_mbps(network.up),

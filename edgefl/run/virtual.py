@@ -63,7 +63,7 @@ class Trip(msgspec.Struct):
             steps=result.steps,
             loss=result.loss,
             checksum=result.checksum,
-            flops=plan.flops,
+            work_s=plan.work_s,
             trip=messages.Spent(total_s, total_s),
             down=messages.Spent(down_s, down_s),
             compute=messages.Spent(compute_s, compute_s),

@@ -19,11 +19,12 @@ from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.data import load_data
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
+from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.learning.partition import partition
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import EvalResult, Trainer, TrainResult, evaluate
+from edgefl.learning.work import batch_work
 from edgefl.parameters.update_format import FORMATS
 from edgefl.run.control import Prepared
 from edgefl.seeds import stream
@@ -51,18 +52,20 @@ class Workload:
         data, profiles = self.data, [info.profile for info in clients]
         self._rows = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners)
         module = make_model(experiment.model, self.data.input_shape, self.data.classes, seed, [base])
-        cost = experiment.model.flops_per_example
-        if cost is None:
-            cost = flops_per_example(module, self.data.input_shape, self.data.train_x[:1].dtype)
-        self.flops_per_example = cost
+        flop = experiment.model.flops_per_example
+        if flop is None:
+            dtype = self.data.train_x[:1].dtype
+            self.work = batch_work(module, self.data.input_shape, dtype=dtype, meta=False)
+        else:
+            self.work = BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         self.flat = FlatModel(module)
         self._trainer = Trainer(self.flat, arithmetic=self._arithmetic)
         self.rule = LocalRule.of(experiment.training, strategy.prox_mu)
         examples = [len(rows) for rows in self._rows]
         up_bytes = FORMATS[experiment.server.update_format].nbytes(self.flat.size)
-        self._trips = Trips(experiment, clients, examples, cost, 4 * self.flat.size, up_bytes)
-        self.ns_per_flop = 0.0
-        """CPU time of one FLOP of training on this host, once `prepared` has measured it."""
+        self._trips = Trips(experiment, clients, examples, self.work, 4 * self.flat.size, up_bytes)
+        self.host_step_s = 0.0
+        """CPU time of a step on this host, once `prepared` has measured it."""
         self.cells: CellMeter | None = None
         if (cells := experiment.fleet.cells) is not None:
             self.cells = CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
@@ -72,6 +75,10 @@ class Workload:
     def device(self, client: int) -> Device:
         """The device that this client emulates."""
         return device_of(self.experiment.seed, client, self._clients[client].profile)
+
+    def step_s(self, client: int) -> float:
+        """Seconds of a step on a whole batch at the full speed of the client's device."""
+        return self._trips.full_step_s(client)
 
     def examples(self, client: int) -> int:
         """The number of examples that this client holds: FedAvg's n_k."""
@@ -90,10 +97,13 @@ class Workload:
     def train(
         self, client: int, trip: int, done: Callable[[float], None] | None, steps: int | None = None
     ) -> TrainResult:
-        """Train the model in `flat` as on this trip, at most ``steps``; ``done`` gets the FLOPs of each."""
+        """Train the model in `flat` as on this trip, at most ``steps``.
+
+        ``done`` gets the seconds of each step at the device's full speed.
+        """
         rng = stream(self.experiment.seed, "batches", client, trip)
-        cost = self.flops_per_example
-        step = None if done is None else lambda examples: done(examples * cost)
+        step_s = self._trips.step_s
+        step = None if done is None else lambda examples: done(step_s(client, examples))
         return self._trainer.run(
             self.data.train_x, self.data.train_y, self.rule, rng, step, self._rows[client], steps
         )
@@ -125,10 +135,7 @@ class Workload:
             started = time.thread_time()
             steps = self.train(client, trip, None).steps
             costs.append((time.thread_time() - started) / steps)
-        step_s = float(np.median(costs[1:]))
-        largest = max(works, key=lambda work: work.examples)
-        if self.flops_per_example > 0:
-            self.ns_per_flop = step_s * 1e9 * largest.steps / (largest.examples * self.flops_per_example)
+        self.host_step_s = float(np.median(costs[1:]))
         np.copyto(self.flat.array, first)
         return Prepared(
             size=self.flat.size,
@@ -138,8 +145,8 @@ class Workload:
                 for info, rows, work, plan in zip(self._clients, self._rows, works, plans, strict=True)
             ],
             labels=[np.unique(self.data.train_y[rows]).tolist() for rows in self._rows],
-            flops_per_example=self.flops_per_example,
-            host_step_s=step_s,
+            work=self.work,
+            host_step_s=self.host_step_s,
             emulated_trip_s=[plan.total_s for plan in plans],
             test_examples=len(self._test_y),
             dataset=self.data.name,
