@@ -15,14 +15,12 @@ from edgefl.results.record import ClientRow, EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 
 EVIL = '<script>alert("x")</script>&amp;"\'$\\frac{1}{2}$ </title></style>'
-FLEET = {"pixel-4": (9.0, (4, 5, 6, 7, 8, 9)), "moto-g4": (0.9, (0, 1, 2, 3))}
-"""Profiles with their GFLOPS and classes."""
+FLEET = {"pixel-4": (0.1, (4, 5, 6, 7, 8, 9)), "moto-g4": (1.0, (0, 1, 2, 3))}
+"""Profiles with the seconds of their steps, and classes."""
 
 
-def client(number: int, profile: str = "pi-4", gflops: float | None = None, *labels: int) -> ClientRow:
-    return ClientRow(
-        client=number, profile=profile, network="lte", examples=9, labels=labels, train_gflops=gflops
-    )
+def client(number: int, profile: str = "pi-4", step_s: float | None = None, *labels: int) -> ClientRow:
+    return ClientRow(client=number, profile=profile, network="lte", examples=9, labels=labels, step_s=step_s)
 
 
 def trip(task: int, client: int = 0, sent_s: float = 0.0, **fields: Any) -> TripRow:
@@ -83,7 +81,7 @@ def write_run(
             store.trip(
                 trip(
                     task, task % clients, sent_s, base_version=number, trained_version=number, staleness=0,
-                    received_s=sent_s + took["down_s"], arrived_s=at_s, flops=1e9, down_bytes=9, up_bytes=9,
+                    received_s=sent_s + took["down_s"], arrived_s=at_s, work_s=1.0, down_bytes=9, up_bytes=9,
                     trip_declared_s=at_s - sent_s, trip_achieved_s=sum(took.values()), peak_mib=1.0,
                     checksum_sent=task, checksum_seen=task, **parts, **took,
                 )

@@ -7,7 +7,7 @@ from edgefl.run import messages
 
 DONE = messages.Done(
     client=3, epoch=1, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
-    checksum=2**64 - 1, flops=1e9, trip=messages.Spent(3.0, 3.5), down=messages.Spent(1.0, 1.25),
+    checksum=2**64 - 1, work_s=1.5, trip=messages.Spent(3.0, 3.5), down=messages.Spent(1.0, 1.25),
     compute=messages.Spent(1.5, 1.5), up=messages.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125,
     peak_mib=20.0, delay=messages.Spent(0.25, 0.375),
 )  # fmt: skip

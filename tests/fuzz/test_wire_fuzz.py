@@ -138,7 +138,7 @@ def check(header: bytes) -> bool:
             spent = (message.trip, message.down, message.compute, message.up)
             bounded(
                 message,
-                message.flops,
+                message.work_s,
                 message.lateness_s,
                 *itertools.chain(*map(msgspec.structs.astuple, spent)),
             )

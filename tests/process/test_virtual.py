@@ -11,7 +11,11 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Data, Evaluation, Fleet, Model, RunError, Server, Stop, Training
-from edgefl.results.record import Record
+from edgefl.devices import load_device
+from edgefl.learning.models import make_model
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.work import step_work
+from edgefl.results.record import ClientRow, Record
 from edgefl.run import supervisor
 from edgefl.run.verify import verify
 
@@ -71,7 +75,7 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
 def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_path: Path) -> None:
     timeless = virtual(
         1,
-        fleet=Fleet(devices={"pixel-4": 2}, network="none"),
+        fleet=Fleet(devices={"tier-p50": 2}, network="none"),  # its one rate has no fixed part
         model=Model(args={"hidden": [4]}, flops_per_example=0),
         strategy={"name": "fedbuff", "buffer_size": 2},
         training=Training(steps=1, batch_size=1),
@@ -115,6 +119,15 @@ def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept
     assert short["model_sha256"] != figures["int8", False]["model_sha256"]
 
 
+def declared_s(row: ClientRow) -> tuple[float, float]:
+    """Seconds of a step on a whole batch, and of all steps of a trip, as the client's profile has them."""
+    model = load_device(row.profile).time_model()
+    network = make_model(Model(args={"hidden": [16]}), (1, 8, 8), 10, 0)
+    sizes = LocalRule(steps=3).batches(row.examples)
+    steps_s = [model.seconds(step_work(network, (1, 8, 8), size)) for size in sizes]
+    return steps_s[0], sum(steps_s)
+
+
 def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_say(finished: Path) -> None:
     with Record(finished) as record:
         times = [event.at_s for _, event in record.events() if type(event).__name__ != "Evaluated"]
@@ -124,9 +137,10 @@ def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_s
         assert times == sorted(times)
         assert (np.diff(np.unique(arrived)) > 0).all()
         np.testing.assert_allclose(arrived - trips["sent_s"][done], trips["trip_declared_s"][done], rtol=1e-9)
-        rate = trips["flops"][done] / trips["compute_declared_s"][done] / 1e9
-        declared = {row.client: row.train_gflops for row in clients}
-        np.testing.assert_allclose(rate, [declared[client] for client in trips["client"][done]], rtol=1e-6)
+        declared = [declared_s(clients[client]) for client in trips["client"][done]]
+        np.testing.assert_allclose(trips["work_s"][done], [work_s for _, work_s in declared], rtol=1e-9)
+        np.testing.assert_allclose(trips["compute_declared_s"][done], trips["work_s"][done], rtol=1e-9)
+        assert [row.step_s for row in clients] == pytest.approx([declared_s(row)[0] for row in clients])
 
 
 def test_a_killed_worker_changes_nothing_and_leaves_no_residual(tmp_path: Path) -> None:

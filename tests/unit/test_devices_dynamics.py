@@ -20,6 +20,7 @@ from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.errors import ConfigError, ProfileError
 from edgefl.experiment import Churn, Experiment, Fleet, Stop
+from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client
 from edgefl.strategies.fedbuff import FedBuff
@@ -42,7 +43,7 @@ thermal = "assumed: a test"
 battery = "assumed: a test"
 """
 
-FLOPS = 4e9
+WORK = BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=0.4e9))
 BYTES = 400_000
 
 
@@ -58,8 +59,8 @@ def experiment(profile: str, **fleet: object) -> Experiment:
 
 
 def trips(wanted: Experiment, infos: list[ClientInfo]) -> Trips:
-    """Ten examples each, one epoch: 4 GFLOP a trip."""
-    return Trips(wanted, infos, [10] * len(infos), FLOPS / 10, BYTES, BYTES)
+    """Ten examples each, one epoch: 4 GFLOP and so many seconds a trip."""
+    return Trips(wanted, infos, [10] * len(infos), WORK, BYTES, BYTES)
 
 
 class World:

@@ -11,9 +11,12 @@ import pytest
 from trip_parts import device, network, paced, plan, rng
 
 from edgefl.devices import load_device, load_network
+from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Delay
+from edgefl.experiment import Experiment, Fleet, Training
+from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
 from edgefl.validation import faults
 
@@ -37,23 +40,23 @@ def test_a_delay_replaces_the_trip_or_lengthens_its_training_or_is_a_lead() -> N
     drawn = Delay(dist="uniform", low_s=8.0, high_s=12.0)
     whole_trip = plan(device(delay_model=drawn), load_network("edge"), rng(4))
     assert whole_trip.total_s == whole_trip.compute_s == pytest.approx(drawn.draw(rng(4)))
-    assert whole_trip.compute_rate_per_s == pytest.approx(3.5e9 / whole_trip.compute_s)
+    assert whole_trip.compute_rate_per_s == pytest.approx(2.0 / whole_trip.compute_s)
     assert whole_trip.compute_lead_s == 0.0
     added = device(delay_model=Delay(dist="list", mode="add", values_s=(4.0,)))
     longer = plan(added, network(rate_mbps=8.0), rng())
     assert (longer.compute_s, longer.down_s) == (pytest.approx(6.0), 1.0)
-    lead = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    lead = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), work_s=0.0)
     assert lead.compute_rate_per_s == math.inf
     assert 8 <= lead.compute_lead_s == lead.total_s <= 12
 
 
 def test_the_paced_client_takes_the_plans_times() -> None:
     pacer, now = paced(3.0)
-    trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), flops=8.82e8)
+    trip = plan(load_device("moto-g4"), load_network("3g"), rng(8), work_s=1.0)
     down = move(pacer, trip.down, lambda start, stop: None)
     training = trip.compute(pacer)
     for _ in range(5):
-        training.done(trip.flops / 5)
+        training.done(trip.work_s / 5)
     computed = training.end()
     up = move(pacer, trip.up, lambda start, stop: None)
     assert down.achieved_s == pytest.approx(trip.down_s)
@@ -64,8 +67,6 @@ def test_the_paced_client_takes_the_plans_times() -> None:
 
 def test_individuals_of_defedavg_span_its_range() -> None:
     kind = load_device("paper-defedavg")
-    with pytest.raises(ValueError, match=r"device\.individual"):
-        plan(kind, load_network("defedavg-400"), rng())
     rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
     slowdown = 10e9 / np.array(rates)
     assert 1 <= slowdown.min() < 1.1
@@ -77,15 +78,15 @@ def test_individuals_of_defedavg_span_its_range() -> None:
     assert generator.random() == rng(1).random()
 
 
-@pytest.mark.parametrize("flops", [-1.0, math.nan, math.inf])
-def test_flops_must_be_a_number(flops: float) -> None:
-    with pytest.raises(ValueError, match="flops must be"):
-        plan(device(), network(), rng(), flops=flops)
+@pytest.mark.parametrize("work_s", [-1.0, math.nan, math.inf])
+def test_work_must_be_a_number(work_s: float) -> None:
+    with pytest.raises(ValueError, match="work_s must be"):
+        plan(device(), network(), rng(), work_s=work_s)
 
 
 def whole() -> TripPlan:
-    """1 s down, 4 s for 4 steps of 3.5 GFLOP, 0.5 s up."""
-    found = plan(device(), network(rate_mbps=8.0), rng(), flops=7e9)
+    """1 s down, 4 steps of a second, 0.5 s up."""
+    found = plan(device(), network(rate_mbps=8.0), rng(), work_s=4.0)
     assert (found.down_s, found.compute_s, found.up_s) == (1.0, 4.0, 0.5)
     return found
 
@@ -103,16 +104,57 @@ def whole() -> TripPlan:
     ],
 )
 def test_a_trip_cut_short(budget_s: float, steps: int, tail_s: float, total_s: float) -> None:
-    found = whole().within(budget_s, [1.75e9] * 4)
-    assert (found.steps, found.flops) == (steps, steps * 1.75e9)
+    found = whole().within(budget_s, [1.0] * 4)
+    assert (found.steps, found.work_s) == (steps, steps)
     assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
     assert found.total_s == pytest.approx(total_s, abs=1e-12)
 
 
 def test_a_trip_cut_short_waits_out_its_lead() -> None:
-    slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), flops=0.0)
+    slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), work_s=0.0)
     assert slow.within(5.0, []).total_s == 5.0
     assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
+
+
+WORK = BatchWork(
+    fixed=StepWork(calls=40.0, parameters=1e6), per_example=StepWork(conv_flop=1e8, copy_bytes=1e6)
+)
+
+
+def trips(profile: str, examples: int = 7, work: BatchWork = WORK, client: int = 0) -> Trips:
+    """Two epochs in batches of 3 on a network that takes no time."""
+    wanted = Experiment(fleet=Fleet(devices={profile: 1}), training=Training(epochs=2, batch_size=3))
+    infos = [ClientInfo(at, profile, "none") for at in range(client + 1)]
+    return Trips(wanted, infos, [examples] * (client + 1), work, 10, 10)
+
+
+@pytest.mark.parametrize("profile", ["pi-4", "pixel-4", "nexus-6", "tier-p50"])
+def test_a_trips_work_is_the_sum_of_its_steps_and_a_short_batch_is_shorter(profile: str) -> None:
+    model, found = load_device(profile).time_model(), trips(profile)
+    whole_s, short_s = (model.seconds(WORK.at(size)) for size in (3, 1))
+    assert found.plan(0, 0).work_s == pytest.approx(4 * whole_s + 2 * short_s, rel=1e-12)
+    assert (found.full_step_s(0), found.step_s(0, 1)) == pytest.approx((whole_s, short_s), rel=1e-12)
+    assert trips(profile, examples=2).full_step_s(0) == pytest.approx(model.seconds(WORK.at(2)), rel=1e-12)
+    cut = found.plan(0, 0, budget_s=3.5 * whole_s + short_s)  # whole, whole, short; the fifth is unfinished
+    assert (cut.steps, cut.work_s) == (4, pytest.approx(3 * whole_s + short_s, rel=1e-12))
+    assert cut.compute_s == pytest.approx(3.5 * whole_s + short_s, rel=1e-12)
+
+
+def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
+    for client in range(3):
+        factor = 10e9 / device_of(0, client, "paper-defedavg").train_flop_per_s
+        usual_s = load_device("paper-defedavg").time_model().seconds(WORK.at(3))
+        found = trips("paper-defedavg", client=client)
+        assert found.full_step_s(client) == pytest.approx(factor * usual_s, rel=1e-12)
+        assert found.plan(client, 0).compute_s == pytest.approx(found.work_s(client), rel=1e-12)
+
+
+def test_a_drawn_delay_is_the_trips_whatever_its_work() -> None:
+    less = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1.0))
+    one, other = (trips("paper-uniform", work=work).plan(0, 0) for work in (WORK, less))
+    assert one == other
+    drawn_s = load_device("paper-uniform").delay_model.draw(stream(0, "trip", 0, 0))
+    assert one.total_s == one.compute_s == pytest.approx(drawn_s)
 
 
 def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
@@ -126,7 +168,7 @@ def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
     assert Delay(dist="exponential", mean_s=0.5).draw(rng(3), 40) == delay.draw(rng(3))
     generator = rng(3)
     found = plan_trip(
-        device(delay_model=delay), Link(load_network("none"), generator), generator, 9, 1e9, 9, None, 40
+        device(delay_model=delay), Link(load_network("none"), generator), generator, 9, 1.0, 9, None, 40
     )
     assert found.total_s == pytest.approx(delay.draw(rng(3), 40))
 

@@ -1,4 +1,4 @@
-"""Models: the papers', the user's, what an example costs them, and their parameters as one vector."""
+"""Models: the papers', the user's, and their parameters as one vector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import nn
 from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
@@ -153,86 +152,6 @@ def test_a_users_model_that_fails_is_one_line(user_module, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_model(Model(name="my_module:make"), DIGITS, 10, 0, user_module(text))
     assert "\n" not in str(caught.value)
-
-
-def forward_products(shape: tuple[int, int, int]) -> int:
-    """Multiply-adds of DeFedAvg's CNN on one image, by hand."""
-    channels, side, _ = shape
-    first, second = side - 4, (side - 4) // 2 - 4
-    latent = 64 * (second // 2) ** 2
-    return first**2 * 32 * 25 * channels + second**2 * 64 * 25 * 32 + latent * 512 + 512 * 10
-
-
-@pytest.mark.parametrize(("shape", "paper_mflop"), [(MNIST, 17.0), (CIFAR, 31.4)])
-def test_cost_is_counted_and_agrees_with_the_paper(shape, paper_mflop):
-    module = make_model(Model(name="cnn-defedavg"), shape, 10, 0)
-    forward = forward_products(shape)
-    first = (shape[1] - 4) ** 2 * 32 * 25 * shape[0]
-    # Backward is two products for each forward one, but none for the gradient of the image itself.
-    assert flops_per_example(module, shape) == 2 * (3 * forward - first)
-    assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
-
-
-def test_cost_leaves_the_module_and_torchs_stream_alone():
-    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
-    flat = FlatModel(module)
-    before, stream = flat.array.copy(), torch.get_rng_state()
-    assert flops_per_example(module, (4,)) == flops_per_example(module, (4,)) == 2 * (2 * 24 + 3 * 12)
-    np.testing.assert_array_equal(flat.array, before)
-    assert not flat.grad.any()
-    assert not module.training
-    assert torch.equal(torch.get_rng_state(), stream)
-
-
-class Tokens(nn.Module):
-    def __init__(self, recurrent: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 8)
-        self.recurrent = recurrent(8, 16, batch_first=True)
-        self.out = nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.recurrent(self.table(x))[0][:, -1])
-
-
-@pytest.mark.parametrize(("recurrent", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
-def test_recurrent_layers_are_counted(recurrent, gates):
-    steps = 5
-    cost = flops_per_example(Tokens(recurrent), (steps,), np.int64)
-    forward = 2 * (steps * gates * 16 * (8 + 16) + 16 * 4)
-    # The first step's hidden state is a constant: no gradient flows to it.
-    assert cost == pytest.approx(3 * forward, rel=0.06)
-
-
-class Elementwise(nn.Module):
-    """A matrix product that no counter sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x[:, :, None] * self.weight).sum(1)
-
-
-def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
-    layer = Elementwise()
-    with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
-        flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,))
-    layer.flops_per_example = 72
-    assert flops_per_example(layer, (4,)) == 72.0
-    assert flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,)) == 72 + 2 * 2 * 16
-    layer.flops_per_example = "many"
-    with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
-        flops_per_example(layer, (4,))
-
-
-def test_what_is_not_used_costs_nothing_and_what_does_not_take_the_data_is_refused():
-    module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
-    module[1].register_module("spare", nn.Linear(3, 3))
-    assert flops_per_example(module, (2, 3)) == 2 * 3 * 12
-    with pytest.raises(ConfigError, match=r"model: cannot train on inputs of shape \(5,\): RuntimeError"):
-        flops_per_example(nn.Linear(4, 2), (5,))
 
 
 class Tied(nn.Module):

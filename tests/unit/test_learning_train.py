@@ -211,16 +211,16 @@ torch.set_num_threads(1)
 from edgefl.experiment import Data, Model
 from edgefl.learning.data import load_data
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.flops import flops_per_example
 from edgefl.learning.models import make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
 from edgefl.learning.train import evaluate
+from edgefl.learning.work import batch_work
 from edgefl.seeds import stream
 
 data = load_data(Data(max_examples=128), seed=0)
 flat = FlatModel(make_model(Model(name=sys.argv[1]), data.input_shape, data.classes, seed=0))
-flops_per_example(flat.module, data.input_shape)
+batch_work(flat.module, data.input_shape, meta=False)
 trainer, start = Trainer(flat), flat.array.copy()
 rule = LocalRule(steps=3, batch_size=16, momentum=0.9)
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.models import make_model
+from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.work import StepWork, WorkMeter, batch_work, flops_per_example, step_work
 
 IMAGE = (3, 8, 8)
@@ -256,6 +256,19 @@ def test_a_module_that_meta_cannot_run_is_counted_on_real_tensors():
     assert step_work(module, (4,), 5).flop == 2 * 2 * 5 * 4 * 2
     assert module[1].layer.weight.grad is None
     assert torch.equal(torch.get_rng_state(), stream)
+
+
+TEXTS = {"lstm-sent140": (25,), "lstm-shakespeare": (20,)}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_built_in_models_do_the_same_on_meta_and_on_real_tensors(name):
+    shape = TEXTS.get(name, (1, 28, 28))
+    dtype = np.int64 if name in TEXTS else np.float32
+    module = make_model(Model(name=name), shape, 10, 0)
+    on_meta = batch_work(module, shape, dtype=dtype)
+    assert on_meta == batch_work(module, shape, dtype=dtype, meta=False)
+    assert on_meta.per_example.flop > 0
 
 
 class Elementwise(nn.Module):

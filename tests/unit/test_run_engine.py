@@ -332,7 +332,7 @@ def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> N
     task, told = next(iter(said.items()))
     with Record(tmp_path) as record:
         row = record.trip(task)
-    for name in ("client", "examples", "steps", "loss", "trained_version", "flops", "lateness_s", "cpu_s"):
+    for name in ("client", "examples", "steps", "loss", "trained_version", "work_s", "lateness_s", "cpu_s"):
         assert getattr(row, name) == getattr(told, name), name
     for part in ("down", "compute", "up", "delay"):
         spent = getattr(told, part)

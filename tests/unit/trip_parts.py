@@ -29,8 +29,8 @@ def device(**fields: Any) -> Device:
     return msgspec.structs.replace(load_device("pixel-3a"), **fields)
 
 
-def plan(of: Device, net: Network, generator: np.random.Generator, flops: float = 3.5e9) -> TripPlan:
-    return plan_trip(of, Link(net, generator), generator, 1_000_000, flops, 500_000)
+def plan(of: Device, net: Network, generator: np.random.Generator, work_s: float = 2.0) -> TripPlan:
+    return plan_trip(of, Link(net, generator), generator, 1_000_000, work_s, 500_000)
 
 
 def paced(time_scale: float = 1.0) -> tuple[Pacer, list[int]]:
