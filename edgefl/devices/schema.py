@@ -56,7 +56,8 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two) by op class."""
 
     train: Positive
-    """Forward and backward pass of a small CNN with every core that training uses: what paces a client."""
+    """Forward and backward pass of a small CNN with every core that training uses: what paces a client of a
+    profile without a runtime."""
     gemm: ThreadRates | None = None
     """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
     conv: ThreadRates | None = None
@@ -131,7 +132,7 @@ class Availability(_Table, frozen=True, kw_only=True):
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """The spread of devices of one profile: each is slower than ``train`` by a factor U(low, high)."""
+    """The spread of devices of one profile: each is slower than it says by a factor U(low, high)."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]

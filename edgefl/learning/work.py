@@ -65,7 +65,8 @@ def step_work(
     it is the cross entropy of logits. ``trained`` are the parameters that the step updates, by default all
     that require a gradient. Neither the module nor torch's random stream is touched. The step runs on torch's
     meta device, which computes nothing but takes 80 MiB and seconds of imports; without ``meta``, or where a
-    module cannot run there, it is done on zeros.
+    module cannot run there, it is done on zeros. Recurrent layers always run there: a processor multiplies
+    all their inputs at once, which would be other calls and bytes.
 
     A module with an attribute ``flops_per_example`` (forward and backward) is believed instead; such a layer
     adds its own to what was counted in the others. Raises `ConfigError` if the module cannot take such an
@@ -131,7 +132,7 @@ class _Step(msgspec.Struct, frozen=True):
     def on_meta_or_real(self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool) -> StepWork:
         """The step's work; raises `ConfigError` where it cannot be done."""
         try:
-            if meta:
+            if meta or any(isinstance(part, nn.RNNBase) for part in module.modules()):
                 return self.count(*_copied(module, updated, meta=True))
         except ConfigError:
             raise

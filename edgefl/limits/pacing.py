@@ -97,7 +97,7 @@ class Phase:
             self._pacer.lead(self._start_ns, self._lead_s)
 
     def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
-        """``work`` more (FLOPs or bytes) has really been done: wait until the device would be there.
+        """``work`` more (seconds or bytes) has really been done: wait until the device would be there.
 
         Work may run ahead by up to ``ahead_ns``, so that short steps do not wake the process for each of them
         (20 sleeps of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
@@ -130,10 +130,10 @@ class Pacer:
     >>> def wait(deadline_ns): now[0] = max(now[0], deadline_ns)
     >>> pacer = Pacer(time_scale=2.0, wait=wait, clock=lambda: now[0])
     >>> pacer.begin(0)
-    >>> phase = pacer.phase(rate_per_s=1e9)
-    >>> phase.done(5e8)                          # half a second of a 1 GFLOPS device
+    >>> phase = pacer.phase(rate_per_s=1.0)
+    >>> phase.done(0.5)                          # a step of half a second
     >>> phase.end()
-    PhaseTime(work=500000000.0, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
+    PhaseTime(work=0.5, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
     >>> now[0]                                   # is a second on the wall at time_scale 2
     1000000000
     """

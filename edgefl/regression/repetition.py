@@ -1,8 +1,9 @@
 """One repetition, in a process of its own: one call as on the device, then calls beside a reference.
 
-Device time = max(t_model, t_cpu) + blocked + transfers: t_model is counted FLOP over the device's rate, t_cpu
-CPU time times the device's slowdown. CPU time rises with the host's load; that of a reference, a fixed piece
-of work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
+Device time = max(t_model, t_cpu) + blocked + transfers: t_model is what the device's time model says of the
+work that torch is given, t_cpu CPU time times the device's slowdown. CPU time rises with the host's load;
+that of a reference, a fixed piece of work that runs in turn with the function, rises with it: the ratio of
+the two compares between loads.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ class DeviceClock:
         self._wait(due_s)
 
     def end(self, model_s: float) -> CallTimes:
-        """End the call, whose FLOP take the device ``model_s``."""
+        """End the call, whose work for torch takes the device ``model_s``."""
         used = ProcessUsage.now().since(self._began)
         # Who never gave up its core was not blocked: what is left of the wall time is the clocks' error.
         idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns

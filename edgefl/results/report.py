@@ -246,10 +246,10 @@ def draw_accuracy(record: Record, over: str) -> Picture | None:
     x = np.array([getattr(row, over) for row in rows], dtype=np.float64)
     curves = [Curve("c1", "all classes", x, np.array([row.accuracy for row in rows]))]
     slow = slow_group(record)
-    if slow.labels:
+    theirs = np.array([label_accuracy(row, slow.labels) for row in rows])
+    if np.isfinite(theirs).any():
         several = f"the {len(slow.profiles)} slowest profiles"
         whose = " and ".join(slow.profiles) if len(slow.profiles) < 3 else several
-        theirs = np.array([label_accuracy(row, slow.labels) for row in rows])
         curves.append(Curve("c2", f"classes only on {whose}", x, theirs))
     return page.accuracy_picture(curves, over, ends=True)
 
