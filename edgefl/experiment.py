@@ -109,7 +109,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     args: dict[str, Any] = {}
     """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
     flops_per_example: NonNegative | None = None
-    """Operations of a training step for one example, in place of those counted: it paces the clients."""
+    """Operations of a training step for one example, all matrix products, in place of the work counted."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from edgefl.devices.profiles import Kind
-    from edgefl.devices.schema import Profile
+    from edgefl.devices.schema import Device, Profile
 
 
 FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
+STEP = "LEAF's CNN for FEMNIST, forward and backward on 10 images"
 LISTED = 12
 """Files named one by one before they are only counted."""
 
@@ -230,13 +231,17 @@ def _list(as_json: bool) -> None:
         typer.echo(json.dumps(plain, indent=2))
         return
 
+    from edgefl.devices.time_model import FEMNIST_STEP
     from edgefl.results.tables import show, table
 
     devices, networks, fleets = [], [], []
     for device in map(kinds.load_device, kinds.device_names()):
-        rate = device.cpu.rate_gflops.train if device.cpu else None
+        model = device.time_model()
+        step_s = None if model is None else model.seconds(FEMNIST_STEP)
         ram = device.memory.ram_mib if device.memory else None
-        devices.append((device.id, device.kind, device.year, rate, ram, device.app_limit_mib, device.network))
+        devices.append(
+            (device.id, device.kind, device.year, step_s, ram, device.app_limit_mib, device.network)
+        )
     for network in map(kinds.load_network, kinds.network_names()):
         down, up = network.down, network.up
         rates = ["trace" if way.trace else way.rate_mbps for way in (down, up)]
@@ -244,7 +249,11 @@ def _list(as_json: bool) -> None:
     for fleet in map(kinds.load_fleet, kinds.fleet_names()):
         fleets.append((fleet.id, fleet.clients, len(fleet.devices), fleet.name))
     show(
-        table(("device", "class", ">year", ">GFLOPS", ">RAM MiB", ">app MiB", "network"), devices),
+        table(
+            ("device", "class", ">year", ">step, s", ">RAM MiB", ">app MiB", "network"),
+            devices,
+            caption=f"step: {STEP}",
+        ),
         table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), networks),
         table(("fleet", ">clients", ">kinds", "name"), fleets),
     )
@@ -302,7 +311,7 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
     from rich.table import Table
     from rich.text import Text
 
-    from edgefl.devices import to_json
+    from edgefl.devices import Device, to_json
     from edgefl.results.tables import table
 
     plain = to_json(profile)
@@ -317,7 +326,25 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
     told = Table.grid(padding=(0, 1), pad_edge=True)
     for source, number in numbers.items():
         told.add_row(Text(str(number)), Text(source))
-    return table(("field", "value", ">within", ">source"), rows), told
+    times = _times(profile) if isinstance(profile, Device) and profile.cpu else ()
+    return table(("field", "value", ">within", ">source"), rows), told, *times
+
+
+def _times(device: Device) -> tuple[RenderableType, ...]:
+    """Returns what a step takes in each runtime of the device, the one that clients use first."""
+    from rich.text import Text
+
+    from edgefl.devices.time_model import FEMNIST_STEP
+    from edgefl.results.tables import table
+
+    models = {name: device.time_model(name) for name in device.runtime} or {"one rate": device.time_model()}
+    used = device.time_model()
+    rows = []
+    for name, model in sorted(models.items(), key=lambda item: (item[1] != used, item[0])):
+        if model is not None:
+            found = model.predict(FEMNIST_STEP)
+            rows.append((name, found.seconds, f"{found.low_s:.3g}–{found.high_s:.3g}"))
+    return table(("runtime", ">step, s", ">90% within, s"), rows), Text(f"step: {STEP}")
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:

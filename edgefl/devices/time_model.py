@@ -10,12 +10,11 @@ fitted to measured steps (`edgefl.devices.fit`); they are no peaks of the hardwa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-if TYPE_CHECKING:
-    from edgefl.learning.operations import BatchWork, StepWork
+from edgefl.learning.operations import BatchWork, StepWork
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -23,6 +22,13 @@ Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
 
 ONE_RATE_FACTOR = 6.0
 """By so much a single rate of operations is off on networks of another kind (docs/profiles.md)."""
+
+FEMNIST_STEP: Final = StepWork(
+    conv_flop=602_112_000.0, thin_flop=25_088_000.0, matmul_flop=392_970_240.0, conv_bytes=4_450_688.0,
+    matmul_bytes=79_477_768.0, pool_bytes=5_268_480.0, elementwise_bytes=8_048_704.0, calls=28.0,
+    parameters=6_603_710.0,
+)  # fmt: skip
+"""A training step of LEAF's CNN for FEMNIST on 10 images, which FLASH measured: to compare devices by."""
 
 
 class Prediction(NamedTuple):
@@ -97,7 +103,6 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step.
 
-        >>> from edgefl.learning.operations import StepWork
         >>> TimeModel.of_rate(2.0).seconds(StepWork(conv_flop=3e9, matmul_flop=1e9, copy_bytes=1e9))
         2.0
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -359,6 +360,7 @@ def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
     out = edgefl.fits("profiles")
     for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
         assert name in out
+    assert re.search(r"nexus-6 +budget +2014 +1\.6", out)  # FLASH measured 1.64 s for this step
 
 
 def test_profiles_as_json(edgefl: Shell) -> None:
@@ -386,6 +388,7 @@ def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
     assert "memory.ram_mib" in out
     assert "4096" in out
     assert "ThomasKaiser" in out
+    assert re.search(r"torch +0\.1\d+ +0\.1\d*–0\.2", out)
     assert edgefl.fits("profiles", str(PROFILES / "devices" / "pi-4.toml")) == out
     assert edgefl.fits("profiles", "show", "pi-4") == out
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
+from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
@@ -256,6 +257,11 @@ def test_a_module_that_meta_cannot_run_is_counted_on_real_tensors():
     assert step_work(module, (4,), 5).flop == 2 * 2 * 5 * 4 * 2
     assert module[1].layer.weight.grad is None
     assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_the_step_that_compares_devices_is_leafs_cnn():
+    module = make_model(Model(name="cnn-femnist"), (1, 28, 28), 62, 0)
+    assert step_work(module, (1, 28, 28), 10) == FEMNIST_STEP
 
 
 TEXTS = {"lstm-sent140": (25,), "lstm-shakespeare": (20,)}
