@@ -265,7 +265,7 @@ def facts() -> dict[str, Any]:
             "machine": platform.machine(),
             "system": platform.platform(),
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "ram_mib": _ram_mib(),
         },
     }
