@@ -2,6 +2,7 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume, compare, report, trace, verify
+    predict      predict
     profiles     profiles, calibrate
     doctor       doctor
     lab          reproduce; bench aggregate, fidelity, ingest, spawn
@@ -21,7 +22,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, lab, profiles, run
+from edgefl.cli import doctor, lab, predict, profiles, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, lab, profiles, doctor):
+for commands in (run, predict, lab, profiles, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
