@@ -5,7 +5,7 @@
     predict      predict
     profiles     profiles, calibrate
     doctor       doctor
-    lab          reproduce; bench aggregate, fidelity, ingest, spawn
+    lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
 """
