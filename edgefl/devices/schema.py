@@ -270,6 +270,16 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     @property
+    def model_error_factor(self) -> float | None:
+        """The factor within which 90% of real devices' steps take what the profile says.
+
+        None where no real device is meant: in a paper's profile, or where a delay model sets the time.
+        """
+        replaced = self.delay_model is not None and self.delay_model.mode == "replace"
+        model = None if replaced or self.kind == "paper" else self.time_model()
+        return None if model is None else model.error_factor
+
+    @property
     def app_limit_mib(self) -> float | None:
         """Memory that one client process may use, MiB; None where the profile does not say."""
         return self.memory.app_limit_mib if self.memory is not None else None

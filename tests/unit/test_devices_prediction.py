@@ -77,6 +77,14 @@ def test_the_slowest_device_is_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(seconds) == 3
 
 
+def test_the_model_error_is_of_devices_that_stand_for_real_ones() -> None:
+    fitted = load_device("pi-4")
+    assert fitted.model_error_factor == fitted.runtime["torch"].error_factor
+    assert load_device("tier-p50").model_error_factor is not None
+    assert load_device("paper-exponential").model_error_factor is None
+    assert load_device("paper-fast-u1-2").model_error_factor is None
+
+
 USER = """
 from torch import nn
 class Refuses(nn.Module):
