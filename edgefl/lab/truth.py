@@ -294,7 +294,7 @@ def draw(steps: Sequence[Step], paths: Sequence[Path]) -> None:
     for axes, (name, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _panel(axes, name, part, colours)
     for path in paths:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=110)
 
 
 def _panel(axes: Any, name: str, steps: Sequence[Step], colours: dict[str, str]) -> None:
@@ -308,7 +308,7 @@ def _panel(axes: Any, name: str, steps: Sequence[Step], colours: dict[str, str])
         own = [step for step in steps if step.title == title]
         x, y = [step.row.seconds for step in own], [step.best.predicted_s for step in own]
         style = {"markersize": 5.5 if few else 3.0, "alpha": 0.8 if few else 0.45, "markeredgewidth": 0}
-        axes.plot(x, y, "o", color=colour, label=title if own else None, **style)
+        axes.plot(x, y, "o", color=colour, label=title if own else None, rasterized=not few, **style)
     axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
     axes.set(xlabel="measured, seconds", ylabel="predicted, seconds")
     for axis in (axes.xaxis, axes.yaxis):
