@@ -5,17 +5,20 @@
 #   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
 #   make soak       the long proofs: thousands of trips, hundreds of processes
+#   make measure-device CC=aarch64-linux-gnu-gcc
+#                   the kit for devices without Python, into build (docs/measure.md)
 #   make clean      remove what was built and run here
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.edgefl-stamp
-NATIVE := $(wildcard kernels/*)
+NATIVE := $(wildcard kernels/*.*)
+MEASURE_DEVICE := build/measure-device
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench reproduce soak clean
+.PHONY: help demo test check bench reproduce soak clean measure-device
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +60,11 @@ reproduce: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+measure-device:
+	mkdir -p $(dir $(MEASURE_DEVICE))
+	$(CC) -std=c11 -O3 -ffast-math -fopenmp -Wall -Wextra $(CFLAGS) -static -s -o $(MEASURE_DEVICE) \
+	  kernels/device/measure.c
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info edgefl/*/*.so

@@ -4,6 +4,7 @@
     run          run, resume, compare, report, trace, verify
     predict      predict
     profiles     profiles, calibrate
+    measure      measure
     doctor       doctor
     lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, lab, predict, profiles, run
+from edgefl.cli import doctor, lab, measure, predict, profiles, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, predict, lab, profiles, doctor):
+for commands in (run, predict, lab, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -145,8 +145,16 @@ def fit(
     if out.exists():
         raise ConfigError(f"--out {out}: exists; remove it or name another")
     chosen = fitted.only(measurements.read(rows), profile, runtime)
-    model = TYPICAL if prior is None else load_device(prior).time_model(chosen[0].runtime) or TYPICAL
-    found = fit_rows([m.row for m in chosen], model, spread=spread or SPREAD, left_out=leave_out)
+    like = None if prior is None else load_device(prior)
+    own = like is not None and chosen[0].runtime in like.runtime
+    model = (like and like.time_model(chosen[0].runtime if own else None)) or TYPICAL
+    steps = [m.row for m in chosen]
+    if rows.suffix == ".json":
+        from edgefl.measure.result import fit_kit
+
+        found = fit_kit(steps, model, spread or SPREAD)
+    else:
+        found = fit_rows(steps, model, spread=spread or SPREAD, left_out=leave_out)
     for unseen in sorted(found.unseen, key=lambda unseen: unseen.factor):
         row = unseen.row
         typer.echo(

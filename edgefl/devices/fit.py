@@ -21,7 +21,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
 Array = NDArray[np.float64]
-LeftOut = Literal["network", "row"]
+LeftOut = Literal["network", "row", "nothing"]
 
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
@@ -115,7 +115,8 @@ def fit(
 
     ``prior`` says what the rows do not: best is a device of like cores in the same runtime, whose costs then
     differ from this one's by a common factor and about ``spread``. ``error_factor`` holds 90% of what fits
-    say of the rows left out: all of one network, or one by one. Raises `ConfigError` for rows without time.
+    say of the rows left out: all of one network, or one by one; with nothing left out it is the prior's.
+    Raises `ConfigError` for rows without time.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -202,6 +203,8 @@ def _amounts(rows: Sequence[Row]) -> Array:
 
 def _groups(rows: Sequence[Row], left_out: LeftOut) -> NDArray[np.int64]:
     """The fold of each row: rows of one number are left out together."""
+    if left_out == "nothing":
+        return np.zeros(len(rows), np.int64)
     if left_out == "row":
         return np.arange(len(rows)) % FOLDS
     place = {network: at % FOLDS for at, network in enumerate(sorted({row.network for row in rows}))}

@@ -3,8 +3,7 @@
 A CSV has a line for each step. Its columns are ``device``, ``profile``, ``runtime``, ``batch``,
 ``measured_s`` and ``source``; beside them are either ``network`` (timm's name), ``kind`` (train, finetune,
 inference) and ``workload`` (where timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``,
-``outputs`` and ``steps``. The JSON of a measuring kit has ``device``, ``runtime`` and ``rows``, each with its
-``work``.
+``outputs`` and ``steps``. A JSON is what a measuring kit writes (`edgefl.measure`).
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ from edgefl.validation import convert
 
 IMAGE = (3, 224, 224)
 """Shape of the images that networks of timm were measured on."""
+KIT_ERROR_FACTOR = 1.3
+"""90% of networks lie within this factor of what is fitted to the kit's parts (docs/measure.md). The parts
+themselves cannot say it: each is the only one of its kind."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
 
@@ -39,14 +41,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
 
 
-class KitFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a measuring kit writes; it may write more."""
-
-    device: str
-    rows: tuple[Row, ...]
-    runtime: str = "torch"
-
-
 def read(path: Path) -> tuple[Measured, ...]:
     """The measured steps of a file. Raises `ConfigError` for what cannot be read or is not known."""
     try:
@@ -59,9 +53,11 @@ def read(path: Path) -> tuple[Measured, ...]:
 
 
 def _kit(path: Path) -> Iterator[Measured]:
-    kit = convert(json.loads(path.read_text()), KitFile)
-    for row in kit.rows:
-        yield Measured(device=kit.device, profile="", runtime=kit.runtime, source=path.name, row=row)
+    from edgefl.measure.result import Result
+
+    said = convert(json.loads(path.read_text()), Result)
+    for row in said.rows():
+        yield Measured(device=said.device, profile="", runtime=said.runtime_name, source=path.name, row=row)
 
 
 def _table(path: Path, lines: Iterator[Mapping[str, str]]) -> Iterator[Measured]:

@@ -42,14 +42,15 @@ def test_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -
 
 
 def test_a_kits_json_becomes_a_new_profile(tmp_path: Path) -> None:
-    rows = [{"network": f"n{n}", "work": {"conv_flop": n * 1e9}, "seconds": n / 2} for n in (1, 2, 3)]
+    parts = {f"p{n}": {"wall_s": n / 2, "cpu_s": n, "work": {"conv_flop": n * 1e9}} for n in (1, 2, 3)}
+    kit = {"kit": 1, "device": "My board", "runtime": "c", "threads": 4, "cores": 4, "parts": parts}
     path, out = tmp_path / "kit.json", tmp_path / "my-board.toml"
-    path.write_text(json.dumps({"device": "My board", "rows": rows, "celsius": 40}))
+    path.write_text(json.dumps({**kit, "celsius": 40}))
     run(path, "--out", out, "--prior", "pi-4", "--spread", 1.3)
     assert check_file(out) == []
     device = load_device(out)
     assert device.train_flop_per_s == pytest.approx(2e9)
-    assert device.time_model("torch") is not None
+    assert device.time_model("c") is not None
 
 
 def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:

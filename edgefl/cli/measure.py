@@ -1,0 +1,51 @@
+"""``edgefl measure``: what a device takes for each class of operation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.errors import ConfigError
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(measure)
+
+
+def measure(
+    out: Annotated[Path | None, typer.Option(help="JSON file to write; by default it is printed.")] = None,
+    ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")] = "",
+    python: Annotated[str, typer.Option(help="Interpreter with torch; over ssh python3 by default.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of torch; by default one for each core.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Time budget; 8 by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Rough figures in half a minute.")] = False,
+) -> None:
+    """Measure what a device takes; edgefl profiles fit makes a profile of it.
+
+    The kit is one file that needs Python 3.8 and torch alone: docs/measure.md.
+    """
+    from edgefl.measure import remote
+
+    if out is not None and out.exists():
+        raise ConfigError(f"--out {out}: exists; remove it or name another")
+    given = {"--threads": threads, "--minutes": minutes}
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    said = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh, python)
+    text = json.dumps(said, indent=1) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
+    typer.echo(f"wrote {out}; next: edgefl profiles fit {out} --out {out.with_suffix('.toml')}")
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)

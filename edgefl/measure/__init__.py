@@ -1,0 +1,1 @@
+"""Measures what a device takes for each class of operation: here, over ssh, and on phones without Python."""

@@ -1,0 +1,358 @@
+"""What a device takes for each class of operation in torch: eight short workloads, and a JSON at the end.
+
+This file is complete in itself: Python 3.8 and torch 1.13, or newer, and nothing else. Copied to a device,
+
+    python kit.py --out result.json
+
+measures it there; `edgefl measure` does so here or over ssh, and `edgefl profiles fit result.json` makes a
+profile of the result. In each workload another class of operation takes most of the time. Its parts differ
+in size, so that operations are told from the bytes they move. A part's seconds are those of a whole step:
+forward, backward and an update by SGD with momentum, or forward alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+VERSION = 1
+"""Of the workloads: the work of a result's parts is counted by the version that made it."""
+BATCH = 4
+MINUTES = 8.0
+QUICK_MINUTES = 0.4
+STABLE = 0.01
+"""Standard error of a part's seconds, as a share of them, at which it is done."""
+LEAST = 5
+"""Steps of a part that are timed, if its share of the time budget allows."""
+
+
+class Part(NamedTuple):
+    """One step to be timed."""
+
+    make: Callable[[], Any]
+    """Makes the module."""
+    shape: tuple[int, ...]
+    """Of one example."""
+    batch: int = BATCH
+    train: bool = True
+    """Forward, backward and update; otherwise forward alone."""
+
+
+def loss(outputs: Any) -> Any:
+    """What a step goes down: a gradient of each output, at the cost of two passes over them."""
+    return outputs.pow(2).sum()
+
+
+def workloads() -> dict[str, dict[str, Part]]:
+    """The workloads and their parts, by name."""
+    import torch
+    from torch import nn
+
+    class Apply(nn.Module):
+        """A function as a layer."""
+
+        def __init__(self, function: Callable[[Any], Any]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: Any) -> Any:
+            return self.function(x)
+
+    class Gate(nn.Module):
+        """One learned factor: what follows has a gradient to hand back."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.weight
+
+    class Attention(nn.Module):
+        """Two products and a softmax of heads of 32 numbers, without the projections."""
+
+        def forward(self, x: Any) -> Any:
+            heads = x.view(x.shape[0], x.shape[1], -1, 32).transpose(1, 2)
+            weights = (heads @ heads.transpose(-2, -1) * 0.18).softmax(-1)
+            return (weights @ heads).transpose(1, 2).reshape(x.shape)
+
+    class Recurrent(nn.Module):
+        def __init__(self, inputs: int, hidden: int) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(inputs, hidden, 2, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.cell(x)[0][:, -1]
+
+    def conv(channels: Sequence[int], kernel: int = 3, groups: int = 1, stride: int = 1) -> Any:
+        """Convolutions from each number of channels to the next; of 0 groups, each channel is one."""
+        padding = kernel // 2 if stride < kernel else 0
+        pairs = [channels[place : place + 2] for place in range(len(channels) - 1)]
+        layers = (nn.Conv2d(i, o, kernel, stride, padding, 1, groups or i, bias=False) for i, o in pairs)
+        return nn.Sequential(*layers)
+
+    def stack(*layers: Callable[[Any], Any]) -> Any:
+        return nn.Sequential(Gate(), *(x if isinstance(x, nn.Module) else Apply(x) for x in layers))
+
+    def functions(*names: str) -> Any:
+        return stack(*(getattr(nn.functional, name) for name in names))
+
+    def swap(x: Any) -> Any:
+        return x.transpose(1, -1).contiguous()
+
+    def double(x: Any) -> Any:
+        return torch.cat([x, x], 1)[:, : x.shape[1]]
+
+    def add(x: Any) -> Any:
+        return x + x
+
+    def scale(x: Any) -> Any:
+        return x * 0.5
+
+    def few(x: Any) -> Any:
+        for _ in range(50):
+            x = (x * 0.5 + 0.5).relu().view(x.shape)
+        return x
+
+    def normed(channels: int, layers: int) -> Any:
+        return stack(*(nn.BatchNorm2d(channels) for _ in range(layers)))
+
+    def tiny() -> Any:
+        layers: list[Any] = []
+        for _ in range(15):
+            layers += [nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), few]
+        return stack(*layers)
+
+    return {
+        "conv": {
+            "56": Part(lambda: conv([64] * 4), (64, 56, 56)),
+            "28": Part(lambda: conv([128] * 4), (128, 28, 28)),
+            "14": Part(lambda: conv([256] * 4), (256, 14, 14)),
+            "7": Part(lambda: conv([512] * 3), (512, 7, 7)),
+            "narrow": Part(lambda: conv([16] * 4), (16, 112, 112)),
+            "groups": Part(lambda: conv([256] * 4, groups=16), (256, 28, 28)),
+            "stem": Part(lambda: conv([3, 48], 5, 1, 2), (3, 224, 224), BATCH * 2),
+            "patches": Part(lambda: conv([3, 384], 16, 1, 16), (3, 224, 224), BATCH * 2),
+        },
+        "pointwise": {
+            "56": Part(lambda: conv([64, 256, 64, 256], 1, 1), (64, 56, 56)),
+            "28": Part(lambda: conv([40, 240, 40, 240, 40], 1, 1), (40, 28, 28)),
+            "14": Part(lambda: conv([1024, 256, 1024, 256], 1, 1), (1024, 14, 14)),
+            "7": Part(lambda: conv([960, 160, 960, 320, 1280], 1, 1), (960, 7, 7)),
+            "narrow": Part(lambda: conv([16, 96, 24], 1, 1), (16, 112, 112)),
+        },
+        "depthwise": {
+            "112": Part(lambda: conv([32] * 4, 3, 0), (32, 112, 112)),
+            "28": Part(lambda: conv([240] * 4, 5, 0), (240, 28, 28)),
+            "14": Part(lambda: conv([384] * 4, 7, 0), (384, 14, 14)),
+            "7": Part(lambda: conv([960] * 4, 3, 0), (960, 7, 7)),
+            "56 forward": Part(lambda: conv([96] * 4, 7, 0), (96, 56, 56), train=False),
+            "28 forward": Part(lambda: conv([240] * 4, 3, 0), (240, 28, 28), train=False),
+        },
+        "matmul": {
+            "wide": Part(lambda: stack(nn.Linear(384, 1536), nn.Linear(1536, 384)), (197, 384)),
+            "narrow": Part(lambda: stack(nn.Linear(128, 512), nn.Linear(512, 128)), (784, 128)),
+            "attention": Part(lambda: stack(Attention(), Attention()), (197, 384)),
+        },
+        "memory": {
+            "relu": Part(lambda: functions(*["relu"] * 6), (64, 112, 112)),
+            "gelu": Part(lambda: functions(*["gelu"] * 3), (64, 112, 112)),
+            "arithmetic": Part(lambda: stack(add, scale, add, scale), (64, 112, 112)),
+            "norm": Part(lambda: normed(64, 4), (64, 112, 112)),
+            "layer norm": Part(lambda: stack(*(nn.LayerNorm(96) for _ in range(4))), (3136, 96)),
+            "pool": Part(lambda: stack(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 1, 1)), (64, 112, 112)),
+            "copy": Part(lambda: stack(swap, double, swap), (64, 112, 112)),
+        },
+        "calls": {"tiny": Part(tiny, (8, 2, 2))},
+        "update": {
+            "linear": Part(lambda: nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 2048)), (2048,))
+        },
+        "recurrent": {"lstm": Part(lambda: Recurrent(64, 256), (40, 64), 16)},
+    }
+
+
+# ---- timing --------------------------------------------------------------------------------------
+
+
+def stepper(part: Part) -> Callable[[], None]:
+    """The part's step, ready to be run again and again."""
+    import torch
+
+    module, inputs = part.make().train(part.train), torch.randn(part.batch, *part.shape)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-9, momentum=0.9)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        loss(module(inputs)).backward()
+        optimizer.step()
+
+    def infer() -> None:
+        with torch.no_grad():
+            module(inputs)
+
+    return train if part.train else infer
+
+
+def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
+    """Seconds of a step by both clocks, from steps repeated until they are stable or time is up."""
+    end = time.perf_counter() + budget_s
+    step()
+    wall: list[float] = []
+    cpu: list[float] = []
+    while len(wall) < 2 or (time.perf_counter() < end and not _stable(wall, budget_s)):
+        at, cpu_at = time.perf_counter(), time.process_time()
+        step()
+        wall.append(time.perf_counter() - at)
+        cpu.append(time.process_time() - cpu_at)
+    spread = statistics.pstdev(wall) / statistics.mean(wall)
+    return {
+        "wall_s": statistics.median(wall),
+        "cpu_s": statistics.median(cpu),
+        "cv": round(spread, 4),
+        "steps": len(wall),
+    }
+
+
+def _stable(seconds: Sequence[float], budget_s: float) -> bool:
+    if len(seconds) < LEAST or sum(seconds) < budget_s / 10:
+        return False
+    error = statistics.stdev(seconds) / math.sqrt(len(seconds))
+    return error < STABLE * statistics.median(seconds)
+
+
+def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Time all workloads on so many threads; returns what the JSON says."""
+    import torch
+
+    torch.set_num_threads(threads)
+    found = workloads()
+    share_s = minutes * 60 / sum(map(len, found.values()))
+    result = {**facts(), "threads": threads, "before": state()}
+    parts: dict[str, Any] = {}
+    for workload, members in found.items():
+        for name, part in members.items():
+            took = timed(stepper(part), share_s)
+            parts[f"{workload}/{name}"] = {**took, **state()}
+            milliseconds, spread = took["wall_s"] * 1e3, took["cv"]
+            tell(f"{workload}/{name}: {milliseconds:.2f} ms, {took['steps']} steps, CV {spread:.0%}")
+    return {**result, "parts": parts, "after": state()}
+
+
+# ---- the host ------------------------------------------------------------------------------------
+
+
+def facts() -> dict[str, Any]:
+    """What is known of the device and its libraries."""
+    import torch
+
+    return {
+        "kit": VERSION,
+        "runtime": "torch",
+        "device": device_name(),
+        "cores": cores(),
+        "host": {
+            "machine": platform.machine(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "ram_mib": _ram_mib(),
+        },
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device_name() -> str:
+    """The name of the board, phone or processor."""
+    board = _text("/proc/device-tree/model").strip("\0 \n")
+    return board or _phone() or _processor() or platform.machine()
+
+
+def _phone() -> str:
+    try:
+        names = ("ro.product.manufacturer", "ro.product.model")
+        said = [subprocess.check_output(["getprop", name], text=True).strip() for name in names]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return " ".join(filter(None, said))
+
+
+def _processor() -> str:
+    lines = (line.partition(":") for line in _text("/proc/cpuinfo").splitlines())
+    named = (value.strip() for key, _, value in lines if key.strip() in ("model name", "Hardware"))
+    return next(named, "")
+
+
+def _ram_mib() -> int | None:
+    lines = _text("/proc/meminfo").split()
+    return int(lines[1]) // 1024 if lines[:1] == ["MemTotal:"] else None
+
+
+def state() -> dict[str, float]:
+    """Heat, frequency and load, where the system tells."""
+    heat = _numbers("/sys/class/thermal/thermal_zone*/temp")
+    speed = _numbers("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+    said = {}
+    if heat:
+        said["temp_c"] = max(heat) / 1e3
+    if speed:
+        said["mhz"] = max(speed) / 1e3
+    with contextlib.suppress(OSError, AttributeError):  # Android tells no app
+        said["load"] = round(os.getloadavg()[0], 2)
+    return said
+
+
+def _numbers(pattern: str) -> list[float]:
+    said = (_text(path).strip() for path in glob.glob(pattern))
+    return [float(text) for text in said if text.lstrip("-").isdigit()]
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Measure what this device takes for each class of operation."
+    )
+    parser.add_argument("--out", help="JSON file to write; by default it is printed")
+    parser.add_argument("--minutes", type=float, help=f"time budget ({MINUTES:g})")
+    parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
+    parser.add_argument("--threads", type=int, default=cores(), help="of torch; by default one for each core")
+    chosen = parser.parse_args(arguments)
+    minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
+    if chosen.threads < 1 or not 0 < minutes < 1e4:
+        parser.error("--threads and --minutes must be above 0")
+    result = measure(minutes, chosen.threads, lambda line: print(line, file=sys.stderr, flush=True))
+    text = json.dumps(result, indent=1) + "\n"
+    if chosen.out is None:
+        print(text, end="")
+    else:
+        with open(chosen.out, "w") as file:
+            file.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Reads what the measuring kit writes: the work of each part is counted here, on the kit's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from edgefl.devices.fit import SPREAD, TYPICAL, Fit, Row, fit
+from edgefl.devices.measurements import KIT_ERROR_FACTOR
+from edgefl.devices.time_model import TimeModel
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+from edgefl.learning.work import step_work
+from edgefl.measure import kit
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """One part's step: the medians of its seconds."""
+
+    wall_s: Seconds
+    cpu_s: Seconds
+    work: StepWork | None = None
+    """What the step does; without it the part is one of `kit.workloads`."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kit says of a device; it says more of the host."""
+
+    kit: int
+    device: str
+    runtime: str
+    threads: int
+    cores: int
+    parts: dict[str, Timed]
+
+    @property
+    def runtime_name(self) -> str:
+        """The runtime as a profile names it: fewer threads than cores are another one.
+
+        >>> Result(kit=1, device="", runtime="torch", threads=1, cores=4, parts={}).runtime_name
+        'torch-1'
+        """
+        return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
+
+    def rows(self) -> tuple[Row, ...]:
+        """The parts as measured steps. One thread's seconds are of CPU time: others do not lengthen it."""
+        works = _works(self)
+        return tuple(
+            Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)
+            for name, part in self.parts.items()
+        )
+
+
+def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:
+    """The time model of a device whose kit says these rows."""
+    prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
+    return fit(rows, prior, spread=spread, left_out="nothing")
+
+
+def _works(result: Result) -> Mapping[str, StepWork]:
+    said = {name: part.work for name, part in result.parts.items() if part.work is not None}
+    unknown = result.parts.keys() - said.keys()
+    if unknown and result.kit != kit.VERSION:
+        raise ConfigError(f"measured with kit {result.kit}, this is {kit.VERSION}; measure again")
+    known = {
+        f"{workload}/{name}": part for workload, m in kit.workloads().items() for name, part in m.items()
+    }
+    if not unknown <= known.keys():
+        raise ConfigError(f"the kit has no part {min(unknown - known.keys())!r}; measure again")
+    return {**said, **{name: _work(known[name]) for name in unknown}}
+
+
+def _work(part: kit.Part) -> StepWork:
+    module = part.make()
+    return step_work(module, part.shape, part.batch, inference=not part.train, loss=kit.loss)

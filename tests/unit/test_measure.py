@@ -1,0 +1,140 @@
+"""The measuring kit stands alone, counts as edgefl counts, and is run here or over ssh."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from edgefl.cli import app, main
+from edgefl.devices import check_file, load_device
+from edgefl.devices.fit import Row
+from edgefl.devices.time_model import COSTS
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+from edgefl.measure import kit
+from edgefl.measure.result import Result, Timed, fit_kit
+
+QUICK = ["--minutes", "0.01", "--threads", "1"]
+PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for name in parts]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the kit's file says, run as on a device that has no edgefl."""
+    folder = tmp_path_factory.mktemp("device")
+    (folder / "kit.py").write_text(Path(kit.__file__).read_text())
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "kit.py", "--out", "result.json", *QUICK]
+    subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+    return folder / "result.json"
+
+
+def test_the_file_alone_measures_all_parts(result: Path) -> None:
+    said = json.loads(result.read_text())
+    assert list(said["parts"]) == PARTS
+    assert said["threads"] == 1
+    assert said["device"]
+    assert said["host"]["torch"] == torch.__version__
+
+
+def test_python_3_8_reads_the_file_and_it_imports_torch_alone() -> None:
+    tree = ast.parse(Path(kit.__file__).read_text(), feature_version=(3, 8))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"torch"}
+
+
+def test_each_term_of_a_time_model_is_in_some_part_and_workloads_are_few(result: Path) -> None:
+    rows = msgspec.convert(json.loads(result.read_text()), Result).rows()
+    assert [row.network for row in rows] == PARTS
+    assert len(kit.workloads()) <= 8
+    assert all(any(getattr(row.work, name) for row in rows) for name in COSTS)
+
+
+def test_the_parts_tell_a_device_from_another() -> None:
+    """A made-up device's costs are found from what it would take for the parts."""
+    parts = dict.fromkeys(PARTS, Timed(wall_s=1.0, cpu_s=1.0))
+    blank = Result(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
+    model = msgspec.structs.replace(
+        load_device("pi-4").time_model("torch"), conv_gflops=5.0, matmul_gflops=90.0
+    )
+    rows = [Row(network=r.network, work=r.work, seconds=model.seconds(r.work)) for r in blank.rows()]
+    found = fit_kit(rows, load_device("pi-5").time_model("torch")).model
+    for work in ({"conv_flop": 1e9}, {"pointwise_flop": 1e9}, {"matmul_flop": 1e9}, {"parameters": 1e6}):
+        step = StepWork(**work)
+        assert found.seconds(step) == pytest.approx(model.seconds(step), rel=0.15), work
+
+
+def test_a_result_becomes_a_profile(result: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    assert main(["profiles", "fit", str(result), "--out", str(out)]) == 0
+    assert check_file(out) == []
+    device = load_device(out)
+    assert device.time_model() == device.time_model("torch-1" if kit.cores() > 1 else "torch")
+
+
+def test_parts_of_another_kit_are_refused(result: Path) -> None:
+    said = json.loads(result.read_text())
+    with pytest.raises(ConfigError, match="measured with kit 99, this is 1; measure again"):
+        msgspec.convert({**said, "kit": 99}, Result).rows()
+    with pytest.raises(ConfigError, match="no part 'conv/new'"):
+        msgspec.convert({**said, "parts": {"conv/new": said["parts"]["conv/7"]}}, Result).rows()
+
+
+def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "ssh"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_over_ssh_the_kit_runs_there_and_its_json_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_ssh(tmp_path, 'test "$1" = pi@board || exit 9; shift; exec sh -c "$*"', monkeypatch)
+    out = tmp_path / "pi.json"
+    options = ["--ssh", "pi@board", "--python", sys.executable, "--out", str(out), *QUICK]
+    ran = CliRunner().invoke(app, ["measure", *options])
+    assert ran.exit_code == 0, ran.output
+    assert list(json.loads(out.read_text())["parts"]) == PARTS
+    assert f"edgefl profiles fit {out}" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("echo 'ssh: no such board' >&2; exit 255", 1, "measuring pi failed: ssh: no such board"),
+        ("echo 'No module named torch' >&2; exit 1", 1, "measuring pi failed: No module named torch"),
+        ("echo welcome", 1, "it printed no JSON: 'welcome"),
+    ],
+)
+def test_what_fails_there_is_one_line(
+    script: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_ssh(tmp_path, script, monkeypatch)
+    assert main(["measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json")]) == code
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_no_ssh_and_a_wrong_host_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["measure", "--ssh", "pi"]) == 2
+    assert "ssh: No such file" in capsys.readouterr().err
+    assert main(["measure", "--ssh=-oProxyCommand=x"]) == 2
+    assert "must be HOST or USER@HOST" in capsys.readouterr().err
