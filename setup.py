@@ -66,7 +66,7 @@ setup(
         "edgefl.lab": ["*.pyi"],
         "edgefl.results": ["*.css"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.cuh", "*.h"],
-        "edgefl._profiles": ["**/*.toml", "**/*.trace"],
+        "edgefl._profiles": ["**/*.toml", "**/*.trace", "**/*.csv"],
         "edgefl._experiments": ["**/*.toml"],
     },
     include_package_data=False,

@@ -171,6 +171,28 @@ def fit(
 
 
 @app.command()
+def scale(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A device, or the path of its profile.")],
+    like: Annotated[
+        str | None, typer.Option(help="The measured device; by default the one with the most similar cores.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="Which of its runtimes.")] = "torch",
+    out: Annotated[Path | None, typer.Option(help="File to write; by default it is printed.")] = None,
+) -> None:
+    """Give a device that was not measured the times of one that was, scaled by published figures."""
+    from edgefl.devices.scaling import scaled_file
+
+    text = scaled_file(name, like, runtime)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    if out.exists():
+        raise ConfigError(f"--out {out}: exists; remove it or name another")
+    _put(out, text.encode())
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A network, or a fleet for fedscale.")],
     format_name: Annotated[

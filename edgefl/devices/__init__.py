@@ -4,6 +4,7 @@ schema      what a device, network and fleet file hold, and delays drawn from a 
 time_model  what a step takes, from what it does
 fit         a time model from measured steps; measurements reads them, fitted makes a profile of it
 prediction  what a real device takes for a step of a network
+scaling     the time model of a device that nobody measured, from one of a device like it
 profiles    loading profiles and checking them
 fleet       the device, link, presence and trips of each client of a run
 link        a client's link, also one that replays a recorded trace

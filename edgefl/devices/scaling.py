@@ -1,0 +1,147 @@
+"""Scales what one device was measured to take to another, on which nobody has measured training.
+
+Two published figures of each device say how: what MobileNet-v1's inference computes a second (``gemm``) for
+operations and calls, and memcpy's bandwidth for bytes, where both devices' is known. The interval is the
+measured device's and, beside it, how far off such scaling was between devices that both were measured
+(docs/profiles.md; benchmarks/scaling.py measures it again).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from edgefl import toml
+from edgefl.devices.profiles import bundled_folder, is_path, load_device
+from edgefl.devices.schema import Device
+from edgefl.devices.time_model import TimeModel
+from edgefl.errors import ConfigError
+
+BASES: Final = {
+    **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
+    **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
+}
+"""The measured device whose cores are most like those, by what one does a cycle: up to 8 FLOP, or 16."""
+UNLIKE: Final = ("A7", "A53", "Vortex")
+"""Cores like no measured one: the first two take instructions in order, Apple's is wider than all others."""
+
+WITH_BANDWIDTH: Final = 1.48
+"""Holds 90% of steps scaled from the Pi 4 to the Pi 5, and of those scaled back: the larger of the two."""
+BY_GEMM: Final = 1.9
+"""The same without bandwidths, and between the Redmi Note 8 and the Galaxy Note 10: the largest of four."""
+OF_UNLIKE: Final = 1.5
+"""Assumed for cores that are like no measured one."""
+
+
+class Scaled(NamedTuple):
+    """A runtime of a device that was not measured in it, and how it came about."""
+
+    model: TimeModel
+    source: str
+
+
+def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> str:
+    """The text of that device's profile with the runtime scaled to it; all else is as it was.
+
+    ``name`` is a profile's or a file's path, ``like`` the measured device, by default the one whose cores are
+    most like its. Raises `ConfigError` where that is not known.
+    """
+    path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
+    device = load_device(path if is_path(name) else name)
+    made = scaled(device, load_device(like or base_of(device)), runtime)
+    return with_runtime(path.read_text(), runtime, made)
+
+
+def base_of(device: Device) -> str:
+    """The measured device whose cores are most like this one's.
+
+    >>> base_of(load_device("pixel-2")), base_of(load_device("pixel-5"))
+    ('pi-4', 'pi-5')
+    """
+    core = _core(device)
+    if core not in BASES:
+        raise ConfigError(f"{device.id}: no measured device is known to have cores like {core!r}; name one")
+    return BASES[core]
+
+
+def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
+    """The runtime of ``base`` as it would be on ``device``; `ConfigError` where either has no ``gemm``."""
+    known = base.time_model(runtime)
+    assert known is not None
+    flop, flop_words = _gemm(device, base)
+    moved, moved_words, error = _bandwidth(device, base) or (flop, "the same", BY_GEMM)
+    unlike = OF_UNLIKE if _core(device) in UNLIKE else 1.0
+    factors = (known.error_factor, error, unlike)
+    also = f", and {unlike:g} for cores unlike any measured" if unlike > 1 else ""
+    source = (
+        f"derived: edgefl profiles scale: {runtime} of {base.id}, operations and calls x {flop:.3g} "
+        f"({flop_words}), bytes and parameters {moved_words}; the interval joins {base.id}'s "
+        f"{factors[0]:g} and scaling's {error:g}{also}"
+    )
+    model = _faster(known, flop, moved)
+    joined = math.exp(math.hypot(*map(math.log, factors)))
+    return Scaled(msgspec.structs.replace(model, error_factor=float(f"{joined:.3g}")), source)
+
+
+def with_runtime(text: str, runtime: str, made: Scaled) -> str:
+    """The profile ``text`` with that runtime, instead of what it said of it before; all else is as it was.
+
+    A runtime that the profile had alone stays its default one.
+    """
+    if "\n[sources]\n" not in text:
+        raise ConfigError("the profile has no table [sources] of its own")
+    key = f"runtime.{runtime}"
+    others = sorted(set(toml.parse(text, "the profile").get("runtime", {})) - {runtime})
+    text = re.sub(rf"^\[{re.escape(key)}\]\n(?:.+\n)+\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(rf'^"{re.escape(key)}" = .*\n', "", text, flags=re.MULTILINE)
+    lines = "".join(f"{name} = {value}\n" for name, value in msgspec.to_builtins(made.model).items() if value)
+    added = f'\n[{key}]\n{lines}\n[sources]\n"{key}" = {toml.literal(made.source)}\n'
+    text = text.replace("\n[sources]\n", added, 1)
+    if others and "\ndefault_runtime" not in text:
+        text = text.replace("\nname = ", f'\ndefault_runtime = "{others[0]}"\nname = ', 1)
+    return text
+
+
+def _core(device: Device) -> str:
+    """The kind of the fastest cores, by Arm's name for it where it has one."""
+    clusters = device.cpu.clusters if device.cpu is not None else ()
+    if not clusters:
+        raise ConfigError(f"{device.id}: no cpu.clusters, so nothing says which measured device it is like")
+    cortex = re.search(r"Cortex-(\w+)", clusters[0].uarch)
+    return cortex[1] if cortex else clusters[0].uarch
+
+
+def _gemm(device: Device, base: Device) -> tuple[float, str]:
+    """How many times as fast the device computes, and by which figures."""
+    figures = []
+    for each in (device, base):
+        rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
+        if rates is None:
+            raise ConfigError(f"{each.id}: no cpu.rate_gflops.gemm, so nothing to scale by")
+        figures.append(rates.all or rates.one or 0.0)
+    own, its = figures
+    return own / its, f"gemm {own:g} / {its:g} GFLOPS"
+
+
+def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
+    """How many times as fast it moves bytes, by which figures, and within which factor that holds."""
+    own, its = (each.memory and each.memory.bandwidth_gbytes_per_s for each in (device, base))
+    if not own or not its:
+        return None
+    return own / its, f"x {own / its:.3g} (memcpy {own:g} / {its:g} GB/s)", WITH_BANDWIDTH
+
+
+def _faster(model: TimeModel, flop: float, moved: float) -> TimeModel:
+    """The model of a device so many times as fast at operations and at bytes, to four digits."""
+    changed = {}
+    for name in model.__struct_fields__:
+        value = getattr(model, name)
+        if name != "error_factor" and value is not None:
+            times = moved if name.endswith("_per_s") or name == "parameter_ns" else flop
+            is_rate = name.endswith(("_gflops", "_per_s"))
+            changed[name] = float(f"{value * times if is_rate else value / times:.4g}")
+    return msgspec.structs.replace(model, **changed)

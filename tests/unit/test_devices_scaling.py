@@ -1,0 +1,182 @@
+"""Devices that nobody measured have the times of one like them, and say how; what was measured is at hand."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgefl import devices, toml
+from edgefl.cli.profiles import app
+from edgefl.devices import load_device, measurements, profiles
+from edgefl.devices.scaling import scaled, scaled_file
+from edgefl.devices.schema import Device
+from edgefl.errors import ConfigError
+
+MEASURED = profiles.bundled_folder() / "measured"
+ALL = [load_device(name) for name in devices.device_names()]
+REAL = [device for device in ALL if device.kind not in ("paper", "tier")]
+SCALED = [
+    (device, runtime)
+    for device in REAL
+    for runtime in device.runtime
+    if device.sources[f"runtime.{runtime}"].startswith("derived: edgefl profiles scale")
+]
+
+
+def names(found: list[Device]) -> set[str]:
+    return {device.id for device in found}
+
+
+@pytest.mark.parametrize("device", ALL, ids=lambda device: device.id)
+def test_every_device_says_what_sets_its_pace_and_how_sure_that_is(device: Device) -> None:
+    model = device.time_model()
+    if model is None:
+        assert device.delay_model is not None
+        assert device.delay_model.mode == "replace"
+        return
+    assert model.error_factor >= 1
+    assert bool(device.runtime) == (device in REAL)  # papers and tiers keep their one rate
+    for name, known in device.runtime.items():
+        assert known.error_factor > 1
+        assert re.match("fitted|derived", device.sources[f"runtime.{name}"])
+
+
+@pytest.mark.parametrize(("device", "runtime"), SCALED, ids=lambda value: getattr(value, "id", value))
+def test_a_scaled_profile_is_what_the_command_makes_of_it_today(device: Device, runtime: str) -> None:
+    path = profiles.bundled_folder() / "devices" / f"{device.id}.toml"
+    assert scaled_file(device.id, runtime=runtime) == path.read_text()
+
+
+def test_all_that_can_be_scaled_is_and_what_was_measured_comes_first() -> None:
+    assert len(SCALED) >= 26
+    assert names([d for d in REAL if "torch" not in d.runtime]) == {"nexus-6"}
+    both = {d.id: d.default_runtime for d in REAL if len(d.runtime) > 1}
+    assert both == {"pixel-4": "mnn", "redmi-note-8": "dl4j", "galaxy-note-10": "dl4j"}
+    for device, runtime in SCALED:
+        base = load_device(re.search(r"of (pi-\d)", device.sources[f"runtime.{runtime}"])[1])
+        assert device.runtime[runtime].error_factor > 1.2 * base.runtime[runtime].error_factor
+
+
+def test_rates_follow_gemm_and_bandwidth() -> None:
+    pi, nano, phone = (load_device(name) for name in ("pi-4", "jetson-nano", "redmi-note-7"))
+    at = pi.runtime["torch"]
+    fast = scaled(nano, pi).model
+    assert fast.conv_gflops / at.conv_gflops == pytest.approx(27 / 18.6, rel=1e-3)
+    assert fast.copy_gbytes_per_s / at.copy_gbytes_per_s == pytest.approx(3.9 / 2.5, rel=1e-3)
+    assert at.call_us / fast.call_us == pytest.approx(27 / 18.6, rel=1e-3)
+    blind = scaled(phone, pi).model  # no bandwidth is known of it
+    assert blind.copy_gbytes_per_s / at.copy_gbytes_per_s == pytest.approx(35 / 18.6, rel=1e-3)
+    assert blind.error_factor > fast.error_factor > at.error_factor
+
+
+PHONE = """
+id = "mine"
+name = "Mine"
+class = "budget"
+
+[cpu.rate_gflops]
+train = 1.5  # measured by hand
+gemm = { nt = 37.2 }
+
+[[cpu.clusters]]
+uarch = "Cortex-A73"
+cores = 4
+max_mhz = 2000
+
+[sources]
+cpu = "its box"
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_users_own_file_keeps_all_else(tmp_path: Path) -> None:
+    path, out = write(tmp_path, PHONE), tmp_path / "new" / "mine.toml"
+    done = CliRunner().invoke(app, ["scale", path, "--out", str(out)], catch_exceptions=False)
+    assert done.output == f"wrote {out}\n"
+    assert devices.check_file(out) == []
+    assert (
+        load_device(out).runtime["torch"].conv_gflops == 2 * load_device("pi-4").runtime["torch"].conv_gflops
+    )
+    assert "# measured by hand" in out.read_text()
+    assert scaled_file(str(out)) == out.read_text()
+    again = toml.read(out)
+    del again["runtime"], again["sources"]["runtime.torch"]
+    assert again == toml.parse(PHONE, "mine")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "said"),
+    [
+        ("gemm = { nt = 37.2 }", "", (), "no cpu.rate_gflops.gemm, so nothing to scale by"),
+        ("Cortex-A73", "Z80", (), "no measured device is known to have cores like 'Z80'"),
+        ("[sources]", "[ sources ]", (), "no table [sources] of its own"),
+        ("", "", ("--runtime", "mnn"), "device 'pi-4': runtime 'mnn' not found"),
+        ("", "", ("--like", "pi-6"), "device profile 'pi-6' not found"),
+        ("", "", ("--out", "."), "exists; remove it"),
+    ],
+)
+def test_what_cannot_be_scaled_is_said_in_a_line(
+    tmp_path: Path, old: str, new: str, options: tuple[str, ...], said: str
+) -> None:
+    path = write(tmp_path, PHONE.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        CliRunner().invoke(app, ["scale", path, *options], catch_exceptions=False)
+    with pytest.raises(ConfigError, match=r"no cpu\.clusters"):
+        scaled_file("tier-p10")
+
+
+# ---- what was measured ---------------------------------------------------------------------------
+
+
+def lines(file: str) -> list[dict[str, str]]:
+    with (MEASURED / file).open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_measurements_have_a_source_and_a_profile_with_their_runtime() -> None:
+    networks, layers = lines("networks.csv"), lines("layers.csv")
+    assert (len(networks), len(layers)) == (84, 1200)
+    for line in networks + layers:
+        assert re.fullmatch(r"[\w-]+/[\w-]+ \S+ @[0-9a-f]{7}", line["source"])
+        assert 0 < float(line["measured_s"]) < math.inf
+        assert line["runtime"].split()[0].lower() in load_device(line["profile"]).runtime
+
+
+def sample(folder: Path, file: str, profile: str, every: int) -> tuple[measurements.Measured, ...]:
+    chosen = [line for line in lines(file) if line["profile"] == profile][::every]
+    path = folder / file
+    with path.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, list(chosen[0]))
+        writer.writeheader()
+        writer.writerows(chosen)
+    return measurements.read(path)
+
+
+@pytest.mark.parametrize(
+    ("base", "device", "file"),
+    [
+        ("redmi-note-8", "galaxy-note-10", "layers.csv"),
+        ("galaxy-note-10", "redmi-note-8", "layers.csv"),
+        ("pi-4", "pi-5", "networks.csv"),
+    ],
+)
+def test_intervals_hold_where_both_ends_were_measured(
+    tmp_path: Path, base: str, device: str, file: str
+) -> None:
+    if file == "networks.csv":
+        pytest.importorskip("timm", reason="needs edgefl[timm]", exc_type=Exception)
+    steps = sample(tmp_path, file, device, 1 if file == "networks.csv" else 16)
+    model = scaled(load_device(device), load_device(base), steps[0].runtime).model
+    told = [model.predict(step.row.work) for step in steps]
+    held = [p.low_s <= s.row.seconds <= p.high_s for p, s in zip(told, steps, strict=True)]
+    assert sum(held) >= 0.85 * len(held)
