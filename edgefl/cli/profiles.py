@@ -153,6 +153,11 @@ def fit(
         from edgefl.measure.result import fit_kit
 
         found = fit_kit(steps, model, spread or SPREAD)
+        for row in steps:
+            fitted_s = found.model.seconds(row.work)
+            typer.echo(
+                f"{row.network}: {row.seconds:.4g} s, fitted {fitted_s:.4g} s: {fitted_s / row.seconds:.2f}"
+            )
     else:
         found = fit_rows(steps, model, spread=spread or SPREAD, left_out=leave_out)
     for unseen in sorted(found.unseen, key=lambda unseen: unseen.factor):
