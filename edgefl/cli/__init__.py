@@ -2,10 +2,11 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume, compare, report, trace, verify
+    predict      predict
     profiles     profiles, calibrate
     measure      measure
     doctor       doctor
-    lab          reproduce; bench aggregate, fidelity, ingest, spawn
+    lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 130 interrupted.
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, lab, measure, profiles, run
+from edgefl.cli import doctor, lab, measure, predict, profiles, run
 from edgefl.errors import ConfigError, EdgeflError
 
 app = typer.Typer(
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, lab, profiles, measure, doctor):
+for commands in (run, predict, lab, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -19,7 +19,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetition
 
 def add(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    for command in (aggregate, fidelity, ingest, spawn):
+    for command in (aggregate, fidelity, ingest, spawn, truth):
         group.command()(command)
     app.command()(reproduce)
     app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
@@ -47,6 +47,21 @@ def ingest(json: Json = None, quick: Quick = False) -> None:
 def spawn(json: Json = None, quick: Quick = False) -> None:
     """How fast clients start, and their memory."""
     _measure("spawn", json, quick)
+
+
+def truth(
+    json: Json = None,
+    quick: Quick = False,
+    rows: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Measured steps in CSV, instead of edgefl's own."),
+    ] = None,
+) -> None:
+    """Predicted beside measured: every published training step that is known, and this host's."""
+    from edgefl.lab.truth import run
+
+    _check(json)
+    run(json, quick, files=rows or (), say=lambda text: typer.echo(f"{text} …", err=True))
 
 
 def _check(json: Path | None) -> None:

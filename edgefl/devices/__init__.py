@@ -3,6 +3,7 @@
 schema      what a device, network and fleet file hold, and delays drawn from a distribution
 time_model  what a step takes, from what it does
 fit         a time model from measured steps; measurements reads them, fitted makes a profile of it
+prediction  what a real device takes for a step of a network
 scaling     the time model of a device that nobody measured, from one of a device like it
 profiles    loading profiles and checking them
 fleet       the device, link, presence and trips of each client of a run
@@ -19,6 +20,7 @@ network_formats, device_formats, fedscale    what reads and writes each of them
 
 from __future__ import annotations
 
+from edgefl.devices.prediction import predict
 from edgefl.devices.profiles import (
     check_file,
     device_names,
@@ -29,11 +31,13 @@ from edgefl.devices.profiles import (
     network_names,
 )
 from edgefl.devices.schema import Device, FleetFile, Network, to_json
+from edgefl.devices.time_model import Prediction
 
 __all__ = [
     "Device",
     "FleetFile",
     "Network",
+    "Prediction",
     "check_file",
     "device_names",
     "fleet_names",
@@ -41,5 +45,6 @@ __all__ = [
     "load_fleet",
     "load_network",
     "network_names",
+    "predict",
     "to_json",
 ]

@@ -126,18 +126,13 @@ def _timm_work(network: str, kind: str, batch: int) -> StepWork:
     import torch
     from torch import nn
 
+    from edgefl.learning.timm_networks import timm_network
     from edgefl.learning.work import step_work
 
-    try:
-        import timm
-    except ImportError:
-        raise ConfigError(f"network {network!r} is timm's; install it: pip install 'edgefl[timm]'") from None
-    if not timm.is_model(network):
-        raise ConfigError(f"timm has no network {network!r}")
     if kind not in ("train", "finetune", "inference"):
         raise ConfigError(f"kind must be 'train', 'finetune' or 'inference', got {kind!r}")
     with torch.device("meta"):
-        module = timm.create_model(network, num_classes=1000)
+        module: Any = timm_network(network, IMAGE, 1000)
     heads = module.get_classifier()
     head = nn.ModuleList(heads if isinstance(heads, tuple) else [heads])
     trained = list(head.parameters()) if kind == "finetune" else None

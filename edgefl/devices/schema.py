@@ -248,6 +248,11 @@ class Device(_Table, frozen=True, kw_only=True):
         """Training rate in FLOP per emulated second; infinite where only a delay model sets the pace."""
         return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
 
+    @property
+    def runtime_name(self) -> str | None:
+        """The runtime that clients use; None for a profile without any."""
+        return self.default_runtime or min(self.runtime, default=None)
+
     def time_model(self, runtime: str | None = None) -> TimeModel | None:
         """The time model of that runtime, or of the default one.
 
@@ -258,12 +263,22 @@ class Device(_Table, frozen=True, kw_only=True):
             if runtime not in self.runtime:
                 raise ProfileError(f"device {self.id!r}: {unknown('runtime', runtime, self.runtime)}")
             return self.runtime[runtime]
-        if self.runtime:
-            return self.runtime[self.default_runtime or min(self.runtime)]
+        if self.runtime_name is not None:
+            return self.runtime[self.runtime_name]
         if self.cpu is None:
             return None
         error_factor = self.uncertainty.get("cpu.rate_gflops.train", ONE_RATE_FACTOR)
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
+
+    @property
+    def model_error_factor(self) -> float | None:
+        """The factor within which 90% of real devices' steps take what the profile says.
+
+        None where no real device is meant: in a paper's profile, or where a delay model sets the time.
+        """
+        replaced = self.delay_model is not None and self.delay_model.mode == "replace"
+        model = None if replaced or self.kind == "paper" else self.time_model()
+        return None if model is None else model.error_factor
 
     @property
     def app_limit_mib(self) -> float | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from edgefl.devices.fit import Fit, Row, Unseen, holding, summary
 from edgefl.devices.measurements import IMAGE
-from edgefl.errors import ConfigError
+from edgefl.learning.timm_networks import timm_network
 from edgefl.learning.work import step_work
 from edgefl.measure import kit
 from edgefl.measure.result import Result, fit_kit
@@ -71,11 +71,7 @@ def measure(
 
 def network_row(network: str, threads: int) -> Row:
     """One of timm's networks: the work of its training step, and its seconds here."""
-    try:
-        import timm
-    except ImportError:
-        raise ConfigError("the networks are timm's; install it: pip install 'edgefl[timm]'") from None
-    module = timm.create_model(network, num_classes=1000)
+    module = timm_network(network, IMAGE, 1000)
     part = kit.Part(lambda: module, IMAGE, BATCH)
     took = kit.timed(kit.stepper(part), NETWORK_S)
     work = step_work(module, IMAGE, BATCH, loss=kit.loss)

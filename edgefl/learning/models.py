@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Model
 from edgefl.learning import networks
 from edgefl.learning.arithmetic import torch_seed
+from edgefl.learning.timm_networks import timm_input, timm_network
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
@@ -46,6 +49,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "lstm-sent140": networks.lstm_sent140,
     "lstm-shakespeare": networks.lstm_shakespeare,
 }
+INPUTS: dict[str, tuple[Shape, int]] = {
+    "mlp": ((1, 28, 28), 10),
+    "cnn-fedbuff": ((3, 32, 32), 10),
+    "cnn-defedavg": ((1, 28, 28), 10),
+    "cnn-groupnorm": ((1, 28, 28), 10),
+    "cnn-celeba": ((3, 84, 84), 2),
+    "cnn-femnist": ((1, 28, 28), 62),
+    "lstm-sent140": ((25,), 2),
+    "lstm-shakespeare": ((80,), 80),
+}
+"""The shape of one example and the number of classes of the data that each model was published with."""
+TIMM = "timm:"
+OTHERS = ("my_module:make", "timm:NAME")
+"""How a user's own model is named, and a network of timm."""
 
 
 def make_model(
@@ -54,8 +71,9 @@ def make_model(
     """The model that the experiment's ``[model]`` names, its first weights drawn by ``seed``.
 
     ``"my_module:make"`` is called as ``make(input_shape=…, classes=…, **args)`` and returns a
-    `torch.nn.Module`. torch's global random stream is left as it was. Raises `ConfigError` for an unknown
-    model or argument, or if a user's function cannot be found, fails or returns something else.
+    `torch.nn.Module`; ``"timm:resnet18"`` is timm's. torch's global random stream is left as it was. Raises
+    `ConfigError` for an unknown model or argument, or if a user's function cannot be found, fails or returns
+    something else.
 
     >>> first = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
     >>> again = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
@@ -65,7 +83,10 @@ def make_model(
     arguments = {"input_shape": tuple(input_shape), "classes": classes, **spec.args}
     if len(arguments) != len(spec.args) + 2:
         raise ConfigError("model.args must not name input_shape or classes: they follow from the data")
-    if ":" in spec.name:
+    factory: Callable[..., nn.Module]
+    if spec.name.startswith(TIMM):
+        factory = partial(timm_network, spec.name.removeprefix(TIMM))
+    elif ":" in spec.name:
         factory = load_attribute(spec.name, "model.name", search_path)
     elif spec.name in MODELS:
         factory = MODELS[spec.name]
@@ -74,7 +95,7 @@ def make_model(
             if name not in allowed:
                 raise ConfigError(f"model.args: {unknown(f'argument of {spec.name!r}', name, allowed)}")
     else:
-        raise ConfigError(f"model.name: {unknown('model', spec.name, [*MODELS, 'my_module:make'])}")
+        raise ConfigError(f"model.name: {unknown('model', spec.name, [*MODELS, *OTHERS])}")
     with torch_seed(int(stream(seed, "model").integers(2**63))):
         model = call(factory, spec.name, "model.name", **arguments)
     if not isinstance(model, nn.Module):
@@ -82,3 +103,22 @@ def make_model(
             f"model.name: {spec.name!r} must return a torch.nn.Module (got {type(model).__name__})"
         )
     return model
+
+
+def model_to_trace(name: str, input_shape: Shape | None = None) -> tuple[nn.Module, Shape]:
+    """The model of that name and the shape of its examples, by default that of its usual data.
+
+    A network of timm has tensors on torch's meta device, which take no memory. Raises `ConfigError` as
+    `make_model` does, and for a model of one's own without a shape.
+
+    >>> model_to_trace("cnn-femnist")[1]
+    (1, 28, 28)
+    """
+    shape, classes = INPUTS.get(name, (input_shape, 10))
+    if name.startswith(TIMM):
+        shape, classes = timm_input(name.removeprefix(TIMM)), 1000
+    shape = input_shape or shape
+    if shape is None and ":" in name:
+        raise ConfigError(f"{name}: say what it takes, such as --input 3,32,32")
+    with torch.device("meta" if name.startswith(TIMM) else "cpu"):
+        return make_model(Model(name=name), shape or (), classes, seed=0), shape or ()

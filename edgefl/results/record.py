@@ -206,6 +206,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     throttle: str = ""
     memory_by: str = ""
     """Means that made training slow (paced, sigstop, cgroup) and enforced memory (rlimit, cgroup, off)."""
+    model_error_factor: dict[str, float] = {}
+    """Profile to the factor within which its device model says what a real device takes (90% of steps)."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None

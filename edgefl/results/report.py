@@ -24,7 +24,7 @@ from edgefl.results.summary import (
     slow_group,
     summarize,
 )
-from edgefl.results.tables import html_table, many, number, percent, seconds
+from edgefl.results.tables import html_table, many, model_error, number, percent, seconds
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
@@ -46,7 +46,8 @@ def report(record: Record) -> str:
     summary = summarize(record)
     no_accuracy = "No accuracy was a number." if record.evaluations else "No evaluation was made."
     not_judged = "Error of achieved against declared time. "
-    not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged."
+    not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
+    not_judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in fidelity["reasons"])
@@ -74,7 +75,7 @@ def report(record: Record) -> str:
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
-            page.card("Fidelity", not_judged, _fidelity(fidelity)),
+            page.card("Fidelity", not_judged, _fidelity(fidelity, summary["model_error_factor"])),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [
@@ -156,7 +157,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
     return html_table(head, rows)
 
 
-def _fidelity(fidelity: dict[str, Any]) -> str:
+def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) -> str:
     rows = []
     for part, name in PARTS.items():
         if (found := fidelity["by_quantity"].get(part)) is not None and found["measured"]:
@@ -165,11 +166,16 @@ def _fidelity(fidelity: dict[str, Any]) -> str:
             rows.append([name, *signed, *absolute, f"{found['measured']:,}"])
     head = ["Part", ">In all", ">Median, signed", ">Median", ">95th percentile", ">Trips"]
     devices = [
-        [device, *(_signed(found.get(part, {}).get("mean_error")) for part in PARTS)]
+        [
+            device,
+            *(_signed(found.get(part, {}).get("mean_error")) for part in PARTS),
+            f"{model_error_factor[device]:.2g}×" if device in model_error_factor else None,
+        ]
         for device, found in fidelity["by_device"].items()
     ]
     parts = (f">{name}" for name in PARTS.values())
-    return html_table(head, rows) + html_table(["In all, by device", *parts], devices)
+    columns = ["In all, by device", *parts, ">Model within (90%)"]
+    return html_table(head, rows) + html_table(columns, devices)
 
 
 def _signed(error: float | None) -> str:

@@ -251,6 +251,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
         "staleness": _staleness(record),
         "fidelity": fidelity_of(record),
+        "model_error_factor": meta.model_error_factor,
         "aggregation": {
             **{name: getattr(done, name) for name in ("backend", "threads", "updates")},
             "seconds": rounded(done.seconds),

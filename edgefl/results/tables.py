@@ -120,6 +120,18 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
+def model_error(factors: Mapping[str, float]) -> str:
+    """How far real devices may be from their profiles: another error than that of enforcing these.
+
+    >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
+    ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
+    """
+    if not factors:
+        return "of no real device"
+    ends = dict.fromkeys(f"{end(factors.values()):.2g}" for end in (min, max))
+    return f"within a factor of {' to '.join(ends)} (90%)"
+
+
 def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
     """A run's summary, the figures that one looks at first."""
     staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
@@ -136,6 +148,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
         ("fidelity", fidelity),
+        ("device model", model_error(summary.get("model_error_factor") or {})),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),
         ("folder", str(folder)),

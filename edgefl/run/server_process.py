@@ -145,6 +145,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         load=plan.load,
         throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
         memory_by=memory_by(experiment),
+        model_error_factor=_model_errors(plan, experiment.seed),
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
@@ -166,6 +167,12 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         )
         rows.append(row)
     store.clients(rows)
+
+
+def _model_errors(plan: control.Serve, seed: int) -> dict[str, float]:
+    """Each profile's factor of error, where it stands for real devices."""
+    devices = {info.profile: device_of(seed, info.client, info.profile) for info in plan.clients}.values()
+    return {one.id: one.model_error_factor for one in devices if one.model_error_factor is not None}
 
 
 def _version(package: str) -> str:

@@ -36,6 +36,7 @@ SUMMARY: dict[str, Any] = {
     "wall_s": 13.0,
     "model_sha256": "0123456789abcdef" * 4,
     "staleness": {"mean": 1.5, "max": 4},
+    "model_error_factor": {"pi-4": 1.3},
     "fidelity": {"median_abs_error": 0.001, "p95_abs_error": 0.004, "valid": True},
     "aggregation": {"backend": "c", "gbytes_per_s": 12.5},
 }
@@ -145,7 +146,8 @@ def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
 def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
     out = edgefl.fits("run", "e.toml", "--out", "o")
     fidelity = "valid: error median 0.10%, p95 0.40%"
-    for words in ("fedbuff, wall clock, seed 3", "0.8125, 0.5", fidelity, "12.5"):
+    model = "within a factor of 1.3 (90%)"
+    for words in ("fedbuff, wall clock, seed 3", "0.8125, 0.5", fidelity, model, "12.5"):
         assert words in out
 
 

@@ -82,6 +82,16 @@ def test_an_emulation_that_missed_its_bars_is_invalid(tmp_path: Path) -> None:
     assert found["reasons"][0] in page.text
 
 
+def test_the_error_of_device_models_is_said_apart_and_makes_nothing_invalid(tmp_path: Path) -> None:
+    known = {"pixel-4": 1.25, "moto-g4": 4.0}
+    found = summarize(write_run(tmp_path, model_error_factor=known))
+    assert found["model_error_factor"] == known
+    assert found["fidelity"]["valid"] is True
+    text = Page(write_report(tmp_path)).text
+    assert "Apart from this, the device model is within a factor of 1.2 to 4 (90%)." in text
+    assert "4×" in text
+
+
 def test_a_virtual_run_is_exact_and_load_does_not_matter(tmp_path: Path) -> None:
     write_run(tmp_path, clock="virtual", load=3.0, steal=0.5, time_scale=0.0)
     fidelity = summarize(tmp_path)["fidelity"]

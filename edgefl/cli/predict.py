@@ -1,0 +1,171 @@
+"""``edgefl predict``: what a step of a network takes on devices, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from edgefl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgefl.devices.time_model import Prediction
+
+PARTS = {
+    "conv_flop": "convolutions",
+    "thin_flop": "convolutions of few channels",
+    "pointwise_flop": "1×1 convolutions",
+    "depthwise_flop": "depthwise, forward",
+    "depthwise_backward_flop": "depthwise, backward",
+    "depthwise_planes": "depthwise, each plane",
+    "matmul_flop": "matrix products",
+    "recurrent_flop": "recurrent cells",
+    "conv_bytes": "memory of convolutions",
+    "matmul_bytes": "memory of products",
+    "norm_bytes": "memory of norms",
+    "pool_bytes": "memory of pools",
+    "elementwise_bytes": "memory of elementwise",
+    "copy_bytes": "memory of copies",
+    "calls": "calls",
+    "parameters": "updating parameters",
+    "fixed": "fixed part of a step",
+}
+SHOWN = 0.01
+"""Share of a step below which its parts are shown together."""
+BAR = 30
+"""Columns of the longest bar, where the terminal has them."""
+
+
+class _Found(NamedTuple):
+    """One device's answer."""
+
+    device: str
+    runtime: str
+    prediction: Prediction
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(predict)
+
+
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="cnn-femnist, mlp, …, my_module:make or timm:NAME.")
+    ],
+    device: Annotated[
+        list[str], typer.Option("--device", "-d", metavar="D", help="A profile; may be repeated.")
+    ],
+    runtime: Annotated[
+        str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Examples of a step.")] = 16,
+    input_: Annotated[
+        str | None,
+        typer.Option("--input", metavar="C,H,W", help="One example; by default the model's usual."),
+    ] = None,
+    inference: Annotated[bool, typer.Option("--inference", help="Only the forward pass.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """What a training step takes on a real device, and where its time goes."""
+    from edgefl.devices import load_device
+    from edgefl.devices.prediction import time_model, traced
+
+    shape, devices = _shape(input_), [load_device(name) for name in dict.fromkeys(device)]
+    models = [time_model(each, runtime) for each in devices]
+
+    from edgefl.learning.models import model_to_trace
+
+    module, shape = model_to_trace(model, shape)
+    work = traced(module, shape, inference=inference).at(batch)
+    names = (runtime or each.runtime_name or "one rate" for each in devices)
+    found = [
+        _Found(each.id, name, costs.predict(work))
+        for each, name, costs in zip(devices, names, models, strict=True)
+    ]
+    found.sort(key=lambda one: one.prediction.seconds)
+    asked = {"model": model, "input": list(shape), "batch": batch, "inference": inference}
+    if as_json:
+        import msgspec
+
+        listed = [{"device": d, "runtime": r, **p._asdict()} for d, r, p in found]
+        typer.echo(json.dumps({**asked, "work": msgspec.to_builtins(work), "devices": listed}, indent=2))
+        return
+
+    from edgefl.results.tables import show
+
+    what = "inference" if inference else "a training step"
+    title = f"{model}, {what} on {batch} of {'×'.join(map(str, shape))}"
+    show(*([_one(title, found[0])] if len(found) == 1 else [_several(title, found)]))
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    sizes = text.replace("x", ",").split(",")
+    if not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise ConfigError(f"--input must be sizes such as 3,224,224 (got {text!r})")
+    return tuple(map(int, sizes))
+
+
+def _one(title: str, found: _Found) -> RenderableType:
+    """Where the time of a step on one device goes."""
+    whole, parts = found.prediction.seconds, _parts(found.prediction)
+    rows = [(name, _time(part), f"{part / whole:.0%}") for name, part in parts.items()]
+    head = f"{title}\n{found.device}, {found.runtime}: {_time(whole)}, 90% {_interval(found.prediction)}"
+    return _with_bars(("where it goes", ">time", ">share"), rows, list(parts.values()), head)
+
+
+def _several(title: str, found: Sequence[_Found]) -> RenderableType:
+    """Devices below each other, the slowest last."""
+    rows = [
+        (one.device, one.runtime, _time(one.prediction.seconds), _interval(one.prediction)) for one in found
+    ]
+    columns = ("device", "runtime", ">time", ">90%")
+    return _with_bars(columns, rows, [one.prediction.seconds for one in found], title)
+
+
+def _with_bars(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], values: Sequence[float], title: str
+) -> RenderableType:
+    """A table whose last column has bars in proportion to ``values``, as long as the terminal lets."""
+    from rich.console import Console
+
+    from edgefl.results.tables import table
+
+    texts = zip(*[[name.lstrip(">") for name in columns], *rows], strict=True)
+    free = Console().width - sum(max(map(len, column)) + 2 for column in texts)
+    longest = max(values) / min(max(free, 4), BAR)
+    cells = [(*row, _bar(value / longest)) for row, value in zip(rows, values, strict=True)]
+    return table((*columns, ""), cells, title)
+
+
+def _parts(prediction: Prediction) -> dict[str, float]:
+    """Parts by their names for people, the small ones together."""
+    shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
+    rest = prediction.seconds - sum(shown.values())
+    return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def _interval(prediction: Prediction) -> str:
+    return f"{_time(prediction.low_s)} – {_time(prediction.high_s)}"
+
+
+def _bar(columns: float) -> str:
+    """A bar of that many columns, to an eighth; something is seen of any.
+
+    >>> _bar(3.5), _bar(0.0)
+    ('███▌', '▏')
+    """
+    whole, eighths = divmod(max(1, round(columns * 8)), 8)
+    return "█" * whole + (chr(0x2590 - eighths) if eighths else "")

@@ -1,0 +1,319 @@
+"""Predicted beside measured: every published time of a training step that edgefl holds, and this host's.
+
+A step that a device's profile was fitted on proves little, so beside what the profile says stands what a fit
+says that has seen no step of that network. Steps of devices whose costs are scaled from another's were
+fitted on by nobody. Errors are |predicted ÷ measured − 1|; *held* is the share within the profile's interval.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.devices import measurements
+from edgefl.devices.fit import SPREAD, TYPICAL, Row, Unseen, fit, summary
+from edgefl.devices.measurements import Measured
+from edgefl.devices.prediction import time_model
+from edgefl.devices.profiles import bundled_folder, load_device
+from edgefl.errors import ConfigError
+from edgefl.limits.capacity import host
+from edgefl.results import tables
+from edgefl.results.tables import many, percent
+
+Say = Callable[[str], None]
+
+PRIORS = {
+    "pi-5": ("pi-4", 1.3),
+    "nexus-6": ("redmi-note-8", SPREAD),
+    "galaxy-note-10": ("redmi-note-8", SPREAD),
+}
+"""Devices that were fitted from another's costs, and how far they may be off these: as their profiles say."""
+LAYERS = ("lstm", "softmax output")
+"""What names of measured single layers start with."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step, what the device's profile says of it, and what a fit says that has not seen it."""
+
+    profile: str
+    runtime: str
+    kind: str
+    """The class of its network."""
+    row: Row
+    predicted_s: float
+    fitted: bool
+    """The profile was fitted on this step among others."""
+    unseen_s: float | None
+    error_factor: float
+    source: str
+
+    @property
+    def title(self) -> str:
+        """Device and runtime."""
+        return f"{self.profile}, {self.runtime}"
+
+    @property
+    def by_profile(self) -> Unseen:
+        """The step beside what the profile says."""
+        return Unseen(row=self.row, predicted_s=self.predicted_s)
+
+    @property
+    def unseen(self) -> Unseen | None:
+        """The step beside what a fit says that has not seen its network; None where there is no such fit."""
+        return None if self.unseen_s is None else Unseen(row=self.row, predicted_s=self.unseen_s)
+
+    @property
+    def best(self) -> Unseen:
+        """The prediction that proves most."""
+        return self.unseen or self.by_profile
+
+    def plain(self) -> dict[str, Any]:
+        """The step as JSON says it, without its work."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        row = fields.pop("row")
+        return {"network": row["network"], "measured_s": row["seconds"], **fields}
+
+
+def run(
+    json_path: Path | str | None = None,
+    quick: bool = False,
+    *,
+    files: Sequence[Path] = (),
+    say: Say = lambda _: None,
+) -> dict[str, Any]:
+    """Compare, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
+
+    ``files`` are CSVs of measured steps; by default it is all that edgefl holds, and this host measured now.
+    ``quick`` leaves out the fits that have not seen a network, and this host. ``steps`` has an entry a
+    measured step, ``groups`` one a device and class of networks.
+    """
+    began_s = time.monotonic()
+    measured: list[Measured] = []
+    for file in files or sorted((bundled_folder() / "measured").glob("*.csv")):
+        say(f"counting the work of the steps in {file.name}")
+        measured += measurements.read(file)
+    if not measured:
+        raise ConfigError("no measured steps to compare with; name a file: --rows FILE")
+    steps = [step for alike in _of_one_runtime(measured) for step in compared(alike, quick, say)]
+    if not (quick or files):
+        steps += this_host(say)
+    result: dict[str, Any] = {
+        "machine": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
+        "groups": groups(steps),
+        "steps": [step.plain() for step in steps],
+    }
+    result["seconds"] = round(time.monotonic() - began_s, 1)
+    show(result)
+    if json_path is not None:
+        path = Path(json_path)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        draw(steps, [path.with_suffix(".png"), path.with_suffix(".svg")])
+    return result
+
+
+def _of_one_runtime(measured: Iterable[Measured]) -> Iterable[list[Measured]]:
+    alike: dict[tuple[str, str], list[Measured]] = {}
+    for step in measured:
+        alike.setdefault((step.profile, step.runtime), []).append(step)
+    return alike.values()
+
+
+def compared(measured: Sequence[Measured], quick: bool = False, say: Say = lambda _: None) -> list[Step]:
+    """Steps of one device and runtime beside what its profile says of them."""
+    name, runtime = measured[0].profile, measured[0].runtime
+    device = load_device(name)
+    known = runtime in device.runtime
+    model = time_model(device, runtime if known else None)
+    fitted = device.sources.get(f"runtime.{runtime}", "").startswith("fitted")
+    unseen: list[float | None] = [None] * len(measured)
+    if fitted and not quick:
+        say(f"fits for {name} that have not seen a network")
+        unseen = _unseen_s([step.row for step in measured], name, runtime)
+    return [
+        Step(
+            profile=name,
+            runtime=runtime if known else f"{runtime} by {device.runtime_name or 'one rate'}",
+            kind=kind_of(step.row),
+            row=step.row,
+            predicted_s=model.seconds(step.row.work),
+            fitted=fitted,
+            unseen_s=left_out,
+            error_factor=model.error_factor,
+            source=step.source,
+        )
+        for step, left_out in zip(measured, unseen, strict=True)
+    ]
+
+
+def _unseen_s(rows: Sequence[Row], name: str, runtime: str) -> list[float | None]:
+    """Seconds of each row by a fit to the rows of all other networks, made as the device's profile was."""
+    like, spread = PRIORS.get(name, (None, SPREAD))
+    prior = TYPICAL if like is None else time_model(load_device(like), runtime)
+    unseen = {id(found.row): found.predicted_s for found in fit(rows, prior, spread=spread).unseen}
+    return [unseen.get(id(row)) for row in rows]
+
+
+def this_host(say: Say) -> list[Step]:
+    """Networks measured here, on one thread and on all, beside a fit to the measuring kit's few workloads."""
+    import torch
+
+    from edgefl.lab.host_truth import measure
+
+    steps = []
+    for threads in dict.fromkeys((1, torch.get_num_threads())):
+        say(f"this host on {many(threads, 'thread')}")
+        found = measure(threads, tell=say)
+        steps += [
+            Step(
+                profile="this host",
+                runtime=f"torch on {many(threads, 'thread')}",
+                kind=kind_of(unseen.row),
+                row=unseen.row,
+                predicted_s=unseen.predicted_s,
+                fitted=False,
+                unseen_s=None,
+                error_factor=found.fit.model.error_factor,
+                source=f"measured now; load before: {found.load_before}",
+            )
+            for unseen in found.unseen
+        ]
+    return steps
+
+
+def kind_of(row: Row) -> str:
+    """The class of a row's network, by what its step does.
+
+    >>> from edgefl.learning.operations import StepWork
+    >>> kind_of(Row(network="resnet18", work=StepWork(conv_flop=1.0), seconds=1.0))
+    'dense convolutions'
+    """
+    work = row.work
+    for layer in LAYERS:
+        if row.network.startswith(f"{layer} "):
+            return f"layers: {layer}"
+    if work.depthwise_planes:
+        return "depthwise convolutions"
+    if work.recurrent_flop > work.flop / 2:
+        return "recurrent"
+    return "products, attention" if work.matmul_flop > work.flop / 2 else "dense convolutions"
+
+
+# ---- what is printed ---------------------------------------------------------------------------
+
+
+def groups(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Errors of each device and, within it, of each class of networks; steps fitted on are apart."""
+    alike: dict[tuple[bool, str, str, str], list[Step]] = {}
+    for step in steps:
+        for kind in ("", step.kind):
+            alike.setdefault((not step.fitted, step.profile, step.runtime, kind), []).append(step)
+    return [
+        {
+            "profile": profile,
+            "runtime": runtime,
+            "kind": kind or "all",
+            "fitted": not others,
+            "profile_says": _errors(found, [step.by_profile for step in found]),
+            "unseen": _errors(found, [step.unseen for step in found if step.unseen is not None]),
+        }
+        for (others, profile, runtime, kind), found in sorted(alike.items())
+    ]
+
+
+def _errors(steps: Sequence[Step], said: Sequence[Unseen]) -> dict[str, Any] | None:
+    """Median, 90% and worst of the errors, and the share that the interval holds; None for nothing."""
+    if not said:
+        return None
+    factor = steps[0].error_factor
+    held = sum(1 / factor <= one.factor <= factor for one in said) / len(said)
+    return {**msgspec.to_builtins(summary(said)), "held": held, "error_factor": factor}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the steps that profiles were fitted on, and the others."""
+    fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
+    four = [">median", ">90%", ">worst", ">held"]
+    if fitted:
+        heads = ["device", ">steps", ">fitted:\nmedian", ">\nworst", ">unseen:\nmedian", *four[1:]]
+        tables.show(tables.table(heads, map(_fitted_line, fitted), "Steps that profiles were fitted on"))
+    if others:
+        heads = ["device", ">steps", *four]
+        tables.show(tables.table(heads, map(_other_line, others), "Steps that no profile was fitted on"))
+    tables.show(
+        "median, 90%: |predicted ÷ measured - 1|; worst: largest factor between them\n"
+        "held: share within the profile's interval; unseen: by fits without that network"
+    )
+
+
+def _fitted_line(group: dict[str, Any]) -> list[Any]:
+    seen = group["profile_says"]
+    return [_named(group), seen["rows"], percent(seen["median"]), _worst(seen), *_four(group["unseen"])]
+
+
+def _other_line(group: dict[str, Any]) -> list[Any]:
+    return [_named(group), group["profile_says"]["rows"], *_four(group["profile_says"])]
+
+
+def _four(found: dict[str, Any] | None) -> list[Any]:
+    if found is None:
+        return [None] * 4
+    return [percent(found["median"]), percent(found["p90"], 0), _worst(found), percent(found["held"], 0)]
+
+
+def _worst(found: dict[str, Any]) -> str:
+    return f"{found['worst_factor']:.2f}"
+
+
+def _named(group: dict[str, Any]) -> str:
+    return f"{group['profile']}, {group['runtime']}" if group["kind"] == "all" else f"  {group['kind']}"
+
+
+# ---- what is drawn -----------------------------------------------------------------------------
+
+COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4f7f2a", "#5b7083")
+
+
+def draw(steps: Sequence[Step], paths: Sequence[Path]) -> None:
+    """Predicted against measured seconds, networks beside single layers, to each of ``paths``.
+
+    Predictions are by what has not seen the network, where there is such a fit.
+    """
+    from matplotlib.figure import Figure
+
+    layers = [step for step in steps if step.kind.startswith("layers")]
+    networks = [step for step in steps if not step.kind.startswith("layers")]
+    panels = [(name, part) for name, part in (("networks", networks), ("single layers", layers)) if part]
+    figure = Figure(figsize=(5.6 * len(panels), 5.4), layout="constrained", facecolor="white")
+    colours = dict(zip(dict.fromkeys(step.title for step in steps), COLOURS * 9, strict=False))
+    for axes, (name, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _panel(axes, name, part, colours)
+    for path in paths:
+        figure.savefig(path, dpi=110)
+
+
+def _panel(axes: Any, name: str, steps: Sequence[Step], colours: dict[str, str]) -> None:
+    """One picture: a point a step, the line of predictions that are right, and a band of a factor of 1.5."""
+    seconds = [s for step in steps for s in (step.row.seconds, step.best.predicted_s)]
+    span = [min(seconds) / 1.4, max(seconds) * 1.4]
+    axes.fill_between(span, [s / 1.5 for s in span], [s * 1.5 for s in span], color="#e6e6e1", linewidth=0)
+    axes.plot(span, span, color="#686b73", linewidth=0.8)
+    few = len(steps) < 300
+    for title, colour in colours.items():
+        own = [step for step in steps if step.title == title]
+        x, y = [step.row.seconds for step in own], [step.best.predicted_s for step in own]
+        style = {"markersize": 5.5 if few else 3.0, "alpha": 0.8 if few else 0.45, "markeredgewidth": 0}
+        axes.plot(x, y, "o", color=colour, label=title if own else None, rasterized=not few, **style)
+    axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
+    axes.set(xlabel="measured, seconds", ylabel="predicted, seconds")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.set_title(f"{len(steps):,} steps of {name}; band: a factor of 1.5", fontsize=10, loc="left")
+    axes.grid(visible=True, linewidth=0.4, color="#e6e6e1")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left")

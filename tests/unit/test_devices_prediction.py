@@ -1,0 +1,154 @@
+"""What a step is predicted to take on a device, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from edgefl.cli import main
+from edgefl.devices import load_device, predict
+from edgefl.errors import ConfigError
+from edgefl.learning import timm_networks
+from edgefl.learning.models import INPUTS, MODELS, model_to_trace
+from edgefl.learning.work import step_work
+
+
+def test_a_prediction_is_the_time_of_the_work_that_the_step_does() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    device = load_device("pi-4")
+    model = device.time_model("torch")
+    assert model is not None
+    found = predict(network, 8, device=device, input_shape=(3, 8, 8))
+    assert found.seconds == pytest.approx(model.seconds(step_work(network, (3, 8, 8), 8)))
+    assert found.low_s * model.error_factor == pytest.approx(found.seconds)
+    assert found.high_s == pytest.approx(found.seconds * model.error_factor)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+
+
+def test_inference_is_less_than_training_and_more_examples_take_longer() -> None:
+    network = nn.Linear(1000, 1000)
+    few, many, forward = (
+        predict(network, batch, device="pi-4", input_shape=(1000,), inference=inference).seconds
+        for batch, inference in ((1, False), (64, False), (1, True))
+    )
+    assert forward < few < many
+
+
+def test_tokens_are_known_by_the_embedding() -> None:
+    words = nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(40, 2))
+    assert predict(words, 4, device="pi-4", input_shape=(5,)).seconds > 0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_has_examples_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in INPUTS
+    assert main(["predict", name, "--device", "pi-4", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (found,) = said["devices"]
+    assert found["low_s"] <= found["seconds"] <= found["high_s"]
+    assert (found["device"], found["runtime"], said["batch"]) == ("pi-4", "torch", 16)
+    assert said["work"]["parameters"] == sum(p.numel() for p in model_to_trace(name)[0].parameters())
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("devices", [["pi-4"], ["nexus-6", "pi-4", "galaxy-note-10", "pi-5"]])
+def test_tables_fit_the_terminal(
+    columns: int, devices: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    asked = [word for name in devices for word in ("--device", name)]
+    assert main(["predict", "cnn-femnist", *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    bars = [line.count("█") for line in lines if "█" in line]
+    order = bars if len(devices) > 1 else bars[::-1]
+    assert order[:-1] == sorted(order[:-1])
+
+
+def test_the_slowest_device_is_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split("predict cnn-femnist -d nexus-6 -d pi-5 -d pi-4 --json")) == 0
+    seconds = [found["seconds"] for found in json.loads(capsys.readouterr().out)["devices"]]
+    assert seconds == sorted(seconds)
+    assert len(seconds) == 3
+
+
+def test_the_model_error_is_of_devices_that_stand_for_real_ones() -> None:
+    fitted = load_device("pi-4")
+    assert fitted.model_error_factor == fitted.runtime["torch"].error_factor
+    assert load_device("tier-p50").model_error_factor is not None
+    assert load_device("paper-exponential").model_error_factor is None
+    assert load_device("paper-fast-u1-2").model_error_factor is None
+
+
+USER = """
+from torch import nn
+class Refuses(nn.Module):
+    def forward(self, x):
+        raise ValueError("no way")
+def refuses(input_shape, classes):
+    return Refuses()
+def takes(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("mlp -d pi4", "device profile 'pi4' not found; did you mean 'pi-4'?"),
+        ("mlp -d pi-4 --runtime torhc", "runtime 'torhc' not found; did you mean 'torch'?"),
+        ("mpl -d pi-4", "model 'mpl' not found; did you mean 'mlp'?"),
+        ("mlp -d paper-exponential", "says nothing of computing"),
+        ("mlp -d pi-4 --input 3,0", "--input must be sizes such as 3,224,224 (got '3,0')"),
+        ("mine:refuses -d pi-4 --input 4", "cannot train on inputs of shape (4,): ValueError: no way"),
+        ("mine:takes -d pi-4", "mine:takes: say what it takes, such as --input 3,32,32"),
+        ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(
+    arguments: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine.py").write_text(USER)
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", *shlex.split(arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_module_of_ones_own_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(USER)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split("predict mine:takes -d pi-4 --input 3x2x2 --inference")) == 0
+    assert "mine:takes, inference on 16 of 3×2×2" in capsys.readouterr().out
+
+
+def test_without_timm_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    timm_networks._timm.cache_clear()
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl\[timm\]'"):
+        model_to_trace("timm:resnet18")
+
+
+def test_networks_of_timm_are_built_without_memory() -> None:
+    try:
+        timm_networks.timm_input("resnet18")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    module, shape = model_to_trace("timm:resnet18")
+    assert shape == (3, 224, 224)
+    assert {parameter.device.type for parameter in module.parameters()} == {"meta"}
+    assert model_to_trace("timm:vit_tiny_patch16_224", (1, 96, 96))[1] == (1, 96, 96)
+    with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
+        model_to_trace("timm:resnet19")
