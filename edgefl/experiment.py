@@ -58,6 +58,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Profile name to count, or the name (or path) of a fleet file."""
     network: str | dict[str, str] = "wifi"
     """One network profile for all, or device profile name to network profile name."""
+    runtime: str | None = None
+    """The library that the devices compute in, ``torch``, ``mnn`` or ``dl4j``, where their profiles have it;
+    None: each profile's default, the one that was measured."""
     on_death: Literal["replace", "drop"] = "replace"
     """A dead client's device comes back as a new process (``replace``) or never (``drop``)."""
     rejoin_s: NonNegative = 0.0

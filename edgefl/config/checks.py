@@ -150,6 +150,10 @@ def _check_figures(fleet: Fleet, names: Iterable[str]) -> None:
     from edgefl.devices.thermal import thermal_model
 
     devices = [load_device(name) for name in names]
+    runtimes = sorted({runtime for device in devices for runtime in device.runtime})
+    if fleet.runtime is not None and fleet.runtime not in runtimes:
+        text = f"fleet.runtime: {unknown('runtime of the fleet', fleet.runtime, runtimes)}"
+        raise ProfileFault("fleet.runtime", text)
     if fleet.thermal and not any(thermal_model(device) for device in devices):
         needs = "thermal.trips, ambient_c, r_c_per_w, tau_s and busy_w"
         raise ProfileFault("fleet.thermal", f"fleet.thermal: no device of the fleet gives all of {needs}")

@@ -35,10 +35,23 @@ network_of = functools.cache(load_network)
 _profile = functools.cache(load_device)
 
 
-def device_of(seed: int, client: int, profile: str) -> Device:
-    """The device of one client: profiles whose devices differ draw theirs from the client's own stream."""
+@functools.cache
+def _in_runtime(profile: str, runtime: str | None) -> Device:
     device = _profile(profile)
-    return device if device.slowdown is None else device.individual(stream(seed, "device", client))
+    if runtime not in device.runtime:
+        return device
+    return msgspec.structs.replace(device, default_runtime=runtime)
+
+
+def device_of(experiment: Experiment, client: int, profile: str) -> Device:
+    """The device of one client, in the fleet's runtime where its profile has that.
+
+    Profiles whose devices differ draw theirs from the client's own stream.
+    """
+    device = _in_runtime(profile, experiment.fleet.runtime)
+    if device.slowdown is None:
+        return device
+    return device.individual(stream(experiment.seed, "device", client))
 
 
 @functools.cache
@@ -149,7 +162,7 @@ class Trips:
         profile = self._clients[client].profile
         key = profile if _profile(profile).slowdown is None else client
         if (line := self._lines.get(key)) is None:
-            model = device_of(self._experiment.seed, client, profile).time_model()
+            model = device_of(self._experiment, client, profile).time_model()
             line = self._lines[key] = (0.0, 1.0) if model is None else model.line(self._work)
         return max(0.0, line[0] + line[1] * examples)
 

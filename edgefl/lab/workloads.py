@@ -61,7 +61,7 @@ class IdleWorkload:
         self.plan: Callable[..., TripPlan] = lambda *_: plan
 
     def device(self, client: int) -> Device:
-        return device_of(self.experiment.seed, client, self._clients[client].profile)
+        return device_of(self.experiment, client, self._clients[client].profile)
 
     def examples(self, client: int) -> int:
         return 1

@@ -145,7 +145,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         load=plan.load,
         throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
         memory_by=memory_by(experiment),
-        model_error_factor=_model_errors(plan, experiment.seed),
+        model_error_factor=_model_errors(plan),
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
@@ -153,7 +153,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
     )
     rows = []
     for info, known, labels in zip(plan.clients, prepared.clients, prepared.labels, strict=True):
-        device, network = device_of(experiment.seed, info.client, info.profile), network_of(info.network)
+        device, network = device_of(experiment, info.client, info.profile), network_of(info.network)
         row = ClientRow(
             client=info.client,
             profile=device.id,
@@ -169,9 +169,10 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
     store.clients(rows)
 
 
-def _model_errors(plan: control.Serve, seed: int) -> dict[str, float]:
+def _model_errors(plan: control.Serve) -> dict[str, float]:
     """Each profile's factor of error, where it stands for real devices."""
-    devices = {info.profile: device_of(seed, info.client, info.profile) for info in plan.clients}.values()
+    clients = {info.profile: info.client for info in plan.clients}
+    devices = [device_of(plan.experiment, client, profile) for profile, client in clients.items()]
     return {one.id: one.model_error_factor for one in devices if one.model_error_factor is not None}
 
 

@@ -74,7 +74,7 @@ class Workload:
 
     def device(self, client: int) -> Device:
         """The device that this client emulates."""
-        return device_of(self.experiment.seed, client, self._clients[client].profile)
+        return device_of(self.experiment, client, self._clients[client].profile)
 
     def step_s(self, client: int) -> float:
         """Seconds of a step on a whole batch at the full speed of the client's device."""

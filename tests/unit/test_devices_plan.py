@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from trip_parts import device, network, paced, plan, rng
 
+from edgefl.config import validate
 from edgefl.devices import load_device, load_network
 from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Delay
+from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
@@ -140,9 +142,28 @@ def test_a_trips_work_is_the_sum_of_its_steps_and_a_short_batch_is_shorter(profi
     assert cut.compute_s == pytest.approx(3.5 * whole_s + short_s, rel=1e-12)
 
 
+def test_a_fleet_computes_in_one_runtime_where_its_devices_have_it() -> None:
+    fleet = Fleet(devices={"pixel-4": 1, "nexus-6": 1})
+    models = {
+        runtime: [
+            device_of(Experiment(fleet=msgspec.structs.replace(fleet, runtime=runtime)), 0, name).time_model()
+            for name in fleet.devices
+        ]
+        for runtime in (None, "torch")
+    }
+    phone, old = (load_device(name) for name in fleet.devices)
+    assert models[None] == [phone.time_model("mnn"), old.time_model("dl4j")]
+    assert models["torch"] == [phone.time_model("torch"), old.time_model("dl4j")]
+    with pytest.raises(
+        ConfigError, match=r"^fleet\.runtime: runtime of the fleet 'tocrh' not found; did you"
+    ):
+        validate(Experiment(fleet=msgspec.structs.replace(fleet, runtime="tocrh")))
+
+
 def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
+    fleet = Experiment(fleet=Fleet(devices={"paper-defedavg": 400}))
     for client in range(3):
-        factor = 10e9 / device_of(0, client, "paper-defedavg").train_flop_per_s
+        factor = 10e9 / device_of(fleet, client, "paper-defedavg").train_flop_per_s
         usual_s = load_device("paper-defedavg").time_model().seconds(WORK.at(3))
         found = trips("paper-defedavg", client=client)
         assert found.full_step_s(client) == pytest.approx(factor * usual_s, rel=1e-12)
