@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from trip_parts import device, network, paced, plan, rng
 
-from edgefl.config import validate
+from edgefl.config.checks import ProfileFault, check_profiles
 from edgefl.devices import load_device, load_network
 from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Delay
-from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
@@ -154,10 +153,8 @@ def test_a_fleet_computes_in_one_runtime_where_its_devices_have_it() -> None:
     phone, old = (load_device(name) for name in fleet.devices)
     assert models[None] == [phone.time_model("mnn"), old.time_model("dl4j")]
     assert models["torch"] == [phone.time_model("torch"), old.time_model("dl4j")]
-    with pytest.raises(
-        ConfigError, match=r"^fleet\.runtime: runtime of the fleet 'tocrh' not found; did you"
-    ):
-        validate(Experiment(fleet=msgspec.structs.replace(fleet, runtime="tocrh")))
+    with pytest.raises(ProfileFault, match=r"fleet\.runtime: .*'tocrh' not found; did you mean 'torch'"):
+        check_profiles(msgspec.structs.replace(fleet, runtime="tocrh"))
 
 
 def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
