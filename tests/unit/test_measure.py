@@ -19,6 +19,7 @@ from edgefl.devices import check_file, load_device
 from edgefl.devices.fit import Row
 from edgefl.devices.time_model import COSTS
 from edgefl.errors import ConfigError
+from edgefl.lab import host_truth
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit
 from edgefl.measure.result import Result, Timed, fit_kit
@@ -138,3 +139,16 @@ def test_no_ssh_and_a_wrong_host_are_one_line(
     assert "ssh: No such file" in capsys.readouterr().err
     assert main(["measure", "--ssh=-oProxyCommand=x"]) == 2
     assert "must be HOST or USER@HOST" in capsys.readouterr().err
+
+
+def test_this_hosts_networks_are_held_against_the_kit(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = json.loads(result.read_text())
+    monkeypatch.setattr(kit, "measure", lambda *_: said)
+    work = StepWork(conv_flop=1e9)
+    expected = fit_kit(msgspec.convert(said, Result).rows()).model.seconds(work)
+    rows = {"right": Row(network="right", work=work, seconds=expected)}
+    rows["slow"] = Row(network="slow", work=work, seconds=2 * expected)
+    monkeypatch.setattr(host_truth, "network_row", lambda name, threads: rows[name])
+    found = host_truth.measure(networks=("right", "slow"))
+    assert [unseen.factor for unseen in found.unseen] == pytest.approx([1.0, 0.5])
+    assert found.held == 0.5
