@@ -143,7 +143,7 @@ INTERVAL_S, STEPS = 0.3, 30
 def test_training_ends_at_the_polls_after_the_steps_that_the_device_made(kind: Any, tmp_path: Path) -> None:
     """Under either clock: a step takes what the profile says, and the one that is not finished is lost."""
     wanted = experiment(
-        fleet=Fleet(devices={"pixel-4": 2, "moto-g4": 2}, network="none"),
+        fleet=Fleet(devices={"pixel-4": 2, "nexus-6": 2}, network="none"),
         model=Model(args={"hidden": [256, 256]}),
         training=Training(steps=STEPS),
         strategy={"name": "favano", "participants": 2, "interval_s": INTERVAL_S},
