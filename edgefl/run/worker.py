@@ -26,7 +26,7 @@ from edgefl.run.update import UpdateMaker
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
-TELL_NS = 1_000_000
+TELL_NS = 300_000
 """Results wait for others so long at most, as long as there is more to compute."""
 LOOK_NS = 2_000_000
 """Nanoseconds of training between two looks at what the server says."""
