@@ -10,7 +10,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
 
-class _Name(ISeedSequence):
+class _StreamName(ISeedSequence):
     """256 bits from a stream's name, a generator's first state: a seventh of `SeedSequence`'s time."""
 
     def __init__(self, bits: bytes) -> None:
@@ -33,4 +33,4 @@ def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     """
     name = " ".join((purpose, str(seed), *map(str, ids)))
     bits = hashlib.blake2b(name.encode(), digest_size=32).digest()
-    return np.random.Generator(np.random.PCG64(_Name(bits)))  # type: ignore[arg-type]  # a stub too narrow
+    return np.random.Generator(np.random.PCG64(_StreamName(bits)))  # type: ignore[arg-type]  # a stub too narrow

@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 
 from edgefl.devices.fit import Fit, summary
-from edgefl.devices.measurements import Measured
+from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.profiles import as_written, bundled_names
 from edgefl.devices.schema import to_json
 from edgefl.errors import ConfigError
 
 
-def only(measured: Sequence[Measured], profile: str | None, runtime: str | None) -> tuple[Measured, ...]:
+def only(
+    measured: Sequence[MeasuredStep], profile: str | None, runtime: str | None
+) -> tuple[MeasuredStep, ...]:
     """The steps of that profile and runtime; `ConfigError` where that leaves several, or none."""
     chosen = tuple(m for m in measured if profile in (None, m.profile) and runtime in (None, m.runtime))
     kinds = sorted({(m.profile, m.runtime) for m in chosen})
@@ -27,7 +29,7 @@ def only(measured: Sequence[Measured], profile: str | None, runtime: str | None)
     return chosen
 
 
-def profile_tables(out: Path, measured: Sequence[Measured], found: Fit) -> dict[str, Any]:
+def profile_tables(out: Path, measured: Sequence[MeasuredStep], found: Fit) -> dict[str, Any]:
     """The tables of a profile named as the file ``out`` that has the fitted runtime.
 
     All other figures are those of the bundled profile that the rows name. Without one, ``train`` is the
@@ -49,7 +51,7 @@ def profile_tables(out: Path, measured: Sequence[Measured], found: Fit) -> dict[
     return {**tables, **head, "runtime": runtimes, "sources": sources}
 
 
-def _mean_gflops(measured: Sequence[Measured]) -> float:
+def _mean_gflops(measured: Sequence[MeasuredStep]) -> float:
     rates = [math.log(m.row.work.flop / m.row.seconds) for m in measured if m.row.work.flop]
     if not rates:
         raise ConfigError("no row computes anything; need one with floating-point operations at least")

@@ -30,7 +30,7 @@ LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     """A measured step and what it was measured on."""
 
     device: str
@@ -41,7 +41,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
 
 
-def read(path: Path) -> tuple[Measured, ...]:
+def read(path: Path) -> tuple[MeasuredStep, ...]:
     """The measured steps of a file. Raises `ConfigError` for what cannot be read or is not known."""
     try:
         if path.suffix == ".json":
@@ -52,15 +52,17 @@ def read(path: Path) -> tuple[Measured, ...]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _kit(path: Path) -> Iterator[Measured]:
-    from edgefl.measure.result import Result
+def _kit(path: Path) -> Iterator[MeasuredStep]:
+    from edgefl.measure.result import KitResult
 
-    said = convert(json.loads(path.read_text()), Result)
+    said = convert(json.loads(path.read_text()), KitResult)
     for row in said.rows():
-        yield Measured(device=said.device, profile="", runtime=said.runtime_name, source=path.name, row=row)
+        yield MeasuredStep(
+            device=said.device, profile="", runtime=said.runtime_name, source=path.name, row=row
+        )
 
 
-def _table(path: Path, lines: Iterator[Mapping[str, str]]) -> Iterator[Measured]:
+def _table(path: Path, lines: Iterator[Mapping[str, str]]) -> Iterator[MeasuredStep]:
     counted: dict[tuple[str, ...], StepWork] = {}
     for place, line in enumerate(lines, 2):
         try:
@@ -70,7 +72,7 @@ def _table(path: Path, lines: Iterator[Mapping[str, str]]) -> Iterator[Measured]
                 counted[key] = _work(line)
             row = Row(network=_name(line), work=counted[key], seconds=float(line["measured_s"]))
             runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
-            yield Measured(
+            yield MeasuredStep(
                 device=line["device"],
                 profile=line["profile"],
                 runtime=runtime,

@@ -19,7 +19,7 @@ from edgefl.devices.measurements import IMAGE
 from edgefl.learning.timm_networks import timm_network
 from edgefl.learning.work import step_work
 from edgefl.measure import kit
-from edgefl.measure.result import Result, fit_kit
+from edgefl.measure.result import KitResult, fit_kit
 
 BATCH: Final = 4
 NETWORK_S: Final = 8.0
@@ -60,7 +60,7 @@ def measure(
     """Measure the kit and the networks here, on so many threads of torch; one thread is timed by CPU time."""
     load = kit.state().get("load")
     said = kit.measure(minutes, threads, tell)
-    found = fit_kit(msgspec.convert(said, Result).rows())
+    found = fit_kit(msgspec.convert(said, KitResult).rows())
     unseen = []
     for network in networks:
         row = network_row(network, threads)

@@ -18,7 +18,7 @@ import msgspec
 
 from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, Row, Unseen, fit, summary
-from edgefl.devices.measurements import Measured
+from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.prediction import time_model
 from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
@@ -38,7 +38,7 @@ LAYERS = ("lstm", "softmax output")
 """What names of measured single layers start with."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     """A measured step, what the device's profile says of it, and what a fit says that has not seen it."""
 
     profile: str
@@ -94,7 +94,7 @@ def run(
     measured step, ``groups`` one a device and class of networks.
     """
     began_s = time.monotonic()
-    measured: list[Measured] = []
+    measured: list[MeasuredStep] = []
     for file in files or sorted((bundled_folder() / "measured").glob("*.csv")):
         say(f"counting the work of the steps in {file.name}")
         measured += measurements.read(file)
@@ -117,14 +117,16 @@ def run(
     return result
 
 
-def _of_one_runtime(measured: Iterable[Measured]) -> Iterable[list[Measured]]:
-    alike: dict[tuple[str, str], list[Measured]] = {}
+def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredStep]]:
+    alike: dict[tuple[str, str], list[MeasuredStep]] = {}
     for step in measured:
         alike.setdefault((step.profile, step.runtime), []).append(step)
     return alike.values()
 
 
-def compared(measured: Sequence[Measured], quick: bool = False, say: Say = lambda _: None) -> list[Step]:
+def compared(
+    measured: Sequence[MeasuredStep], quick: bool = False, say: Say = lambda _: None
+) -> list[ComparedStep]:
     """Steps of one device and runtime beside what its profile says of them."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
@@ -136,7 +138,7 @@ def compared(measured: Sequence[Measured], quick: bool = False, say: Say = lambd
         say(f"fits for {name} that have not seen a network")
         unseen = _unseen_s([step.row for step in measured], name, runtime)
     return [
-        Step(
+        ComparedStep(
             profile=name,
             runtime=runtime if known else f"{runtime} by {device.runtime_name or 'one rate'}",
             kind=kind_of(step.row),
@@ -159,7 +161,7 @@ def _unseen_s(rows: Sequence[Row], name: str, runtime: str) -> list[float | None
     return [unseen.get(id(row)) for row in rows]
 
 
-def this_host(say: Say) -> list[Step]:
+def this_host(say: Say) -> list[ComparedStep]:
     """Networks measured here, on one thread and on all, beside a fit to the measuring kit's few workloads."""
     import torch
 
@@ -170,7 +172,7 @@ def this_host(say: Say) -> list[Step]:
         say(f"this host on {many(threads, 'thread')}")
         found = measure(threads, tell=say)
         steps += [
-            Step(
+            ComparedStep(
                 profile="this host",
                 runtime=f"torch on {many(threads, 'thread')}",
                 kind=kind_of(unseen.row),
@@ -207,9 +209,9 @@ def kind_of(row: Row) -> str:
 # ---- what is printed ---------------------------------------------------------------------------
 
 
-def groups(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
     """Errors of each device and, within it, of each class of networks; steps fitted on are apart."""
-    alike: dict[tuple[bool, str, str, str], list[Step]] = {}
+    alike: dict[tuple[bool, str, str, str], list[ComparedStep]] = {}
     for step in steps:
         for kind in ("", step.kind):
             alike.setdefault((not step.fitted, step.profile, step.runtime, kind), []).append(step)
@@ -226,7 +228,7 @@ def groups(steps: Sequence[Step]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(steps: Sequence[Step], said: Sequence[Unseen]) -> dict[str, Any] | None:
+def _errors(steps: Sequence[ComparedStep], said: Sequence[Unseen]) -> dict[str, Any] | None:
     """Median, 90% and worst of the errors, and the share that the interval holds; None for nothing."""
     if not said:
         return None
@@ -279,7 +281,7 @@ def _named(group: dict[str, Any]) -> str:
 COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4f7f2a", "#5b7083")
 
 
-def draw(steps: Sequence[Step], paths: Sequence[Path]) -> None:
+def draw(steps: Sequence[ComparedStep], paths: Sequence[Path]) -> None:
     """Predicted against measured seconds, networks beside single layers, to each of ``paths``.
 
     Predictions are by what has not seen the network, where there is such a fit.
@@ -297,7 +299,7 @@ def draw(steps: Sequence[Step], paths: Sequence[Path]) -> None:
         figure.savefig(path, dpi=110)
 
 
-def _panel(axes: Any, name: str, steps: Sequence[Step], colours: dict[str, str]) -> None:
+def _panel(axes: Any, name: str, steps: Sequence[ComparedStep], colours: dict[str, str]) -> None:
     """One picture: a point a step, the line of predictions that are right, and a band of a factor of 1.5."""
     seconds = [s for step in steps for s in (step.row.seconds, step.best.predicted_s)]
     span = [min(seconds) / 1.4, max(seconds) * 1.4]

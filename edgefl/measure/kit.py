@@ -69,7 +69,7 @@ def workloads() -> dict[str, dict[str, Part]]:
         def forward(self, x: Any) -> Any:
             return self.function(x)
 
-    class Gate(nn.Module):
+    class InputGate(nn.Module):
         """One learned factor: what follows has a gradient to hand back."""
 
         def __init__(self) -> None:
@@ -103,7 +103,7 @@ def workloads() -> dict[str, dict[str, Part]]:
         return nn.Sequential(*layers)
 
     def stack(*layers: Callable[[Any], Any]) -> Any:
-        return nn.Sequential(Gate(), *(x if isinstance(x, nn.Module) else Apply(x) for x in layers))
+        return nn.Sequential(InputGate(), *(x if isinstance(x, nn.Module) else Apply(x) for x in layers))
 
     def functions(*names: str) -> Any:
         return stack(*(getattr(nn.functional, name) for name in names))

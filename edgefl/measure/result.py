@@ -27,7 +27,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """What the step does; without it the part is one of `kit.workloads`."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class KitResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a kit says of a device; it says more of the host."""
 
     kit: int
@@ -41,7 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def runtime_name(self) -> str:
         """The runtime as a profile names it: fewer threads than cores are another one.
 
-        >>> Result(kit=1, device="", runtime="torch", threads=1, cores=4, parts={}).runtime_name
+        >>> KitResult(kit=1, device="", runtime="torch", threads=1, cores=4, parts={}).runtime_name
         'torch-1'
         """
         return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
@@ -61,7 +61,7 @@ def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPR
     return fit(rows, prior, spread=spread, left_out="nothing")
 
 
-def _works(result: Result) -> Mapping[str, StepWork]:
+def _works(result: KitResult) -> Mapping[str, StepWork]:
     said = {name: part.work for name, part in result.parts.items() if part.work is not None}
     unknown = result.parts.keys() - said.keys()
     if unknown and result.kit != kit.VERSION:

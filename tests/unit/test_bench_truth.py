@@ -58,7 +58,7 @@ def test_steps_that_a_profile_was_fitted_on_are_apart_and_also_judged_unseen(row
 def test_the_share_that_intervals_hold_is_counted() -> None:
     row = Row(network="n", work=StepWork(conv_flop=1.0), seconds=1.0)
     steps = [
-        truth.Step(
+        truth.ComparedStep(
             profile="pi-4", runtime="torch", kind="dense convolutions", row=row, predicted_s=seconds,
             fitted=False, unseen_s=None, error_factor=1.5, source="",
         )

@@ -153,7 +153,7 @@ def test_measurements_have_a_source_and_a_profile_with_their_runtime() -> None:
         assert runtime.split()[0].lower() in load_device(profile).runtime
 
 
-def sample(folder: Path, file: str, profile: str, every: int) -> tuple[measurements.Measured, ...]:
+def sample(folder: Path, file: str, profile: str, every: int) -> tuple[measurements.MeasuredStep, ...]:
     chosen = [line for line in lines(file) if line["profile"] == profile][::every]
     path = folder / file
     with path.open("w", newline="") as opened:

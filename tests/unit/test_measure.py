@@ -22,7 +22,7 @@ from edgefl.errors import ConfigError
 from edgefl.lab import host_truth
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit
-from edgefl.measure.result import Result, Timed, fit_kit
+from edgefl.measure.result import KitResult, Timed, fit_kit
 
 QUICK = ["--minutes", "0.01", "--threads", "1"]
 PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for name in parts]
@@ -55,7 +55,7 @@ def test_python_3_8_reads_the_file_and_it_imports_torch_alone() -> None:
 
 
 def test_each_term_of_a_time_model_is_in_some_part_and_workloads_are_few(result: Path) -> None:
-    rows = msgspec.convert(json.loads(result.read_text()), Result).rows()
+    rows = msgspec.convert(json.loads(result.read_text()), KitResult).rows()
     assert [row.network for row in rows] == PARTS
     assert len(kit.workloads()) <= 8
     assert all(any(getattr(row.work, name) for row in rows) for name in COSTS)
@@ -64,7 +64,7 @@ def test_each_term_of_a_time_model_is_in_some_part_and_workloads_are_few(result:
 def test_the_parts_tell_a_device_from_another() -> None:
     """A made-up device's costs are found from what it would take for the parts."""
     parts = dict.fromkeys(PARTS, Timed(wall_s=1.0, cpu_s=1.0))
-    blank = Result(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
+    blank = KitResult(kit=kit.VERSION, device="", runtime="torch", threads=1, cores=1, parts=parts)
     model = msgspec.structs.replace(
         load_device("pi-4").time_model("torch"), conv_gflops=5.0, matmul_gflops=90.0
     )
@@ -86,9 +86,9 @@ def test_a_result_becomes_a_profile(result: Path, tmp_path: Path) -> None:
 def test_parts_of_another_kit_are_refused(result: Path) -> None:
     said = json.loads(result.read_text())
     with pytest.raises(ConfigError, match="measured with kit 99, this is 1; measure again"):
-        msgspec.convert({**said, "kit": 99}, Result).rows()
+        msgspec.convert({**said, "kit": 99}, KitResult).rows()
     with pytest.raises(ConfigError, match="no part 'conv/new'"):
-        msgspec.convert({**said, "parts": {"conv/new": said["parts"]["conv/7"]}}, Result).rows()
+        msgspec.convert({**said, "parts": {"conv/new": said["parts"]["conv/7"]}}, KitResult).rows()
 
 
 def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_this_hosts_networks_are_held_against_the_kit(result: Path, monkeypatch:
     said = json.loads(result.read_text())
     monkeypatch.setattr(kit, "measure", lambda *_: said)
     work = StepWork(conv_flop=1e9)
-    expected = fit_kit(msgspec.convert(said, Result).rows()).model.seconds(work)
+    expected = fit_kit(msgspec.convert(said, KitResult).rows()).model.seconds(work)
     rows = {"right": Row(network="right", work=work, seconds=expected)}
     rows["slow"] = Row(network="slow", work=work, seconds=2 * expected)
     monkeypatch.setattr(host_truth, "network_row", lambda name, threads: rows[name])
