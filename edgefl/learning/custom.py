@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, from_numpy
+from torch import Tensor, float32, from_numpy, set_default_dtype, set_grad_enabled
 from torch.nn.functional import cross_entropy
 
 from edgefl.errors import TrainingError
@@ -99,6 +99,8 @@ class Context:
         count = operator.index(examples)
         if count < 1:
             raise ValueError(f"step: examples must be at least 1 (got {count})")
+        if self.stopped is not None:  # which the function caught, and went on
+            raise self.stopped
         if self.left <= 0:
             raise TrainingError(
                 f"made more steps than the {len(self._sizes)} that this trip has by [training]: end when "
@@ -240,9 +242,14 @@ class CustomTrainer:
             flat.prepare()
             flat.module.train()
             flat.push()
-            with torch_seed(int(rng.integers(2**63)), device):
-                self._call(ClientExamples(x, y, rows, context, self._tensors), context)
-            flat.check_bound()
+            try:
+                with torch_seed(int(rng.integers(2**63)), device):
+                    self._call(ClientExamples(x, y, rows, context, self._tensors), context)
+                flat.check_bound()
+            finally:  # the next trip of this process may be another client's
+                flat.restore()
+                set_grad_enabled(True)
+                set_default_dtype(float32)
             flat.pull()
             context.finish()
         return TrainResult(context.steps, context.examples, context.loss, context.metrics, context.counted)

@@ -29,6 +29,11 @@ class Entry(NamedTuple):
         return math.prod(self.shape)
 
     @property
+    def leaf(self) -> str:
+        """The name within the layer that has it."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def part(self) -> slice:
         return slice(self.offset, self.offset + self.size)
 
@@ -90,12 +95,13 @@ class FlatModel:
         """Make the module's tensors views of the vector, and the gradients of one of their own."""
         self.weights = self.vector[: self.trainable]
         self.grad = torch.zeros_like(self.weights)
-        self._views: list[tuple[str, Tensor]] = []
+        self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
         self._gradients: list[tuple[str, Tensor, Tensor]] = []
         for entry in self.layout:
             tensor = _tensor(self.module, entry.name)
             tensor.data = view = self.vector[entry.part].view(entry.shape)
-            self._views.append((entry.name, view))
+            owner = self.module.get_submodule(entry.name.rpartition(".")[0])
+            self._places.append((owner, entry, tensor, view, tensor.requires_grad))
             if entry.name in trainable:
                 tensor.grad = None  # which may be of another device
                 self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
@@ -136,13 +142,24 @@ class FlatModel:
             for name, first in self._fixed:
                 self.module.get_buffer(name).copy_(first)
 
+    def restore(self) -> None:
+        """Put back the module's own tensors where somebody took, replaced or froze them."""
+        for owner, entry, tensor, view, trains in self._places:
+            if getattr(owner, entry.leaf, None) is not tensor:
+                owner.__dict__.pop(entry.leaf, None)
+                own = owner._parameters if isinstance(tensor, nn.Parameter) else owner._buffers
+                own[entry.leaf] = tensor  # type: ignore[assignment]
+            if tensor.data_ptr() != view.data_ptr():
+                tensor.data = view
+            tensor.requires_grad_(trains)
+
     def check_bound(self) -> None:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
-        for name, view in self._views:
-            path, _, leaf = name.rpartition(".")
-            tensor = getattr(self.module.get_submodule(path), leaf, None)
+        for owner, entry, _, view, _ in self._places:
+            tensor = getattr(owner, entry.leaf, None)
             if tensor is None or tensor.data_ptr() != view.data_ptr():
-                raise ConfigError(f"model: tensor {name!r} was replaced in training; write into it in place")
+                what = f"tensor {entry.name!r} was replaced in training"
+                raise ConfigError(f"model: {what}; write into it in place")
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 
@@ -257,6 +258,58 @@ def test_a_tensor_that_the_function_took_away_is_named():
     del module.weight
     with pytest.raises(ConfigError, match="tensor 'weight' was replaced in training"):
         flat.check_bound()
+
+
+@pytest.mark.parametrize("spoil", ["delete", "replace", "freeze", "double", "no grad", "default"])
+def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
+    """The process's next trip, maybe another client's, is as if there had been none."""
+
+    def spoils(module, examples, context):
+        weight = next(module.parameters())
+        layer = next(part for part in module.modules() if weight in set(part.parameters(recurse=False)))
+        match spoil:
+            case "delete":
+                del layer.weight
+            case "replace":
+                layer.weight = nn.Parameter(torch.zeros_like(weight))
+            case "freeze":
+                weight.requires_grad_(False)
+            case "double":
+                module.double()
+            case "no grad":
+                torch.set_grad_enabled(False)
+            case "default":
+                torch.set_default_dtype(torch.float64)
+        raise ValueError("and it fails")
+
+    rule, flat = LocalRule(epochs=2, batch_size=8, lr=0.1), model()
+    first, fresh = flat.array.copy(), model()
+    with pytest.raises(TrainingError, match="and it fails"):
+        run(spoils, rule, flat)
+    flat.load(first)
+    assert run(sgd, rule, flat) == run(sgd, rule, fresh)
+    assert flat.array.tobytes() == fresh.array.tobytes()
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+
+
+def test_a_function_that_swallows_its_end_is_told_it_again():
+    class Ends(Exception):
+        pass
+
+    seen = []
+
+    def done(examples):
+        seen.append(examples)
+        raise Ends
+
+    def deaf(module, examples, context):
+        for _ in range(1000):
+            with contextlib.suppress(Exception):
+                context.step(1)
+
+    with pytest.raises(Ends):
+        run(deaf, done=done)
+    assert len(seen) == 1
 
 
 def test_a_child_that_the_function_forks_does_not_go_on_as_the_client():
