@@ -13,7 +13,7 @@ from edgefl.devices import Device, load_device, load_network
 from edgefl.devices.cells import Way
 from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.link import Link
-from edgefl.devices.plan import End, TripPlan, plan_trip
+from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.devices.schema import Availability
 from edgefl.devices.thermal import ThermalModel, thermal_model
@@ -207,7 +207,7 @@ class Trips:
         thermal = None
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
-        budget_s, steps = end or End()
+        budget_s, steps = end or WHOLE
         down, work_s, up = self._down_bytes, self.work_s(client, steps), self._up_bytes
         plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held)
         if steps is not None:

@@ -22,6 +22,10 @@ class End(NamedTuple):
     steps: int | None = None
 
 
+WHOLE = End()
+"""Training as the experiment has it."""
+
+
 class TripPlan(NamedTuple):
     """One download, one local training and one upload. All seconds are emulated."""
 
@@ -67,6 +71,8 @@ class TripPlan(NamedTuple):
         """Seconds into the trip until the link is lost, and the task with it; infinite if it holds."""
         if self.down.breaks_after is not None:
             return self.down.breaks_s
+        if self.up.breaks_after is None:
+            return math.inf
         return self.down_s + self.compute_s + self.up.breaks_s
 
     @property

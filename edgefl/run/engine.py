@@ -114,7 +114,7 @@ class Engine:
         """Versions at the evaluator: when each was published, and the client trips until then."""
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size, shape.update_bytes)
-        self._keeps = shape.clients > 0
+        self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
         self._do: dict[type, Callable[[Any], None]] = {
             Train: self._train,
             Revoke: lambda action: timeline.cancel(action.client, action.task),
@@ -195,10 +195,19 @@ class Engine:
     def _arrived(self, done: messages.Done, at_s: float) -> Arrived:
         trip, lease = self._open[done.task], self.aggregator.leases[done.task]
         trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
-        measured = self.aggregator.measure(lease) if self.core.strategy.measures else ()
+        norm, distance = self.aggregator.measure(lease) if self._measures else (None, 0.0)
         self.aggregator.delivered(lease.slot)
-        facts = (lease.version, done.examples, done.steps, done.loss, at_s)
-        return Arrived(done.client, done.task, *facts, *measured)
+        return Arrived(
+            done.client,
+            done.task,
+            lease.version,
+            done.examples,
+            done.steps,
+            done.loss,
+            at_s,
+            norm,
+            distance,
+        )
 
     def _decide(self, event: Event) -> list[Action]:
         before = self._watch.to("decide")

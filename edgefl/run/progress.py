@@ -46,9 +46,11 @@ class Gauge:
 
     def trip(self, done: messages.Done) -> None:
         """A trip ended."""
+        self._trips[self._profile[done.client]] += 1
+        if not self._wall:  # its times were computed, not kept
+            return
         self._declared_s += done.trip.declared_s
         self._achieved_s += done.trip.achieved_s
-        self._trips[self._profile[done.client]] += 1
         least_s = max(self._resolution_s, MINOR_PART * done.trip.declared_s)
         for spent in (done.compute, done.trip):  # as the summary's headline does
             if spent.declared_s >= least_s:

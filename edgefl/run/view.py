@@ -124,8 +124,9 @@ class RunView:
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
         if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
-        valid = "VALID" if self.experiment.clock.kind == "wall" else "times computed"
-        return "" if progress.fidelity_median is None else valid
+        if self.experiment.clock.kind == "virtual":
+            return "times computed" if progress.trips else ""
+        return "" if progress.fidelity_median is None else "VALID"
 
     def reason(self, progress: control.Progress) -> str:
         """Returns the bound for which this moment's verdict is INVALID."""

@@ -136,14 +136,15 @@ class VirtualTimeline(Timeline):
         if plan is None:
             plan = self.trips.plan(client, task.trip, None if task.cut is None else task.cut.end)
         trip = self._under_way[task.task] = Trip(task, plan)
-        due_s = sent_s + min(plan.total_s, plan.breaks_s)
+        breaks_s = plan.breaks_s
+        due_s = sent_s + min(plan.total_s, breaks_s)
         if dynamics is not None and dynamics.lost_at_s(client) < due_s:
             trip.doomed = True
             self.aggregator.fetched(task.slot)
             return
         if dynamics is None or not dynamics.shares:
             self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
-        if plan.breaks_s < math.inf:
+        if breaks_s < math.inf:
             trip.broken = plan.broken
             self.aggregator.fetched(task.slot)
         else:
