@@ -23,6 +23,8 @@ third. Off unless the variable is set, and read once, so that a run does not pay
 | `unnamed` | when a checkpoint is whole, before it has its name                      |
 | `renamed` | when it has its name, before the folder is flushed                      |
 | `named`   | before older checkpoints are removed                                    |
+
+The clients' own account of what was acknowledged, to hold against the record: `edgefl.run.witness`.
 """
 
 from __future__ import annotations

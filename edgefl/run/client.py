@@ -28,6 +28,7 @@ from edgefl.run import control, messages
 from edgefl.run.connection import Connection, Frame
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
+from edgefl.run.witness import Witness
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -48,6 +49,7 @@ class ClientProcess:
         self._workload, self._buffer = workload, buffer
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
+        self._witness = Witness(spec.peer)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
         self._says_whole = experiment.server.transport == "shm"
         self._pacer = Pacer(time_scale=spec.time_scale, wait=self._server.wait_until)
@@ -73,6 +75,7 @@ class ClientProcess:
         if not isinstance(message, messages.Task):
             return  # a Cancel that crossed with the end of its task
 
+        self._witness.given_another()
         self._server.task = message.task
         try:
             self._server.attempt(message, lambda: self._trip(message, frames, received_ns))
@@ -161,6 +164,7 @@ class ClientProcess:
             metrics=dict(result.metrics),
         )
         self._watch_memory()
+        self._witness.done(task.task, checksum)
         self._server.say(finished)
 
     def _watch_memory(self) -> None:
