@@ -1,9 +1,11 @@
 """The connection between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
 
-On Linux the address is in the abstract namespace and the kernel's word on each peer's user keeps others out;
-elsewhere it is a socket in a fresh 0700 folder. Who connects has ten seconds to tell the password of its name
-(ZeroMQ's PLAIN); before that no message of it is taken in. Neither end trusts what comes in: a sender is
-known by its connection, and `edgefl.run.messages` reads the bytes.
+The server calls and the peers answer: nobody can connect to the server, so nobody can fill its memory or its
+descriptors with connections that never say whose they are. Each peer waits at an address of its own that only
+the run can know. On Linux that is in the abstract namespace, and the kernel's word on who connects lets the
+server's process in and no other, of this user or another; elsewhere it is a socket in a fresh 0700 folder.
+Who answers must know the password of its name (ZeroMQ's PLAIN) before a message of it is taken in, and has
+the name that the server called. Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from edgefl.devices.link import Disconnected
 from edgefl.errors import SlotError, WireError
 from edgefl.run import control, messages
 
+ABSTRACT = "ipc://@edgefl-"
 Frame = bytes | memoryview
 Message = tuple[messages.FromServer, Sequence[Frame]]
 """A message of the server and its payload frames."""
@@ -38,6 +41,8 @@ LINGER_MS = 200
 PEER_LINGER_MS = 1000
 HANDSHAKE_MS = 10_000
 """Milliseconds that a connection may take to say whose it is."""
+CALLS_PER_S = 5000
+"""Most attempts a second to reach peers that are still starting, all together."""
 FINE_WAIT_NS = 2_000_000
 """A socket's wait is whole milliseconds: it ends so long before a deadline, and the rest is slept."""
 SEND_WAIT_MS = 100
@@ -100,7 +105,7 @@ class _Socket:
 
 
 class ServerSocket(_Socket):
-    """The ROUTER, bound to an address of its own; no frame may be larger than ``largest_bytes``.
+    """The ROUTER, which calls its peers; no frame may be larger than ``largest_bytes``.
 
     A high-water mark counts messages, whatever their size; each peer has one task at a time, so few do.
     """
@@ -116,17 +121,30 @@ class ServerSocket(_Socket):
         self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = largest_bytes
-        self._socket.backlog = 1024  # a whole fleet connects at once
+        self._called: set[bytes] = set()
         self._folder: str | None = None
-        try:  # have the kernel refuse peers of other users
+        try:  # have the kernel refuse other processes, at the peers
             if sys.platform != "linux":
                 raise AttributeError
-            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-            self.address = f"ipc://@edgefl-{secrets.token_hex(16)}"
+            self._socket.setsockopt(zmq.IPC_FILTER_PID, os.getpid())
+            self.root = ABSTRACT
         except (zmq.ZMQError, AttributeError):
             self._folder = tempfile.mkdtemp(prefix="edgefl-")  # mode 0700
-            self.address = f"ipc://{self._folder}/server"
-        self._socket.bind(self.address)
+            self.root = f"ipc://{self._folder}/"
+
+    def call(self, name: bytes) -> None:
+        """Connect to the peer of this name, now or as soon as it is there. A name is called once in a run."""
+        socket = self._socket
+        self._called.add(name)
+        socket.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
+        socket.setsockopt(zmq.CONNECT_ROUTING_ID, name)
+        socket.connect(control.address(self.root, self.secret, name))
+
+    def hang_up(self, name: bytes) -> None:
+        """Hear this peer no more; what it had begun to say is forgotten."""
+        if name in self._called:
+            self._called.remove(name)
+            self._socket.disconnect(control.address(self.root, self.secret, name))
 
     def wait(self, timeout_ms: int) -> bool:
         watched = False
@@ -158,6 +176,8 @@ class ServerSocket(_Socket):
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
+        if peer not in self._called:
+            raise Unreachable
         message = [peer, *frames]
         try:
             try:
@@ -182,14 +202,14 @@ class ServerSocket(_Socket):
 
 
 class PeerSocket(_Socket):
-    """A DEALER, connected to ``address`` under ``name``; it queues only for a server that is there."""
+    """A DEALER that waits at ``address`` for the process ``server``; it queues only for one that is there."""
 
-    def __init__(self, address: str, name: bytes, password: str) -> None:
+    def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
         super().__init__(zmq.DEALER, marks=16)
-        self._socket.routing_id = name
         self._socket.plain_username, self._socket.plain_password = name, password.encode()
-        self._socket.immediate = True
-        self._socket.connect(address)
+        if address.startswith(ABSTRACT):
+            self._socket.setsockopt(zmq.IPC_FILTER_PID, server)
+        self._socket.bind(address)
 
     def wait_to_send(self, timeout_ms: int) -> bool:
         """Wait for room to send, at most so long; true if a watched descriptor is ready."""
@@ -230,7 +250,7 @@ class Connection:
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
         name = control.routing_id(spec.role, spec.peer, spec.epoch)
-        self._socket = PeerSocket(spec.endpoint, name, spec.password)
+        self._socket = PeerSocket(spec.address, name, spec.password, spec.server)
         self._socket.watch(lifeline)
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
         self._beat_ms = self._beat_ns // _MS_NS

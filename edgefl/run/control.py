@@ -36,6 +36,11 @@ def password(secret: str, name: bytes) -> str:
     return hmac.digest(secret.encode(), name, "sha256").hex()
 
 
+def address(root: str, secret: str, name: bytes) -> str:
+    """Where the process of this name waits for the server: not to be guessed before it is there."""
+    return root + hmac.digest(secret.encode(), b"address of " + name, "sha256").hex()[:32]
+
+
 class _OfPeer(msgspec.Struct, frozen=True):
     role: Role
     peer: int
@@ -82,8 +87,10 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
 class Spawn(_OfPeer, frozen=True, tag="spawn"):
     """Fork one process."""
 
-    endpoint: str
+    address: str
     password: str
+    server: int
+    """The process that may connect to the address."""
     time_scale: float
 
 
@@ -152,10 +159,12 @@ ToServer = Serve | Departed | Interrupt
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """The server's address, and the secret of the run that its peers' passwords are made of."""
+    """The server calls its peers: where their addresses begin, the secret that these and their passwords are
+    made of, and the process id that they may hear."""
 
-    endpoint: str
+    root: str
     secret: str
+    pid: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

@@ -171,7 +171,8 @@ class Gate:
     def goodbye(self, *roles: str) -> None:
         """Tell all peers of these roles to leave."""
         for peer in self._peers.of(*roles):
-            self.send(peer, messages.Bye())
+            if peer.ready and not peer.dismissed:  # one that has left would keep the socket waiting
+                peer.dismissed = self.send(peer, messages.Bye())
 
     def wait(self, timeout_ms: int) -> bool:
         """Wait for a message, at most so long; true if a watched descriptor is ready."""

@@ -14,6 +14,7 @@ from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.channel import Channel
 from edgefl.run.clock import Alarms, WallClock
+from edgefl.run.connection import ServerSocket
 
 CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
@@ -37,6 +38,8 @@ class Peer:
     """Monotonic seconds of its last message."""
     ready: bool = False
     expelled: bool = False
+    dismissed: bool = False
+    """It was told to leave."""
     deaths_in_a_row: int = 0
 
     @cached_property
@@ -45,10 +48,10 @@ class Peer:
 
 
 class Peers:
-    """The table of all peers, by routing id and by name."""
+    """The table of all peers, by routing id and by name; the server's socket calls those that are in it."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, monotonic: Callable[[], float], socket: ServerSocket) -> None:
+        self._monotonic, self._socket = monotonic, socket
         self._looked = monotonic()
         self._forgave = False
         self._by_identity: dict[bytes, Peer] = {}
@@ -58,10 +61,16 @@ class Peers:
         """Enter a process that was (or will be) started; returns its peer."""
         before = self._by_name.get((role, number))
         if before is not None:
+            self.hang_up(before)
             del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
+        self._socket.call(peer.identity)
         return peer
+
+    def hang_up(self, peer: Peer) -> None:
+        """Nothing that this peer says is taken in any more."""
+        self._socket.hang_up(peer.identity)
 
     def heard(self, routing_id: bytes) -> Peer | None:
         """The peer behind a message, or None for a stranger."""
@@ -79,6 +88,7 @@ class Peers:
         if peer is None or peer.epoch != epoch:
             return None
         del self._by_name[role, number], self._by_identity[peer.identity]
+        self.hang_up(peer)
         return peer
 
     def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
@@ -142,6 +152,7 @@ class Roster:
         """Have a peer's process ended, once."""
         if not peer.expelled:
             peer.expelled = True
+            self._peers.hang_up(peer)
             self._note(peer, kind, detail)
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 

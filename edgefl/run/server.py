@@ -7,6 +7,7 @@ says; no peer stops the run.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class ServerLoop:
             self._take(self._timeline.restore(restored, self._engine.order))
         self._timeline.expect()
         self._peers.expect(control.EVALUATOR, 0)
-        self._channel.send(control.Listening(self._gate.socket.address, self._gate.socket.secret))
+        socket = self._gate.socket
+        self._channel.send(control.Listening(socket.root, socket.secret, os.getpid()))
         self._gate.socket.watch(self._channel.fileno())
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)

@@ -96,7 +96,7 @@ def build(
     store.set_meta(status="running")
     store.commit()
 
-    watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic)
+    watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic, socket)
     gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
@@ -181,7 +181,7 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int) -> None:
-    """RunError where this process may not open a connection for each peer: libzmq would end it."""
+    """RunError where this process may not open a connection for each peer: some would never be heard."""
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:

@@ -2,7 +2,7 @@
 
     Prepared   the zygote has loaded data and model: choose the time scale, make the parameter buffer
     Adopted    the first model lies in the buffer: tell the server what to serve
-    Listening  the server is bound: fork the fleet
+    Listening  the server calls its peers: fork the fleet
     Finished   the record is complete: end everything, write summary, report and trace
 
 It is one loop over two channels. Whatever ends it, an error, Ctrl-C or the run's own end, the same path
@@ -180,8 +180,8 @@ class _Supervisor:
         self._server: Channel[control.FromServer]
         self._buffer: ParameterBuffer | None = None
         self._plan: control.Serve
-        self._address = self._secret = ""
-        """The server's address and secret; empty before it listens."""
+        self._listening: control.Listening | None = None
+        """The server is there, and says how its peers are to wait for it."""
         self._pids: dict[tuple[control.Role, int], int] = {}
         self._memory = MemoryUse()
         self._usage = UsageMeter()
@@ -229,7 +229,7 @@ class _Supervisor:
                 ready = {key.fd for key, _ in selector.select(0 if unheard else None)}
                 if self._wakeup[0] in ready:
                     os.read(self._wakeup[0], 64)
-                    if self._interrupts > 1 or not self._address:
+                    if self._interrupts > 1 or self._listening is None:
                         raise KeyboardInterrupt
                     self._view.say("interrupted: writing a checkpoint (again to stop at once)")
                     self._server.tell(control.Interrupt("interrupted"))
@@ -258,8 +258,8 @@ class _Supervisor:
             case control.Adopted():
                 assert self._buffer is not None
                 self._server.tell(self._plan, fd=self._buffer.fd)
-            case control.Listening(endpoint=endpoint, secret=secret):
-                self._address, self._secret = endpoint, secret
+            case control.Listening():
+                self._listening = message
                 self._usage.begin()
                 self._spawn(control.EVALUATOR, 0, 0)
                 for number in range(self._workers):
@@ -319,8 +319,11 @@ class _Supervisor:
         )
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
-        password = control.password(self._secret, control.routing_id(role, peer, epoch))
-        self._zygote.tell(control.Spawn(role, peer, epoch, self._address, password, self._plan.time_scale))
+        server, name = self._listening, control.routing_id(role, peer, epoch)
+        assert server is not None
+        where = control.address(server.root, server.secret, name)
+        password, scale = control.password(server.secret, name), self._plan.time_scale
+        self._zygote.tell(control.Spawn(role, peer, epoch, where, password, server.pid, scale))
 
     def _memory_now(self) -> MemoryUse:
         assert self._buffer is not None

@@ -34,9 +34,18 @@ def server() -> Iterator[ServerSocket]:
 Connect = Callable[..., PeerSocket]
 
 
+def address(server: ServerSocket, name: bytes) -> str:
+    return control.address(server.root, server.secret, name)
+
+
 def joined(server: ServerSocket, name: bytes) -> PeerSocket:
-    """A peer that knows the password of its name."""
-    return PeerSocket(server.address, name, control.password(server.secret, name))
+    """A peer that is called and knows the password of its name."""
+    server.call(name)
+    return waiting(server, name)
+
+
+def waiting(server: ServerSocket, name: bytes) -> PeerSocket:
+    return PeerSocket(address(server, name), name, control.password(server.secret, name), os.getpid())
 
 
 @pytest.fixture
@@ -93,13 +102,6 @@ def until_full(send: Callable[[], object]) -> int:
     raise AssertionError("a socket without an end")
 
 
-def until_gone(call: Callable[[], object]) -> None:
-    """Until a call says that the other side is gone; a kernel may need a moment to know."""
-    for _ in range(BOUND_MS // 10):
-        call()
-    raise AssertionError("the other side is gone and nobody said so")
-
-
 def test_messages_arrive_under_their_senders_names_in_their_order(
     server: ServerSocket, connect: Connect
 ) -> None:
@@ -133,15 +135,21 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
     say(server, peer, b"last")
     peer.close()
     assert heard(server, 1) == [(b"one", [b"last"])]
-
-    def try_it() -> None:
-        server.wait(10)
-        assert list(server.receive()) == []
-        with suppress(Full):
-            server.send(b"one", [b"hello?"])
-
+    assert until_full(lambda: server.send(b"one", [b"hello?"])) >= 0
+    server.hang_up(b"one")
     with pytest.raises(Unreachable):
-        until_gone(try_it)
+        server.send(b"one", [b"hello?"])
+    server.hang_up(b"one")  # a second time is nothing
+
+
+def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Connect) -> None:
+    peer, other = connect(), connect(b"two", b"hello")
+    server.hang_up(b"one")
+    with suppress(Full):
+        for _ in range(SOME):
+            peer.send([b"still here"])
+    say(server, other, b"me too")
+    assert heard(server, 1) == [(b"two", [b"me too"])]
 
 
 def test_a_peer_that_does_not_read_is_full_and_nobody_waits(server: ServerSocket, connect: Connect) -> None:
@@ -188,7 +196,8 @@ def test_a_wait_for_a_deadline_sleeps(server: ServerSocket, monkeypatch: pytest.
 
     monkeypatch.setattr(PeerSocket, "wait", counted)
     lifeline, other = os.pipe()
-    spawn = control.Spawn(control.CLIENT, 0, 0, server.address, "word", 1.0)
+    name = control.routing_id(control.CLIENT, 0, 0)
+    spawn = control.Spawn(control.CLIENT, 0, 0, address(server, name), "word", os.getpid(), 1.0)
     peer = Connection(spawn, 5.0, lifeline)
     for tenths_ms in range(120, 140):
         deadline_ns = time.monotonic_ns() + tenths_ms * 100_000
@@ -226,103 +235,103 @@ def payload_travels(body: bytes) -> None:
     server.close()
 
 
-def test_a_name_that_is_taken_stays_its_owners(server: ServerSocket, connect: Connect) -> None:
-    owner, thief = connect(), connect(says=b"")
-    with suppress(Full):
-        thief.send([b"mine too"])
-    server.send(b"one", [b"still yours"])
-    assert answer(owner) == [b"still yours"]
-    assert thief.receive() is None
+def test_a_peer_has_the_name_that_it_was_called_by(server: ServerSocket, connect: Connect) -> None:
+    connect()
+    if server.root == connection.ABSTRACT:
+        with socket.socket(socket.AF_UNIX) as thief, pytest.raises(OSError, match="already in use"):
+            thief.bind("\0" + address(server, b"one").removeprefix("ipc://@"))
+    server.call(b"two")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as liar:
+        liar.linger = 0
+        liar.routing_id = b"three"  # the name of one that has not come yet
+        liar.plain_username = b"two"
+        liar.plain_password = control.password(server.secret, b"two").encode()
+        liar.bind(address(server, b"two"))
+        while not liar.poll(1, zmq.POLLOUT):
+            server.wait(0)
+        liar.send(b"I am three")
+        assert heard(server, 1) == [(b"two", [b"I am three"])]
+        connect(b"three", b"I am")
 
 
 @pytest.mark.parametrize("password", ["word", "00" * 32, "of another name"])
-def test_who_does_not_know_the_password_is_never_let_in(
-    server: ServerSocket, connect: Connect, password: str
-) -> None:
+def test_who_does_not_know_the_password_is_never_let_in(server: ServerSocket, password: str) -> None:
+    name = b"client-1-0"
     if password == "of another name":
         password = control.password(server.secret, b"client-0-0")
+    server.call(name)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
-        dealer.routing_id = dealer.plain_username = b"client-1-0"
-        dealer.plain_password = password.encode()
+        dealer.plain_username, dealer.plain_password = name, password.encode()
         events = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        dealer.connect(server.address)
-        dealer.send_multipart([b"a part"] * 1000)
+        dealer.bind(address(server, name))
         while not events.poll(1):
             server.wait(0)
         event = int.from_bytes(events.recv_multipart()[0][:2], sys.byteorder)
         assert event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
         dealer.disable_monitor()
         events.close()
-    connect(b"client-1-0", b"mine")  # whose name was not taken
+    assert list(server.receive()) == []
+    peer = waiting(server, name)  # who comes late and knows it
+    say(server, peer, b"mine")
+    assert heard(server, 1) == [(name, [b"mine"])]
+    peer.close()
+
+
+def greetings(where: str, times: int, user: int) -> list[bytes]:
+    """What another process of this user hears that connects, and speaks ZeroMQ first, so many times."""
+    seen, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            if user != os.geteuid():
+                os.setgid(user)
+                os.setuid(user)
+            for _ in range(times):
+                with socket.socket(socket.AF_UNIX) as raw:
+                    raw.settimeout(BOUND_MS / 1000)
+                    raw.connect("\0" + where.removeprefix("ipc://@"))
+                    heard = b""
+                    with suppress(ConnectionError):
+                        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0"))
+                        heard = raw.recv(64)
+                    os.write(told, len(heard).to_bytes(1, "big"))
+        os._exit(0)
+    os.close(told)
+    with open(seen, "rb") as words:
+        said = words.read()
+    os.waitpid(pid, 0)
+    return [bytes([length]) for length in said]
 
 
 @linux
-def test_a_stranger_has_no_message_taken_in(server: ServerSocket, connect: Connect) -> None:
-    """Greeted as ZeroMQ does, it sends parts without an end, and is shown the door at the first."""
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(BOUND_MS / 1000)
-        raw.connect("\0" + server.address.removeprefix("ipc://@"))
-        raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32))
-        sent = 0
-        with suppress(ConnectionError):
-            for _ in range(10_000):
-                raw.sendall(b"\x03" + (2**16).to_bytes(8, "big") + bytes(2**16))  # a long part, and more
-                sent += 2**16
-        assert sent < 10_000 * 2**16
-    assert list(server.receive()) == []
+@pytest.mark.parametrize("user", [os.geteuid(), NOBODY], ids=["of this user", "of another"])
+def test_no_other_process_is_greeted_and_none_reaches_the_server(
+    server: ServerSocket, connect: Connect, user: int
+) -> None:
+    if user == NOBODY and os.geteuid() != 0:
+        pytest.skip("only root can become another user")
     connect(b"client-0-0", b"mine")
-
-
-def greeting(address: str) -> bytes:
-    """The answer to a raw connection to the address: ZeroMQ's greeting, or nothing and the end."""
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(BOUND_MS / 1000)
-        raw.connect("\0" + address.removeprefix("ipc://@"))
-        try:
-            return raw.recv(64)
-        except ConnectionResetError:
-            return b""
+    before = set(os.listdir("/proc/self/fd"))
+    assert greetings(address(server, b"client-0-0"), 300, user) == [b"\0"] * 300
+    assert set(os.listdir("/proc/self/fd")) == before
+    connect(b"client-1-0", b"mine too")
+    listening = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    ours = [line for line in listening if line[-1] == "@" + address(server, b"client-0-0").partition("@")[2]]
+    assert len(ours) == 2  # the one that waits, and its end of the connection: the server has no name
 
 
 @linux
 def test_addresses_are_not_to_be_guessed_and_leave_no_file(server: ServerSocket) -> None:
     before = set(os.listdir("/tmp")) | set(os.listdir("."))
     other = ServerSocket(1)
-    assert other.address != server.address
-    assert server.address.startswith("ipc://@edgefl-")
-    assert len("ipc://@edgefl-") + 30 < len(server.address) < 100  # the kernel's bound is 108
+    where = {address(server, b"one"), address(server, b"two"), address(other, b"one")}
+    assert len(where) == 3
+    assert all(one.startswith("ipc://@edgefl-") for one in where)
+    assert all(len("ipc://@edgefl-") + 30 < len(one) < 100 for one in where)  # the kernel's bound is 108
     assert not (set(os.listdir("/tmp")) | set(os.listdir("."))) - before
     other.close()
     other.close()
-
-
-@linux
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_of_another_user_is_turned_away(server: ServerSocket, connect: Connect) -> None:
-    seen, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.write(told, len(greeting(server.address)).to_bytes(1, "big"))
-            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-                dealer.linger = 0
-                events = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-                events.rcvtimeo = BOUND_MS
-                dealer.connect(server.address)
-                event = int.from_bytes(events.recv_multipart()[0][:2], sys.byteorder)
-                os.write(told, b"in" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else b"out")
-                dealer.disable_monitor()
-                events.close()
-        os._exit(0)
-    os.close(told)
-    with open(seen, "rb") as words:
-        assert words.read() == b"\x00out"
-    os.waitpid(pid, 0)
-    assert greeting(server.address)[:1] == b"\xff"  # this user is greeted
-    connect(b"client-0-0", b"mine")
 
 
 @pytest.mark.parametrize("why", ["no abstract addresses", "no peer credentials"])
@@ -333,12 +342,12 @@ def test_elsewhere_it_is_a_folder_of_this_user_and_goes_at_the_end(
         if why == "no abstract addresses":
             patch.setattr(sys, "platform", "darwin")
         else:
-            patch.setattr(zmq, "IPC_FILTER_UID", -1)  # an old libzmq does not know the option
+            patch.setattr(zmq, "IPC_FILTER_PID", -1)  # an old libzmq does not know the option
         server = ServerSocket(messages.MAX_HEADER_BYTES)
-    place = Path(server.address.removeprefix("ipc://"))
-    assert place.is_socket()
+    place = Path(address(server, b"one").removeprefix("ipc://"))
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     peer = joined(server, b"one")
+    assert place.is_socket()
     say(server, peer, b"hello")
     assert heard(server, 1) == [(b"one", [b"hello"])]
     peer.close()

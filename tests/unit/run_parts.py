@@ -53,7 +53,15 @@ class FakeSocket:
         self.sent: list[tuple[bytes, Sequence[Frame]]] = []
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
+        self.called: list[bytes] = []
         self.waited_ms: list[int] = []
+
+    def call(self, name: bytes) -> None:
+        assert name not in self.called, "ZeroMQ would end the process"
+        self.called.append(name)
+
+    def hang_up(self, name: bytes) -> None:
+        self.gone.add(name)
 
     def wait(self, timeout_ms: int) -> bool:
         self.waited_ms.append(timeout_ms)
@@ -100,7 +108,7 @@ class Parts:
         self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3))
         self.aggregator = Aggregator(self.buffer, strategy.optimizer())
         self.store = Store(folder)
-        self.peers = Peers(self.hand)
+        self.peers = Peers(self.hand, self.socket)  # type: ignore[arg-type]
         self.watch = Stopwatch("test")
         self.gauge = Gauge.__new__(Gauge)
         self.costs: list[int] = []

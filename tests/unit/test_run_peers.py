@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_parts import Parts, experiment
+from run_parts import FakeSocket, Parts, experiment
 
 from edgefl.results.record import Record
 from edgefl.run import control
@@ -18,7 +18,8 @@ from edgefl.run.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Pee
 class Table:
     def __init__(self) -> None:
         self.now = 100.0
-        self.peers = Peers(lambda: self.now)
+        self.socket = FakeSocket()
+        self.peers = Peers(lambda: self.now, self.socket)  # type: ignore[arg-type]
 
     def silent(self, seconds: float = 5.0) -> list[tuple[str, int]]:
         return [(peer.role, peer.number) for peer, _ in self.peers.silent(seconds)]
