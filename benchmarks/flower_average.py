@@ -2,23 +2,28 @@
 
     python benchmarks/flower_average.py [--replies 32] [--parameters 1000000] [--turns 15]
 
-Needs edgefl[flower]. The replies are whole messages, as a server has them; the two take turns. The
-rest of `aggregate_train` is Flower's: it checks the replies and averages their metrics.
+Needs edgefl[flower]. The replies are whole messages, as a server has them; the two take turns, and with them
+the limits of an average that reads every reply once: a loop that only reads their bytes, with one thread and
+with all, and the making of the result's bytes. The rest of `aggregate_train` is Flower's: it checks the
+replies and averages their metrics.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from edgefl import kernels
 from edgefl.flower import fast
 
 
@@ -53,10 +58,46 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
     one, other = (average(records, key).to_numpy_ndarrays() for average in averages)
     off = max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
     print(f"{len(layers)} layers, {sum(layers):,} parameters; largest difference {off:.1e}")
-    show("the average", [[seconds(each, records, key) for each in averages] for _ in range(given.turns)])
+    calls = [*(partial(each, records, key) for each in averages), *limits(records)]
+    turns = [[seconds(call) for call in calls] for _ in range(given.turns)]
+    show("the average", turns)
+    show_limits(turns, faults(calls[1]))
     whole = [flower.aggregate_train, ours.aggregate_train]
     show(
         "all of aggregate_train", [[seconds(each, 1, replies) for each in whole] for _ in range(given.turns)]
+    )
+
+
+def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
+    """Calls that read all replies' bytes, with one thread and with all, and one that makes the result's."""
+    from edgefl.lab import _probe
+
+    pages = [record["arrays"] for record in records]
+    layers = [[np.frombuffer(page[key].data, np.uint8) for page in pages] for key in pages[0]]
+
+    def read(threads: int) -> None:
+        for files in layers:
+            for start in range(0, len(files), 64):  # it takes no more at once
+                _probe.read(files[start : start + 64], threads)
+
+    def result() -> list[bytes]:
+        return [b"\x01" * files[0].size for files in layers]
+
+    return [partial(read, 1), partial(read, kernels.threads()), result]
+
+
+def faults(call: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    call()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def show_limits(turns: list[list[float]], page_faults: int) -> None:
+    one, all_of, result = (statistics.median(turn[i] for turn in turns) * 1e3 for i in (2, 3, 4))
+    share = statistics.median((turn[3] + turn[4]) / turn[1] for turn in turns)
+    print(
+        f"    its limit: reading the replies {all_of:.1f} ms ({one:.1f} with one thread), making the result "
+        f"{result:.1f} ms; together {share:.0%} of ours, which takes {page_faults:,} page faults"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +48,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     wall = "Wall seconds for one second of a device (default: 1); 0 does not wait for it."
     add("--edgefl-time-scale", metavar="X", help=wall)
     add("--edgefl-repetitions", metavar="N", help="Repetitions at least, whatever the marks say; 9 or more.")
+    cap = "Wall seconds for measuring in each test; fewer than 9 repetitions in them are INVALID."
+    add("--edgefl-limit", metavar="S", help=cap)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARK)
     config.pluginmanager.register(_SessionReport(config), "edgefl-rows")
-    for option in ("tolerance", "time_scale", "repetitions"):
+    for option in ("tolerance", "time_scale", "repetitions", "limit"):
         _number(config, option)
 
 
@@ -140,9 +143,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except pytest.skip.Exception:
         raise
     except BaseException as error:
-        failed = _in_short(str(error)) or type(error).__name__
-        raise
+        if not (device.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
+            failed = _in_short(str(error)) or type(error).__name__
+            raise
+        invalid = device.doubt  # what the test asserts of such figures says nothing
     finally:
+        device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
         found = rows(device, pyfuncitem.nodeid, failed, invalid, file)
         pyfuncitem.stash[_ROWS] = msgspec.to_builtins(found)
@@ -165,6 +171,18 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
     return True
 
 
+@pytest.hookimpl(specname="pytest_pyfunc_call")
+def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
+    """Say it of an ``async def`` that no other plugin has taken by now."""
+    if pyfuncitem.stash.get(_DEVICE, None) is not None and inspect.iscoroutinefunction(pyfuncitem.obj):
+        from edgefl.errors import ConfigError
+
+        raise ConfigError(
+            f"{pyfuncitem.name} is an async def, which pytest does not run by itself: a test that uses "
+            "edge_device is a plain def (the function that it measures may call asyncio.run)"
+        )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -172,6 +190,44 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         # A report's attributes travel from a worker of pytest-xdist as they are.
         report.edgefl = rows  # type: ignore[attr-defined]
     return report
+
+
+class _Progress:
+    """Tells what is measured: in one line of a terminal, in a pipe every ten seconds."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reporter = config.pluginmanager.getplugin("terminalreporter")
+        self._capture = config.pluginmanager.getplugin("capturemanager")
+        self._every_s = 0.5 if self._reporter is not None and self._reporter.isatty else 10.0
+        self._next_s = 0.0
+        self._shown = False
+
+    def __call__(self, text: str) -> None:
+        """Show ``text`` if it is time to; an empty one ends the line."""
+        now_s = time.monotonic()
+        if self._reporter is None or self._reporter.verbosity < 0:
+            return
+        if text and not self._next_s:
+            self._next_s = now_s + self._every_s
+        if text and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self._write(text)
+        elif not text:
+            if self._shown and self._reporter.isatty:
+                self._write("")
+            self._next_s, self._shown = 0.0, False
+
+    def _write(self, text: str) -> None:
+        from edgefl.terminal import printable
+
+        with self._capture.global_and_fixture_disabled():
+            if not self._shown:
+                self._reporter.ensure_newline()
+            if self._reporter.isatty:
+                self._reporter.rewrite(printable(text), erase=True)
+            else:
+                self._reporter.write_line(f"edgefl: {printable(text)}")
+            self._shown = True
 
 
 class _SessionReport:
@@ -228,9 +284,14 @@ def _session(config: pytest.Config) -> Session:
         save, compare = config.getoption("edgefl_save"), config.getoption("edgefl_compare")
         tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))
         options = SessionOptions(
-            save, compare, tolerance / 100, _number(config, "time_scale"), int(repetitions) or None
+            save,
+            compare,
+            tolerance / 100,
+            _number(config, "time_scale"),
+            int(repetitions) or None,
+            _number(config, "limit"),
         )
-        config.stash[_SESSION] = Session(options)
+        config.stash[_SESSION] = Session(options, _Progress(config))
     return config.stash[_SESSION]
 
 
@@ -239,7 +300,7 @@ def _number(config: pytest.Config, option: str) -> float | None:
     text = config.getoption(f"edgefl_{option}")
     if text is None:
         return None
-    least = 9 if option == "repetitions" else 0
+    least = {"repetitions": 9, "limit": 1}.get(option, 0)
     name = f"--edgefl-{option.replace('_', '-')}"
     try:
         value = float(text.removesuffix("%"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,8 @@ def fidelity(json: Json = None, quick: Quick = False) -> int:
     """Measure emulated phones against what they declare; exit code 1 unless every bar is held."""
     from edgefl.lab.fidelity import run
 
-    result = run(json, quick, say=lambda text: say(f"{text} …", err=True))
+    result = run(json, quick, say=_next)
+    _wrote(json)
     return 0 if result["verdict"] == "PASS" else 1
 
 
@@ -61,13 +63,26 @@ def truth(
     ] = None,
 ) -> None:
     """Predicted beside measured: every published training step that is known, and this host's."""
-    from edgefl.lab.truth import run
+    from edgefl.lab.truth import PICTURES, run
 
-    run(json, quick, files=rows or (), say=lambda text: say(f"{text} …", err=True))
+    run(json, quick, files=rows or (), say=_next)
+    _wrote(json, PICTURES)
 
 
 def _measure(what: str, json: Path | None, quick: bool) -> None:
-    import_module(f"edgefl.lab.{what}").run(json, quick)
+    module = import_module(f"edgefl.lab.{what}")
+    module.run(json, quick, say=_next)
+    _wrote(json, getattr(module, "PICTURES", ()))
+
+
+def _next(text: str) -> None:
+    """Say what is measured next, on a terminal and in a pipe alike."""
+    say(f"{text} …", err=True)
+
+
+def _wrote(json: Path | None, pictures: Sequence[str] = ()) -> None:
+    if json is not None:
+        say(f"wrote {', '.join(map(str, [json, *(json.with_suffix(ending) for ending in pictures)]))}")
 
 
 def reproduce(

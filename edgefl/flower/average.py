@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl import kernels
 from edgefl.errors import ConfigError
+from edgefl.kernels import layers
 from edgefl.kernels.arguments import Floats
 
 T = TypeVar("T")
@@ -131,10 +131,10 @@ def _average_records(theirs: Callable[..., Any], records: Sequence[Any], weighte
 
     def array(key: str) -> Any:
         first = pages[0][key]
-        found = _sum_npy([page[key].data for page in pages], factors)
+        found = _npys([page[key].data for page in pages])
         if found is None:
             return None
-        return Array(first.dtype, tuple(first.shape), first.stype, found.header + found.numbers.data)
+        return Array(first.dtype, tuple(first.shape), first.stype, found.summed(factors))
 
     average, keys = ArrayRecord(), list(pages[0])
     for key, value in zip(keys, _each(keys, array, rest), strict=True):
@@ -155,8 +155,8 @@ def _average_arrays(
     if factors is None or len({len(arrays) for arrays, _ in results}) != 1:
         return list(theirs(results))
 
-    def rest(layers: list[int]) -> list[Any]:
-        return list(theirs([([arrays[i] for i in layers], examples) for arrays, examples in results]))
+    def rest(slow: list[int]) -> list[Any]:
+        return list(theirs([([arrays[i] for i in slow], examples) for arrays, examples in results]))
 
     def array(layer: int) -> Floats | None:
         return _sum_arrays([arrays[layer] for arrays, _ in results], factors)
@@ -171,16 +171,16 @@ def _average_results(theirs: Callable[..., Any], results: Sequence[tuple[Any, An
     if factors is None or len({len(each) for each in tensors}) != 1:
         return list(theirs(results))
 
-    def part(answer: Any, layers: list[int]) -> Any:
-        some = [answer.parameters.tensors[i] for i in layers]
+    def part(answer: Any, slow: list[int]) -> Any:
+        some = [answer.parameters.tensors[i] for i in slow]
         return dataclasses.replace(answer, parameters=dataclasses.replace(answer.parameters, tensors=some))
 
-    def rest(layers: list[int]) -> list[Any]:
-        return list(theirs([(client, part(answer, layers)) for client, answer in results]))
+    def rest(slow: list[int]) -> list[Any]:
+        return list(theirs([(client, part(answer, slow)) for client, answer in results]))
 
     def array(layer: int) -> Floats | None:
-        found = _sum_npy([each[layer] for each in tensors], factors)
-        return found and _form(found.header).shaped(found.numbers)
+        found = _npys([each[layer] for each in tensors])
+        return None if found is None else layers.weighted_layer(found.arrays(), factors)
 
     return _each(range(len(tensors[0])), array, rest)
 
@@ -192,11 +192,11 @@ def _factors(weights: Sequence[float]) -> list[float] | None:
 
 
 def _each(
-    layers: Sequence[Any], array: Callable[[Any], Any], rest: Callable[[list[Any]], list[Any]]
+    keys: Sequence[Any], array: Callable[[Any], Any], rest: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
     """Every layer's average: ours, and for those where that is None Flower's."""
-    found = {layer: array(layer) for layer in layers}
-    slow = [layer for layer, average in found.items() if average is None]
+    found = {key: array(key) for key in keys}
+    slow = [key for key, average in found.items() if average is None]
     if slow:
         _log.info("edgefl: Flower averages %d of %d layers: not float32 of one shape", len(slow), len(found))
         found.update(zip(slow, rest(slow), strict=True))
@@ -206,58 +206,54 @@ def _each(
 # ---- sums over NumPy's file format, in which Flower sends arrays -----------------------------------
 
 
-class Npy(NamedTuple):
-    """An array in NumPy's file format: its header, and its numbers in the order of memory."""
+class Npys(NamedTuple):
+    """Files in NumPy's format of float32 arrays of one shape and order: their header, and their numbers."""
 
     header: bytes
-    numbers: Floats
+    flat: list[Floats]
 
+    def summed(self, factors: Sequence[float]) -> bytes:
+        """The weighted sum as such a file."""
+        start = len(self.header)
+        made = BytesIO(
+            bytes(start + self.flat[0].nbytes)
+        )  # zeros that take no memory before they are written
+        with made.getbuffer() as view:
+            view[:start] = self.header
+            out = np.frombuffer(view, np.float32, offset=start)
+            layers.sum_into(out, self.flat, factors)
+            del out
+        return made.getvalue()  # the same memory: a BytesIO copies only what two hold
 
-class Form(NamedTuple):
-    """The shape of a float32 array and its order of memory; of any other array no shape."""
-
-    shape: tuple[int, ...] | None
-    fortran: bool = False
-
-    def shaped(self, numbers: Floats) -> Floats:
-        assert self.shape is not None
-        return numbers.reshape(self.shape, order="F" if self.fortran else "C")
+    def arrays(self) -> list[Floats]:
+        shape, fortran, _ = _form(self.header)
+        return [each.reshape(shape, order="F" if fortran else "C") for each in self.flat]
 
 
 @lru_cache(4096)
-def _form(header: bytes) -> Form:
-    """The form that a header of version 1.0 states."""
-    try:
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(BytesIO(header[8:]))
-    except ValueError:
-        return Form(None)
-    return Form(shape, fortran) if dtype == np.float32 else Form(None)
+def _form(header: bytes) -> tuple[tuple[int, ...], bool, Any]:
+    """The shape, order of memory (True: Fortran's) and type that a header of version 1.0 states."""
+    return np.lib.format.read_array_header_1_0(BytesIO(header[8:]))
 
 
-def _sum_npy(files: Sequence[bytes], factors: Sequence[float]) -> Npy | None:
-    """The weighted sum of float32 arrays of one form; None where they are something else."""
+def _npys(files: Sequence[bytes]) -> Npys | None:
+    """The files of float32 arrays of one form; None where they are something else."""
     first = files[0]
-    header = first[: 10 + int.from_bytes(first[8:10], "little")]
-    shape = _form(header).shape if header.startswith(b"\x93NUMPY\x01\x00") else None
-    if not shape and shape != ():
+    start = 10 + int.from_bytes(first[8:10], "little")
+    header = first[:start]
+    try:
+        shape, _, dtype = _form(header) if header.startswith(b"\x93NUMPY\x01\x00") else ((), False, None)
+    except ValueError:
         return None
-    size = len(header) + 4 * math.prod(shape)
-    if size == len(header) or not all(len(file) == size and file.startswith(header) for file in files):
+    size = start + 4 * math.prod(shape)
+    if dtype != np.float32 or not all(len(file) == size and file.startswith(header) for file in files):
         return None
-    start = len(header)
-    return Npy(header, _sum([np.frombuffer(file, np.float32, offset=start) for file in files], factors))
+    return Npys(header, [np.frombuffer(file, np.float32, offset=start) for file in files])
 
 
 def _sum_arrays(arrays: Sequence[NDArray[Any]], factors: Sequence[float]) -> Floats | None:
     """The weighted sum of float32 arrays of one shape; None where they are something else."""
-    shape = np.shape(arrays[0])
-    if not all(np.shape(each) == shape and np.asarray(each).dtype == np.float32 for each in arrays):
+    found = [np.asarray(each) for each in arrays]
+    if not all(each.shape == found[0].shape and each.dtype == np.float32 for each in found):
         return None
-    flat = [np.ascontiguousarray(each).reshape(-1) for each in arrays]
-    return _sum(flat, factors).reshape(shape) if flat[0].size else None
-
-
-def _sum(flat: Sequence[Floats], factors: Sequence[float]) -> Floats:
-    out = np.empty(flat[0].size, np.float32)
-    kernels.weighted_sum(out, None, flat, factors)
-    return out
+    return layers.weighted_layer(found, factors)

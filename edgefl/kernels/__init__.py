@@ -3,6 +3,7 @@
     arguments.py           what is accepted, and the words of the errors
     steps.py               the server optimiser's step, and the sum and the step in one pass
     quantization.py        updates in fewer bits, clipping
+    layers.py              weighted averages of whole models, layer by layer
     staleness.py           moving averages indexed by client
     selection.py           which back end runs, on how many threads
     backend_reference.py   numpy, the oracle
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
+from edgefl.kernels.layers import average
 from edgefl.kernels.quantization import clip_factors, quantize
 from edgefl.kernels.selection import backend, backends, select, set_threads, threads
 from edgefl.kernels.staleness import MovingAverage
@@ -34,6 +36,7 @@ __all__ = [
     "SCALE_BLOCK",
     "TILE",
     "MovingAverage",
+    "average",
     "backend",
     "backends",
     "checksum",

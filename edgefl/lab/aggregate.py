@@ -3,7 +3,7 @@
 Every figure of a row counts the same bytes: the K updates and the base read, the result written, which is
 (K+2)·D·4 for float32. The limits are a loop that only reads that much, and STREAM's triad. Contenders take
 turns, so that a host which slows down slows all of them; each figure is the median of at least 9 turns
-(fewer, and marked, where one call takes most of a second).
+(fewer, and marked, where one call takes most of a second). A row that the host spoilt is marked and says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import psutil
 
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
-from edgefl.limits.capacity import host
+from edgefl.limits.capacity import UsageMeter, host
+from edgefl.limits.fidelity import STEAL_MAX, THROTTLED_MAX
 from edgefl.results import tables
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
@@ -47,6 +48,15 @@ _CALM_S = 0.04
 """Pause after threads that spin for some 30 ms after their work, those of BLAS and OpenMP."""
 _LARGEST_ROW_BYTES = 6e9
 """More takes minutes a row and is as far beyond any cache."""
+BELIEVED = {
+    "others": ("used by other programs", 0.10),
+    "steal": ("stolen by the hypervisor", STEAL_MAX),
+    "throttled": ("taken by a CPU quota", THROTTLED_MAX),
+}
+"""Shares of the host's cores, in words, and the most with which a row is believed."""
+SPREAD_MAX = 0.30
+"""The widest spread of ours and of the limits with which a row is believed."""
+PICTURES = (".png", ".svg")
 
 Call = Callable[[], object]
 
@@ -64,13 +74,15 @@ def run(
     json_path: Path | str | None = None,
     quick: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
 
     ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
-    ``dtype``, ``threads``, ``bytes``, and for each contender its ``seconds`` (median), ``spread``
-    (interquartile range over median), ``turns``, ``gbytes_per_s``, ``updates_per_s`` and ``of_limit``
-    (against the read loop; None without the C extension). ``skipped`` names the rows too large to measure.
+    ``dtype``, ``threads``, ``bytes``, ``doubts`` (why its figures are not to be believed; empty if they are),
+    and for each contender its ``seconds`` (median), ``spread`` (interquartile range over median), ``turns``,
+    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (against the read loop; None without the C
+    extension). ``skipped`` names the rows too large to measure. ``say`` is told what is measured next.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
     most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
@@ -91,14 +103,14 @@ def run(
         },
         "turns": TURNS,
         "skipped": [list(row) for row in wanted if row not in fits],
-        "rows": [_measured(row) for row in fits],
+        "rows": list(_rows(fits, say)),
     }
     result["seconds"] = round(time.monotonic() - started, 1)
     show(result)
     if json_path is not None:
         path = Path(json_path)
         path.write_text(json.dumps(result, indent=2) + "\n")
-        draw(result, [path.with_suffix(".png"), path.with_suffix(".svg")])
+        draw(result, [path.with_suffix(ending) for ending in PICTURES])
     return result
 
 
@@ -112,6 +124,31 @@ def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
     return rows + [SumCase(*size, dtype, everything) for size in typed for dtype in list(DTYPES)[1:]]
 
 
+def _rows(cases: Sequence[SumCase], say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    for place, case in enumerate(cases, 1):
+        threads = "1 thread" if case.threads == 1 else f"{case.threads} threads"
+        say(f"{place} of {len(cases)}: {_size(case._asdict())} {case.dtype}, {threads}")
+        yield _measured(case)
+
+
+def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -> list[str]:
+    """The reasons why a row's figures are not to be believed, by the host's use meanwhile and their spreads.
+
+    >>> doubts({"others": 0.41, "steal": 0.0, "throttled": None}, {"edgefl c": {"spread": 0.1}})
+    ['41% of the cores used by other programs, at most 10% is allowed']
+    """
+    found = [
+        f"{share:.0%} of the cores {what}, at most {most:.0%} is allowed"
+        for name, (what, most) in BELIEVED.items()
+        if (share := usage.get(name)) is not None and share > most
+    ]
+    spreads = {name: each["spread"] for name, each in figures.items() if name in ONE_THREAD}
+    worst = max(spreads, key=lambda name: spreads[name])
+    if spreads[worst] > SPREAD_MAX:
+        found.append(f"{worst} scattered by {spreads[worst]:.0%}, at most {SPREAD_MAX:.0%} is allowed")
+    return found
+
+
 def _measured(row: SumCase) -> dict[str, Any]:
     arrays = arrays_of(*row)
     fewer = row.threads < kernels.threads()
@@ -122,7 +159,8 @@ def _measured(row: SumCase) -> dict[str, Any]:
         once_s = {name: min(timeit.repeat(call, number=1, repeat=2)) for name, call in calls.items()}
         counts = {name: max(1, round(_TURN_S / max(seconds, 1e-7))) for name, seconds in once_s.items()}
         turns: dict[str, list[float]] = {name: [] for name in calls}
-        spinning = False
+        spinning, meter = False, UsageMeter()
+        meter.begin()
         for turn in range(TURNS):
             for name, call in calls.items():
                 if turn >= 3 and sum(turns[name]) > _SLOW_S:
@@ -133,6 +171,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
                     call()
                 turns[name].append(timeit.timeit(call, number=counts[name]) / counts[name])
                 spinning = name in SPIN
+        meter.end()
     finally:
         kernels.set_threads(None)
     limit_s = float(np.median(turns["read loop"])) if "read loop" in turns else None
@@ -147,7 +186,8 @@ def _measured(row: SumCase) -> dict[str, Any]:
             "updates_per_s": row.updates / seconds,
             "of_limit": None if limit_s is None else limit_s / seconds,
         }
-    return row._asdict() | {"bytes": arrays.moved_bytes, "contenders": figures}
+    facts = {"bytes": arrays.moved_bytes, "doubts": doubts(meter.usage(), figures)}
+    return row._asdict() | facts | {"contenders": figures}
 
 
 # ---- contenders: edgefl's back ends, the usual ways, the limits ----------------------------------
@@ -293,6 +333,10 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 # ---- what is printed and drawn -----------------------------------------------------------------
 
+MARK = " !"
+"""Behind the size of a row that is not to be believed."""
+DOUBTS = 8
+"""Rows whose doubts are printed; the JSON file has all."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
 SHORT |= {name: f"{name.split()[-1]}*" for name in NEEDS_STACK}
@@ -319,6 +363,11 @@ def show(result: dict[str, Any]) -> None:
         f"({facts['instruction_set']}), load {facts['load_1min']}; medians of {turns} turns, ~ of fewer as "
         f"slow, in {result['seconds']:.0f} s\n* needs the updates stacked in one matrix"
     )
+    if doubted := [row for row in rows if row["doubts"]]:
+        tables.show("! not to be believed; measure on a machine that does nothing else:")
+        tables.show(*(f"  {_size(row)} {_kind(row)}: {'; '.join(row['doubts'])}" for row in doubted[:DOUBTS]))
+        if (more := len(doubted) - DOUBTS) > 0:
+            tables.show(f"  and {more} more: doubts in the JSON file")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
         tables.show(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
@@ -334,8 +383,8 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
     for row in rows:
         found = [row["contenders"].get(name) for name in names]
         marks = ["~" if each and each["turns"] < turns else "" for each in found]
-        rates = [f"{each['gbytes_per_s']:.1f}" if each else "" for each in found]
-        cells.append([_size(row), *map("".join, zip(marks, rates, strict=True))])
+        rates = [tables.digits(each["gbytes_per_s"]) if each else "" for each in found]
+        cells.append([_marked(row), *map("".join, zip(marks, rates, strict=True))])
     return _table(title, names, cells)
 
 
@@ -347,7 +396,7 @@ def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
         mine = seconds["edgefl c"]
         ratios = [_ratio(seconds.get(name), mine) for name in others]
         over = f"{(mine - seconds[RAW]) * 1e6:+.0f} μs"
-        cells.append([_size(row), *ratios, _ratio(mine, seconds.get("edgefl numba")), over])
+        cells.append([_marked(row), *ratios, _ratio(mine, seconds.get("edgefl numba")), over])
     return _table("c: times as fast as", [*others, "numba/c", "over bare"], cells)
 
 
@@ -358,11 +407,11 @@ def _types(floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> Any:
         figures, same = row["contenders"]["edgefl c"], as_floats[row["parameters"], row["updates"]]
         cells.append(
             [
-                f"{_size(row)} {row['dtype']}",
-                f"{figures['updates_per_s']:.0f}",
+                f"{_size(row)} {row['dtype']}{MARK * bool(row['doubts'])}",
+                tables.digits(figures["updates_per_s"]),
                 _ratio(same["contenders"]["edgefl c"]["seconds"], figures["seconds"]),
                 _ratio(same["bytes"], row["bytes"]),
-                f"{figures['gbytes_per_s']:.1f}",
+                tables.digits(figures["gbytes_per_s"]),
                 f"{figures['of_limit']:.2f}",
                 _ratio(figures["seconds"], row["contenders"].get("edgefl numba", {}).get("seconds")),
             ]
@@ -379,6 +428,14 @@ def _size(row: dict[str, Any]) -> str:
     return f"{short(row['parameters'])}×{row['updates']}"
 
 
+def _kind(row: dict[str, Any]) -> str:
+    return f"{row['dtype']} on {row['threads']}"
+
+
+def _marked(row: dict[str, Any]) -> str:
+    return _size(row) + MARK * bool(row["doubts"])
+
+
 def short(parameters: int) -> str:
     """A model's size in thousands or millions."""
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
@@ -388,37 +445,33 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Gflop/s over flop per byte, one point a row and contender, to each of ``paths``.
+    """GB/s over the bytes that a sum moves, as in the tables, to each of ``paths``.
 
-    A sum is K·D products and as many additions over the bytes that it moves; a roof is a limit's median
-    bandwidth times flop per byte, once for the largest row (memory) and once for the smallest (cache).
+    A line a contender for float32 on all threads, points for the other types; the limits are grey. Rows
+    that are not to be believed are hollow.
     """
     from matplotlib.figure import Figure
 
     rows = [row for row in result["rows"] if row["threads"] == result["host"]["threads"]]
+    rows.sort(key=lambda row: int(row["bytes"]))
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
-    flops = [2.0 * row["updates"] * row["parameters"] for row in rows]
-    intensities = [flop / row["bytes"] for flop, row in zip(flops, rows, strict=True)]
-    span = np.array([0.8 * min(intensities), 1.25 * max(intensities)])
-    floats = sorted((row for row in rows if row["dtype"] == "float32"), key=lambda row: int(row["bytes"]))
-    for where, row, style in (("memory", floats[-1], "-"), ("cache", floats[0], "--")):
-        for limit, shade in zip(LIMITS, ("0.2", "0.6"), strict=True):
-            if limit in row["contenders"]:
-                rate = row["contenders"][limit]["gbytes_per_s"]
-                label = f"{limit}, {where}: {rate:.0f} GB/s"
-                axes.plot(span, span * rate, style, color=shade, linewidth=1, label=label)
-    names = dict.fromkeys(name for row in rows for name in row["contenders"] if name not in LIMITS)
+    names = list(dict.fromkeys(name for row in rows for name in row["contenders"]))
     for place, name in enumerate(names):
-        axes.plot([], [], "o", color=f"C{place % 10}", label=name)
-        for row, flop, x in zip(rows, flops, intensities, strict=True):
-            if name in row["contenders"]:
-                y = flop / row["contenders"][name]["seconds"] / 1e9
-                axes.plot(x, y, MARKERS[row["dtype"]], color=f"C{place % 10}", markersize=5, alpha=0.8)
+        limit = name in LIMITS
+        colour = ("0.2", "0.6")[LIMITS.index(name)] if limit else f"C{place % 10}"
+        mine = [(row, row["bytes"] / 1e6, row["contenders"][name]["gbytes_per_s"])
+                for row in rows if name in row["contenders"]]  # fmt: skip
+        line = [(x, y) for row, x, y in mine if row["dtype"] == "float32"]
+        axes.plot(*zip(*line, strict=True), "--" if limit else "-", color=colour, linewidth=1, label=name)
+        for row, x, y in mine:
+            fill = "none" if row["doubts"] else colour
+            axes.plot(x, y, MARKERS[row["dtype"]], color=colour, markerfacecolor=fill, markersize=5)
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
-    axes.set(xscale="log", yscale="log", xlim=span, xlabel="flop per byte moved", ylabel="Gflop/s")
-    axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads")
+    axes.set(xscale="log", yscale="log", xlabel="MB moved by one sum", ylabel="GB/s")
+    hollow = "; hollow: not to be believed" if any(row["doubts"] for row in rows) else ""
+    axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads{hollow}")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     axes.grid(visible=True, which="both", linewidth=0.3)
     for path in paths:

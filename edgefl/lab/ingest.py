@@ -8,7 +8,8 @@ the second third of a turn on: in the first, clients come one by one and find me
 
 The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` passes the same frames over
 ZeroMQ and does nothing else, ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes the
-passes of a trip over memory. System and limits take turns; each figure is a median over the turns.
+passes of a trip over memory. System and limits take turns, and the cases do; each figure is a median over the
+turns that a case had before the time was up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +40,10 @@ from edgefl.results import tables
 from edgefl.results.record import Record
 from edgefl.run import supervisor
 
-SIZES = (1_000, 62_006, 468_458, 1_663_370, 11_173_962, 25_000_000)
-QUICK_SIZES = SIZES[:4]
+SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
+QUICK_SIZES = SIZES[1:3]
+MOST_S, QUICK_MOST_S = 240.0, 40.0
+"""Seconds after which no turn is begun but each case's first."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
     "shm": ("socket", "memory", "passes"),
     "wire": ("socket", "memory"),
@@ -76,11 +82,15 @@ def run(
     clients: int = CLIENTS,
     seconds: float | None = None,
     repetitions: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure, print a table, write ``json_path`` if given, and return what it holds.
 
-    ``cases`` has one entry a transport and size: ``trips`` counted in all turns, ``trips_per_s`` with its
-    ``spread`` (interquartile range over median), ``gbytes_per_s`` (a model down and an update up a trip),
+    Cases take up to ``repetitions`` turns of ``seconds``, one after the other, until `MOST_S` have passed;
+    each has one at least. ``say`` is told of every turn.
+
+    ``cases`` has one entry a transport and size: its ``turns``, ``trips`` counted in all, ``trips_per_s``
+    with its ``spread`` (interquartile range over median), ``gbytes_per_s`` (a model down and an update up a trip),
     ``server_trip_us`` (median cost of a trip to the server, without the sum), ``server_us`` (its whole time
     a trip but waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and ``of_limit``.
 
@@ -96,15 +106,15 @@ def run(
         for size in sizes or (QUICK_SIZES if quick else SIZES)
         if 4 * size * (ring_entries(size) + vectors) < half
     ]
+    cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
+    _take_turns(cases, repetitions, QUICK_MOST_S if quick else MOST_S, say)
     result = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), "backend": kernels.backend()},
         "clients": clients,
         "updates_per_sum": min(UPDATES, clients),
         "seconds": seconds,
         "repetitions": repetitions,
-        "cases": [
-            _case(transport, size, clients, seconds, repetitions) for transport in LIMITS for size in fitting
-        ],
+        "cases": [case.figures() for case in cases],
     }
     _print(result)
     if json_path is not None:
@@ -112,32 +122,61 @@ def run(
     return result
 
 
-def _case(
-    transport: Transport, parameters: int, clients: int, seconds: float, repetitions: int
-) -> dict[str, Any]:
-    turns: list[IngestFigures] = []
-    limits: dict[Limit, list[float]] = {what: [] for what in LIMITS[transport]}
-    for _ in range(repetitions):
-        found, seconds = _long_enough(transport, parameters, clients, seconds)
-        turns.append(found)
-        for what, rates in limits.items():
-            case = LimitCase(what, transport, parameters, clients, min(UPDATES, clients), seconds / 2)
-            rates.append(limit_of(case))
-    low, rate, high = np.percentile([turn.trips_per_s for turn in turns], [25, 50, 75]).tolist()
-    stages = {stage: float(np.median([turn.stages_us[stage] for turn in turns])) for stage in STAGES}
-    allowed = {what: float(np.median(rates)) for what, rates in limits.items()}
-    return {
-        "transport": transport,
-        "parameters": parameters,
-        "trips": sum(turn.trips for turn in turns),
-        "trips_per_s": rate,
-        "spread": (high - low) / rate,
-        "gbytes_per_s": rate * 8 * parameters / 1e9,
-        "server_trip_us": float(np.median([turn.server_trip_us for turn in turns])),
-        "server_us": sum(stages.values()) - stages["wait"],
-        "stages_us": stages,
-        "limits": {what: {"trips_per_s": most, "of_limit": rate / most} for what, most in allowed.items()},
-    }
+@dataclass
+class _Case:
+    """A transport and size, with the turns that it has had."""
+
+    transport: Transport
+    parameters: int
+    clients: int
+    seconds: float
+    """Length of a turn, which grows where a case needs longer ones."""
+    turns: list[IngestFigures] = field(default_factory=list)
+    limits: dict[Limit, list[float]] = field(default_factory=dict)
+    took_s: float = 0.0
+    """Seconds of the last turn, its limits included."""
+
+    def turn(self) -> None:
+        """Measure the system once, and then each limit."""
+        began_s = time.monotonic()
+        found, self.seconds = _long_enough(self.transport, self.parameters, self.clients, self.seconds)
+        self.turns.append(found)
+        for what in LIMITS[self.transport]:
+            sums, seconds = min(UPDATES, self.clients), self.seconds / 2
+            case = LimitCase(what, self.transport, self.parameters, self.clients, sums, seconds)
+            self.limits.setdefault(what, []).append(limit_of(case))
+        self.took_s = time.monotonic() - began_s
+
+    def figures(self) -> dict[str, Any]:
+        low, rate, high = np.percentile([turn.trips_per_s for turn in self.turns], [25, 50, 75]).tolist()
+        stages = {stage: float(np.median([turn.stages_us[stage] for turn in self.turns])) for stage in STAGES}
+        allowed = {what: float(np.median(rates)) for what, rates in self.limits.items()}
+        return {
+            "transport": self.transport,
+            "parameters": self.parameters,
+            "turns": len(self.turns),
+            "trips": sum(turn.trips for turn in self.turns),
+            "trips_per_s": rate,
+            "spread": (high - low) / rate,
+            "gbytes_per_s": rate * 8 * self.parameters / 1e9,
+            "server_trip_us": float(np.median([turn.server_trip_us for turn in self.turns])),
+            "server_us": sum(stages.values()) - stages["wait"],
+            "stages_us": stages,
+            "limits": {
+                what: {"trips_per_s": most, "of_limit": rate / most} for what, most in allowed.items()
+            },
+        }
+
+
+def _take_turns(cases: list[_Case], most: int, most_s: float, say: Callable[[str], None]) -> None:
+    """Up to ``most`` turns of each case; none that would end after ``most_s``, but for each case's first."""
+    began_s = time.monotonic()
+    for turn in range(most):
+        for case in cases:
+            if turn and time.monotonic() - began_s + case.took_s > most_s:
+                return
+            say(f"turn {turn + 1} of at most {most}: {case.transport}, {short(case.parameters)} parameters")
+            case.turn()
 
 
 def _long_enough(
@@ -226,18 +265,20 @@ def _print(result: dict[str, Any]) -> None:
         rows.append(
             [
                 f"{case['transport']} {short(case['parameters'])}",
-                f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}",
-                f"{case['gbytes_per_s']:.2f}",
+                tables.digits(rate),
+                tables.digits(case["gbytes_per_s"]),
                 *("" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits),
                 *(f"{us:.0f}" if us < 10_000 else f"{us / 1000:.0f}k" for us in costs),
             ]
         )
     facts = result["host"]
+    fewest, most = (end(case["turns"] for case in result["cases"]) for end in (min, max))
+    turns = tables.many(most, "turn") if fewest == most else f"{fewest} to {most} turns"
     tables.show(
         tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage"),
         f"{facts['cpu']}, {facts['cores']} cores, {facts['backend']}, load {facts['load_1min']}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{result['repetitions']} turns of {result['seconds']:g} s or more. sock, mem, pass: share of what "
+        f"{turns} of {result['seconds']:g} s or more. sock, mem, pass: share of what "
         "bare ZeroMQ does with the same frames, of what copying and summing the same bytes allows, and of a "
         "trip's passes over memory. trip: median µs of one trip, without the sum",
     )

@@ -26,6 +26,7 @@ from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, 
 from edgefl.learning.train import TrainResult
 from edgefl.limits.capacity import host
 from edgefl.results import tables
+from edgefl.results.tables import many
 from edgefl.run import supervisor
 from edgefl.run.workload import Workload
 from edgefl.strategies.base import Given
@@ -83,20 +84,23 @@ def run(
     *,
     counts: tuple[int, ...] | None = None,
     repetitions: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure, print a table, write ``json_path`` if given, and return what it holds.
 
     ``rows`` has one entry a number of clients: ``ready_s`` from the first fork until all are ready (median,
     with its ``spread``), ``ms_a_client``, and the medians over the clients of ``proportional_mib`` and
     ``own_mib`` (pages that nobody shares) after one trip each. ``torch`` is what one process pays that
-    imports it for itself.
+    imports it for itself. ``say`` is told what is measured next.
 
     Raises `RunError` if a client ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
+    say("processes that import torch for themselves")
     import_s, shared, own = np.median([_import_torch() for _ in range(repetitions)], axis=0).tolist()
     rows = []
     for clients in counts or (QUICK_COUNTS if quick else COUNTS):
+        say(f"{many(repetitions, 'start')} of {many(clients, 'client')}")
         turns = [started(clients) for _ in range(repetitions)]
         low, ready_s, high = np.percentile([seconds for seconds, _ in turns], [25, 50, 75]).tolist()
         proportional_mib, own_mib = np.median([each for _, found in turns for each in found], axis=0).tolist()

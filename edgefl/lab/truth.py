@@ -31,6 +31,7 @@ from edgefl.results.tables import many, percent
 
 Say = Callable[[str], None]
 
+PICTURES = (".png", ".svg")
 LAYERS = ("lstm", "softmax output")
 """What names of measured single layers start with."""
 
@@ -69,7 +70,7 @@ def run(
     if json_path is not None:
         path = Path(json_path)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        draw(steps, [path.with_suffix(".png"), path.with_suffix(".svg")])
+        draw(steps, [path.with_suffix(ending) for ending in PICTURES])
     return result
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from edgefl.regression.measurement import (
     LEAST_REPETITIONS,
     Measurement,
     MeasurementPlan,
+    TimeLimit,
     measure,
     profile_sha256,
 )
@@ -90,13 +92,15 @@ class SessionOptions(NamedTuple):
     tolerance: float = TOLERANCE
     time_scale: float | None = None
     repetitions: int | None = None
+    limit_s: float | None = None
+    """Wall seconds that the measurements of one test may take."""
 
 
 class Session:
     """The options, the measuring process and the comparisons of one pytest process; `close` it at its end."""
 
-    def __init__(self, options: SessionOptions) -> None:
-        self.options = options
+    def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.options, self.tell = options, tell
         self._process: MeasuringProcess | None = None
         self._file: Path | None = None
         self._compared: dict[str, list[Compared]] = {}
@@ -137,7 +141,7 @@ class EdgeDevice:
     """One device in one test."""
 
     def __init__(self, mark: MarkOptions, test: DeviceTest, session: Session) -> None:
-        self._mark, self._test, self._session = mark, test, session
+        self._mark, self._test, self.session = mark, test, session
         self.profile: Device = load_device(mark.profile)
         if self.profile.cpu is None:
             why = "has a delay model instead of a processor: there is nothing to time a function by"
@@ -147,6 +151,7 @@ class EdgeDevice:
         self.name = self.profile.id
         self.results: list[DeviceResult] = []
         self._calls: Counter[str] = Counter()
+        self._limit = TimeLimit(session.options.limit_s)
 
     def run(
         self, function: Callable[..., Any], *args: Any, setup: Callable[..., Any] | None = None, **kwargs: Any
@@ -157,14 +162,15 @@ class EdgeDevice:
         tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but within the
         device's memory; what it returns is the function's first argument. A parameter named ``edge_device``
         is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has not enough
-        memory, `Invalid` for figures that cannot be believed, ConfigError for what cannot be handed over.
+        memory, ConfigError for what cannot be handed over. Figures that cannot be believed are `Invalid`: at
+        once where they are saved or compared, else unless `DeviceResult.assert_budget` finds them far below.
         """
         __tracebackhide__ = True
         location = locate(function)
         self._calls[location.qualname] += 1
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
-        options, mark = self._session.options, self._mark
+        options, mark = self.session.options, self._mark
         if options.save:  # a broken file is said before minutes are spent
             baseline.load(baseline.path_of(self._test.file))
         before = self._baseline(label) if options.compare else None
@@ -179,16 +185,30 @@ class EdgeDevice:
             device=mark.profile,
             network=self._network_name,
             shots=before.reference.against if isinstance(before, BaselineEntry) else None,
-            limit_s=mark.limit_s,
+            limit_s=min(mark.limit_s, self._limit.seconds),
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
         repetitions *= BASELINE_TIMES if options.save else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
-        plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
-        result = DeviceResult(label, measure(self._session.process(self._test.file), plan))
+        tell = partial(self._tell, label)
+        plan = MeasurementPlan(
+            self.profile, self.network, request, repetitions, scale, limit=self._limit, tell=tell
+        )
+        result = DeviceResult(label, measure(self.session.process(self._test.file), plan))
         self.results.append(result)
-        self._believe(result, result.measured)
+        if options.save or options.compare:
+            self._believe(result, result.measured)
+        result.doubt = "; ".join(result.measured.reasons())
         return result
+
+    @property
+    def doubt(self) -> str:
+        """What makes a result's figures unbelievable that no budget far above them has made up for."""
+        found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
+        return next(found, "")
+
+    def _tell(self, label: str, about: str) -> None:
+        self.session.tell(f"{label} on {self.name}: {about}")
 
     def judge(self) -> None:
         """Hold a test's results to its mark's budgets and the baselines: `NotMet` or `Invalid`."""
@@ -201,12 +221,14 @@ class EdgeDevice:
         for result in self.results:
             if self._mark.budgets:
                 result.assert_budget(**self._mark.budgets)
-            if not self._session.options.compare:
+            if result.doubt:
+                raise self._invalid(result, result.doubt)
+            if not self.session.options.compare:
                 continue
             before = self._baseline(result.function)
             if isinstance(before, str):
                 raise self._invalid(result, before)
-            more = verdict.more_flop(before, self.entry(result), self._session.options.tolerance)
+            more = verdict.more_flop(before, self.entry(result), self.session.options.tolerance)
             wrong = [] if more is None else [more]
             try:
                 wrong += map(str, self.grown(result, before))
@@ -224,12 +246,12 @@ class EdgeDevice:
         measurements count together: what a neighbour did may look like a change, or hide one.
         """
         __tracebackhide__ = True
-        tolerance, devices = self._session.options.tolerance, self._test.devices
+        tolerance, devices = self.session.options.tolerance, self._test.devices
         now = self.entry(result)
         if before.loads_apart(now) is not None:
             now = self._again(result, before)
         first = verdict.compare(before, now, tolerance * DOUBTFUL)
-        changed = self._session.changed(f"{self._test.group} {result.function}", devices, first)
+        changed = self.session.changed(f"{self._test.group} {result.function}", devices, first)
         looks = (*first, *verdict.compare(before, now, tolerance))
         if not changed and not any(one.undecided for one in looks):
             return []
@@ -251,7 +273,7 @@ class EdgeDevice:
     def _again(self, result: DeviceResult, before: BaselineEntry) -> BaselineEntry:
         """Measure the function once more. `Invalid` if that does not compare with the baseline."""
         __tracebackhide__ = True
-        measured = measure(self._session.process(self._test.file), result.measured.plan)
+        measured = measure(self.session.process(self._test.file), result.measured.plan)
         self._believe(result, measured)
         now = self.entry(result, measured)
         if (why := before.loads_apart(now)) is not None:

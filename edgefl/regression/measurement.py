@@ -5,11 +5,13 @@ Resamples come from a seeded stream, so that the same samples always give the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,7 @@ import numpy as np
 
 from edgefl.devices.condition import energy_j
 from edgefl.devices.schema import Device, Network, to_json
-from edgefl.errors import NotMet, OutOfDeviceMemory
+from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
 from edgefl.limits.capacity import StealMeter
 from edgefl.limits.fidelity import STEAL_MAX
 from edgefl.regression.process import (
@@ -67,6 +69,32 @@ def median_interval(samples: Sequence[float]) -> Interval:
     return Interval(statistics.median(samples), float(low), float(high))
 
 
+class TimeLimit:
+    """Wall seconds that one test's measurements may take together; waiting for other tests does not count."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._before_s, self._began_s = 0.0, math.nan
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the time that passes."""
+        self._began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._before_s, self._began_s = self.spent_s, math.nan
+
+    @property
+    def spent_s(self) -> float:
+        passed_s = time.monotonic() - self._began_s
+        return self._before_s + (passed_s if passed_s == passed_s else 0.0)
+
+    def allows(self, seconds: float) -> bool:
+        """Returns True if as much time is left."""
+        return self.spent_s + seconds <= self.seconds
+
+
 class MeasurementPlan(NamedTuple):
     """The request and the extent of a measurement."""
 
@@ -76,6 +104,9 @@ class MeasurementPlan(NamedTuple):
     repetitions: int
     """At least; more where they vary."""
     time_scale: float
+    limit: TimeLimit = TimeLimit()
+    tell: Callable[[str], None] = lambda _: None
+    """Told of each repetition."""
 
 
 class Measurement:
@@ -152,13 +183,17 @@ class Measurement:
 def measure(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
 
-    If the figures cannot be believed, measure once more: whatever was in the way may have passed.
-    `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises.
+    If the figures cannot be believed, measure once more: whatever was in the way may have passed. Past the
+    plan's limit nothing is begun that is not needed.
+    `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises,
+    `Invalid` where the limit came before there were nine repetitions.
     """
     __tracebackhide__ = True
-    with alone():
+    with alone(), plan.limit.counted():
+        before_s = plan.limit.spent_s
         measured = _measured(process, plan)
-        return _measured(process, plan) if any(measured.reasons()) else measured
+        once_more = any(measured.reasons()) and plan.limit.allows(plan.limit.spent_s - before_s)
+        return _measured(process, plan) if once_more else measured
 
 
 def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
@@ -167,14 +202,30 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan) -> Measurement:
     trial = _ask(process, plan, plan.request)
     assert isinstance(trial, TrialRun)
     repetitions: list[Repetition] = []
-    for index in range(max(MOST_REPETITIONS, plan.repetitions)):
+    most = max(MOST_REPETITIONS, plan.repetitions)
+    for index in range(most):
+        before_s = plan.limit.spent_s
+        about = f"repetition {index + 1} of {plan.repetitions}"
+        plan.tell(about if index < plan.repetitions else f"{about}, up to {most} until the time is known")
         found = _ask(process, plan, RepeatRequest(index, plan.time_scale))
         assert isinstance(found, Repetition)
         repetitions.append(found)
         enough = index + 1 >= plan.repetitions
         if enough and Measurement(plan, trial, repetitions, None).noise <= PRECISE:
             break
+        if not plan.limit.allows(plan.limit.spent_s - before_s):
+            _require_enough(plan, index + 1)
+            break
     return Measurement(plan, trial, repetitions, meter.share())
+
+
+def _require_enough(plan: MeasurementPlan, made: int) -> None:
+    __tracebackhide__ = True
+    if made < LEAST_REPETITIONS:
+        raise Invalid(
+            f"{plan.request.function.qualname} on {plan.device.id}: {made} repetitions in the "
+            f"{plan.limit.seconds:g} s that --edgefl-limit allows, at least {LEAST_REPETITIONS} are needed"
+        )
 
 
 def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> TrialRun | Repetition:

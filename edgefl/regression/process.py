@@ -189,8 +189,9 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
     for kind, article in (("coroutine", "a"), ("generator", "a"), ("asyncgen", "an")):
         if getattr(inspect, f"is{kind}function")(inner):  # which gives an object and works later
             got = f"{inner.__qualname__}, {article} {kind.replace('asyncgen', 'async generator')} function"
+            way = f"; let a plain def call asyncio.run({inner.__name__}(...))" if kind == "coroutine" else ""
             raise ConfigError(
-                f"{name} must do its work when it is called, as a plain function does (got {got})"
+                f"{name} must do its work when it is called, as a plain function does (got {got}){way}"
             )
     if (why := _hidden(function)) is not None:
         raise ConfigError(

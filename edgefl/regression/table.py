@@ -49,7 +49,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
             function=result.function,
             device=result.device,
             outcome=result.outcome,
-            why="; ".join(result.failures) or result.invalid or "",
+            why="; ".join(result.failures) or result.invalid or result.doubt or result.note,
             **{metric: getattr(result, metric) for metric in _METRICS},
             repetitions=result.repetitions,
             entry=device.entry(result) if baseline and result.outcome == "PASS" and not failed else None,
@@ -77,7 +77,7 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
 
 
 def lines(found: Sequence[ResultRow]) -> Iterator[str]:
-    """Yield the table: for each test and function a line a device, and below it why it did not pass."""
+    """Yield the table: for each test and function a line a device, and below it what is to be said of it."""
     room = WIDTH - sum(width for _, width in _COLUMNS) - _VERDICT
     yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
     before = None
@@ -97,7 +97,7 @@ def lines(found: Sequence[ResultRow]) -> Iterator[str]:
         )
         figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
         yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.outcome}"
-        if row.outcome != "PASS":
+        if row.why:
             why = textwrap.wrap(" ".join(row.why.split()), WIDTH - 4)
             yield from (f"    {line}" for line in why)
 

@@ -5,14 +5,19 @@ No function runs here: the measurements are made up. `tests/process/test_pytest_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, repetition
+
+from edgefl import pytest_plugin
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, measurement, table  # noqa: F401
@@ -43,6 +48,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def measure(_: object, plan: MeasurementPlan) -> Measurement:
         one = repetition(peak_mib=float(plan.request.kwargs.get("mib", 0)))
         steal = 0.5 if plan.request.kwargs.get("stolen") else 0.0
+        plan.tell("repetition 1 of 9")
         return Measurement(plan, TRIAL, [one] * plan.repetitions, steal)
 
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
@@ -139,6 +145,107 @@ def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, bas
     assert not baseline.exists()
 
 
+def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_nothing_else_does(
+    run: Run,
+) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pixel = pytest.mark.edge_device("pixel-4")
+
+        @pytest.mark.edge_device("pixel-4", seconds=100, peak_mib=21)
+        def test_wide(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True)
+
+        @pixel
+        def test_wide_by_itself(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True).assert_budget(seconds=100)
+
+        @pytest.mark.edge_device("pixel-4", seconds=100, peak_mib=19)
+        def test_narrow(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True)
+
+        @pixel
+        def test_over(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True).assert_budget(peak_mib=5)
+
+        @pixel
+        def test_no_budget(edge_device):
+            edge_device.run(steps.step, stolen=True)
+
+        @pixel
+        def test_its_own_assertion(edge_device):
+            assert edge_device.run(steps.step, stolen=True).seconds < 0
+
+        @pixel
+        def test_pace(edge_device):
+            edge_device.run(steps.step, stolen=True).assert_pace()
+        """
+    )
+    found.assert_outcomes(passed=2, failed=5)
+    found.stdout.fnmatch_lines(
+        [
+            "INVALID: step on pixel-4: *; not below half of the budget for peak_mib: 10 of 19 MiB",
+            "INVALID: *; not below half of the budget for peak_mib: 10 of 5 MiB",
+            *["INVALID: step on pixel-4: the hypervisor stole 50.0% of the time, at most 2% is allowed"] * 3,
+            "=*= edgefl =*=",
+            "  pixel-4 * PASS",
+            "    passed on head-room: below half of each budget, though the hypervisor stole",
+            "  pixel-4 * INVALID",
+        ]
+    )
+
+
+class _Reporter:
+    verbosity = 0
+
+    def __init__(self, isatty: bool) -> None:
+        self.isatty = isatty
+        self.lines: list[str] = []
+
+    def ensure_newline(self) -> None:
+        self.lines.append("")
+
+    def write_line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        self.lines.append(f"\r{text}")
+
+
+@pytest.mark.parametrize(
+    ("isatty", "every_s", "shown"),
+    [
+        (True, 0.5, ["", "\rrepetition 1", "\rrepetition 2", "\r"]),
+        (False, 10.0, ["", "edgefl: repetition 1", "edgefl: repetition 2"]),
+    ],
+)
+def test_a_long_test_says_how_far_it_is(
+    isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, now_s = _Reporter(isatty), [100.0]
+    capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
+    plugins = {"terminalreporter": reporter, "capturemanager": capture}
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
+    monkeypatch.setattr(pytest_plugin, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    tell = pytest_plugin._Progress(config)
+    tell("repetition 0")
+    tell("")
+    assert reporter.lines == []  # of a short one nothing is said
+    for after_s, text in (
+        (0, "repetition 0"),
+        (every_s, "repetition 1"),
+        (0.1, "soon"),
+        (every_s, "repetition 2"),
+    ):
+        now_s[0] += after_s
+        tell(text)
+    tell("")
+    assert reporter.lines == shown
+
+
 def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> None:
     found = run(TEST, "--edgefl-save")
     found.assert_outcomes(passed=1)
@@ -199,6 +306,7 @@ def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: 
         ("time-scale", "nan", "a number of at least 0"),
         ("repetitions", "8", "a whole number of at least 9"),
         ("repetitions", "9.5", "a whole number of at least 9"),
+        ("limit", "0", "a number of at least 1"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says: str) -> None:
@@ -243,6 +351,10 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
         async def test_itself():
             steps.step()
 
+        @pixel
+        async def test_with_the_fixture(edge_device):
+            edge_device.run(steps.step)
+
         @pytest.mark.edge_device("pixel-3a", seconds=1e-9)
         def test_forgets(edge_device):
             steps.step()
@@ -252,14 +364,16 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             pytest.skip("not today")
         """
     )
-    found.assert_outcomes(failed=5, errors=1, skipped=1)
+    found.assert_outcomes(failed=6, errors=1, skipped=1)
     found.stdout.fnmatch_lines(
         [
             'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
             "the function must be defined at the top of a module, *(got a lambda)",
             "argument 0 must be what JSON holds, *(got a object); let setup= make anything else",
             "the function must be *(got TestMethods.test_method, a method, which would need its object)",
-            "the function must do its work when it is called, * (got test_itself, a coroutine function)",
+            "the function must do its work when it is called, * (got test_itself, a coroutine function); "
+            "let a plain def call asyncio.run(test_itself(...))",
+            "test_with_the_fixture?pixel-3a? is an async def, which pytest does not run by itself: *",
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]
     )

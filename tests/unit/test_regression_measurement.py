@@ -12,8 +12,16 @@ from regression_samples import TRIAL, draws, measured, noisy, repetition
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.profiles import bundled_folder
-from edgefl.errors import ProfileError
-from edgefl.regression.measurement import Interval, Measurement, measure, median_interval, profile_sha256
+from edgefl.errors import Invalid, ProfileError
+from edgefl.regression import measurement
+from edgefl.regression.measurement import (
+    Interval,
+    Measurement,
+    TimeLimit,
+    measure,
+    median_interval,
+    profile_sha256,
+)
 from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition, TrialRun
 
 RUNS = 400
@@ -161,3 +169,38 @@ def test_it_is_measured_again(in_the_way: int, measurements: int, monkeypatch: p
     found = measure(process, measured().plan)  # type: ignore[arg-type]
     assert process.asked == [*range(9)] * measurements
     assert list(found.reasons()) == (["a neighbour"] if in_the_way > 1 else [])
+
+
+class Slow(Known):
+    """One whose repetitions take seconds by a clock of its own."""
+
+    def __init__(self, repetitions: list[Repetition], each_s: float) -> None:
+        super().__init__(repetitions)
+        self.now_s, self.each_s = 0.0, each_s
+
+    def ask(self, request: PrepareRequest | RepeatRequest) -> TrialRun | Repetition:
+        self.now_s += self.each_s
+        return super().ask(request)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(("limit_s", "asked"), [(None, 60), (61.0, 60), (21.0, 20), (10.0, 9)])
+def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, said = Slow(noisy(spread=0.1, count=60), 1.0), list[str]()
+    monkeypatch.setattr(measurement, "time", process)
+    plan = measured().plan._replace(limit=TimeLimit(limit_s), tell=said.append)
+    assert len(measure(process, plan).repetitions) == asked  # type: ignore[arg-type]
+    assert len(process.asked) >= asked
+    assert limit_s is None or process.now_s <= limit_s or asked == 60
+    assert said[:2] == ["repetition 1 of 9", "repetition 2 of 9"]
+    assert asked < 10 or said[9] == "repetition 10 of 9, up to 60 until the time is known"
+
+
+def test_too_few_repetitions_in_a_tests_time_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Slow(noisy(), 1.0)
+    monkeypatch.setattr(measurement, "time", process)
+    with pytest.raises(Invalid, match="5 repetitions in the 6 s that --edgefl-limit allows, at least 9 are"):
+        measure(process, measured().plan._replace(limit=TimeLimit(6.0)))  # type: ignore[arg-type]
+    assert process.asked == [*range(5)]

@@ -1,0 +1,165 @@
+"""Weighted averages of models as servers hold them: lists or tables of layers, of NumPy or of torch.
+
+Layers are read where they lie. What the kernels cannot read there is copied first: torch's layers on a GPU,
+those that are slices of others, and those of another type than float32, float16 and bfloat16, whose average
+is made in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.kernels.arguments import FLOAT32, Floats, SumArguments, items
+from edgefl.kernels.selection import select, threads
+
+Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
+
+_DIRECT = (FLOAT32, np.dtype(np.float16))
+"""Types of layers that the kernels read; bfloat16, which NumPy lacks, is told apart where it is torch's."""
+
+
+def average(
+    models: Sequence[Model], weights: Sequence[float] | None = None, backend: str | None = None
+) -> Model:
+    """The weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
+
+    Each model is a list of layers or a mapping of names to layers (a ``state_dict``), the same in all; a
+    layer is a NumPy array or a torch tensor of one shape in all. ``weights`` are K numbers of at least 0,
+    such as each client's examples (default: all the same). Nothing of the models is changed.
+
+    The result is a list, or a dict with the first model's names. Each layer has the kind, type and, for
+    torch, the device of the first model's, and memory of its own. float32, float16 and bfloat16 are summed in
+    float32, each product and each sum rounded (`weighted_sum`); other types in float64, and whole numbers
+    rounded at the end.
+
+    Raises ValueError or TypeError naming the layer or argument, ConfigError if ``backend`` is not there.
+
+    McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, algorithm 1.
+
+    >>> import numpy as np
+    >>> client_a = [np.array([[0, 4]], np.float32), np.array([1], np.float32)]
+    >>> client_b = [np.array([[4, 0]], np.float32), np.array([5], np.float32)]
+    >>> average([client_a, client_b], weights=[300, 100])
+    [array([[1., 3.]], dtype=float32), array([2.], dtype=float32)]
+    >>> average([{"bias": client_a[1]}, {"bias": client_b[1]}])
+    {'bias': array([3.], dtype=float32)}
+    """
+    tables = [_table(k, model) for k, model in enumerate(items("models", models))]
+    if not tables:
+        raise ValueError("models must hold at least one model (got none)")
+    for k, table in enumerate(tables):
+        if table.keys() != tables[0].keys():
+            odd = ", ".join(map(str, sorted(table.keys() ^ tables[0].keys(), key=str)[:3]))
+            raise ValueError(f"models[{k}] must have the layers of models[0] (not in both: {odd})")
+    shares = _shares(weights, len(tables))
+    made = {name: _layer(name, [table[name] for table in tables], shares, backend) for name in tables[0]}
+    result: Any = made if isinstance(models[0], Mapping) else list(made.values())
+    return result  # type: ignore[no-any-return]
+
+
+def weighted_layer(
+    arrays: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
+) -> Floats:
+    """Σ_k factors[k] · arrays[k] in float32, for arrays of one shape and of types that the kernels read.
+
+    Arrays that fill their memory in the same order of axes are read as they lie, and the result lies so; of
+    others those that do not lie in the order of rows are copied.
+    """
+    out = np.empty_like(arrays[0], np.float32, subok=False)
+    in_place = all(each.strides == arrays[0].strides for each in arrays)
+    in_place = in_place and _order(out) == _order(arrays[0])
+    if in_place:
+        sum_into(out.ravel("K"), [each.ravel("K") for each in arrays], factors, backend)
+        return out
+    out = np.empty(arrays[0].shape, np.float32)
+    sum_into(out.reshape(-1), [np.ascontiguousarray(each).reshape(-1) for each in arrays], factors, backend)
+    return out
+
+
+def sum_into(
+    out: Floats, flat: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
+) -> None:
+    """Write Σ_k factors[k] · flat[k] to ``out``: `weighted_sum` without a base, of any flat arrays."""
+    if out.size:
+        given: Any = (out, None, flat, factors, None, None)
+        select(backend).weighted_sum(SumArguments(*given), threads())
+
+
+def _order(array: NDArray[Any]) -> tuple[int, ...]:
+    """An array's strides in elements: the same for two that fill their memory alike."""
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def _table(k: int, model: Any) -> dict[Any, Any]:
+    if isinstance(model, Mapping):
+        return dict(model)
+    return dict(enumerate(items(f"models[{k}]", model)))
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    """Each weight over their sum."""
+    numbers = [1.0] * count if weights is None else items("weights", weights)
+    if len(numbers) != count:
+        raise ValueError(f"weights must have {count} entries like models (got {len(numbers)})")
+    try:
+        numbers = [float(number) for number in numbers]
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be numbers (got {numbers!r})") from None
+    total = sum(numbers)
+    if not (math.isfinite(total) and total > 0 and min(numbers) >= 0):
+        raise ValueError(f"weights must be finite numbers of at least 0, and not all 0 (got {numbers!r})")
+    return [number / total for number in numbers]
+
+
+def _layer(name: Any, layers: list[Any], shares: list[float], backend: str | None) -> Any:
+    arrays = [_array(f"layer {name!r} of models[{k}]", layer) for k, layer in enumerate(layers)]
+    shape = arrays[0].shape
+    for k, array in enumerate(arrays):
+        if array.shape != shape:
+            where = f"layer {name!r} of models[{k}]"
+            raise ValueError(f"{where} must have shape {shape} like models[0]'s (got {array.shape})")
+    read = (
+        array.dtype in _DIRECT or _is_bfloat16(layer) for layer, array in zip(layers, arrays, strict=True)
+    )
+    if all(read):
+        summed: NDArray[Any] = weighted_layer(arrays, shares, backend)
+    else:
+        summed = _in_float64(layers, arrays, shares)
+    if not _is_tensor(layers[0]):
+        return summed.astype(arrays[0].dtype, copy=False)
+    return sys.modules["torch"].from_numpy(summed).to(device=layers[0].device, dtype=layers[0].dtype)
+
+
+def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[float]) -> NDArray[Any]:
+    total = np.zeros(arrays[0].shape)
+    for layer, array, share in zip(layers, arrays, shares, strict=True):
+        total += share * (layer.detach().cpu().double().numpy() if _is_tensor(layer) else array)
+    whole = arrays[0].dtype.kind in "iub" and not _is_bfloat16(layers[0])
+    return np.rint(total, out=total) if whole else total
+
+
+def _array(name: str, layer: Any) -> NDArray[Any]:
+    """The layer as an array that shares its memory where that is the host's; bfloat16 as its bits."""
+    if _is_tensor(layer):
+        torch, here = sys.modules["torch"], layer.detach().cpu()
+        bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()
+        return bits.view(np.uint16) if _is_bfloat16(layer) else bits
+    array = np.asarray(layer)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must be an array or a tensor of real numbers (got {type(layer).__name__})")
+    return array
+
+
+def _is_bfloat16(layer: Any) -> bool:
+    return _is_tensor(layer) and layer.dtype is sys.modules["torch"].bfloat16
+
+
+def _is_tensor(layer: Any) -> bool:
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(layer, torch.Tensor)

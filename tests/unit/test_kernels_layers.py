@@ -1,0 +1,136 @@
+"""`kernels.average`: models of NumPy's and torch's layers, averaged where they lie, in every order."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from edgefl import kernels
+from edgefl.kernels import layers
+
+WEIGHTS = [3.0, 1.0, 0.0, 4.0]
+EXACT = {"rtol": 1e-6, "atol": 1e-6}
+rng = np.random.default_rng(5)
+
+
+def _four(make: Any) -> list[NDArray[Any]]:
+    return [make(rng.standard_normal((3, 4, 6)).astype(np.float32)) for _ in WEIGHTS]
+
+
+def _expected(arrays: list[Any]) -> NDArray[np.float64]:
+    stacked = np.stack([np.asarray(each, np.float64) for each in arrays])
+    return np.tensordot(np.array(WEIGHTS) / sum(WEIGHTS), stacked, 1)
+
+
+ORDERS = {
+    "rows": lambda a: a,
+    "fortran": np.asfortranarray,
+    "channels last": lambda a: np.ascontiguousarray(a.transpose(1, 2, 0)).transpose(2, 0, 1),
+    "slice": lambda a: a[:, ::2],
+    "reversed": lambda a: a[::-1],
+    "broadcast": lambda a: np.broadcast_to(a[:1], (5, 4, 6)),
+    "scalar": lambda a: np.array(a[0, 0, 0]),
+    "empty": lambda a: a[:0],
+    "big-endian": lambda a: a.astype(">f4"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_in_any_order_of_memory(order: str) -> None:
+    arrays = _four(ORDERS[order])
+    before = [each.copy() for each in arrays]
+    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
+    assert (found.dtype, found.shape) == (arrays[0].dtype, arrays[0].shape)
+    np.testing.assert_allclose(found, _expected(arrays), **EXACT)
+    for array, was in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+        assert not np.shares_memory(found, array)
+
+
+@pytest.mark.parametrize("order", ["rows", "fortran", "channels last"])
+def test_what_fills_its_memory_is_read_where_it_lies(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, seen = _four(ORDERS[order]), []
+    monkeypatch.setattr(layers, "sum_into", lambda out, flat, *_: seen.append([out, *flat]))
+    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
+    ((out, *flat),) = seen
+    assert np.shares_memory(out, found)
+    assert all(np.shares_memory(a, b) for a, b in zip(flat, arrays, strict=True))
+
+
+def test_models_in_different_orders_are_averaged_by_element() -> None:
+    orders = [ORDERS[order] for order in ("rows", "fortran", "rows", "channels last")]
+    arrays = [order(each) for order, each in zip(orders, _four(np.array), strict=True)]
+    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
+    np.testing.assert_allclose(found, _expected(arrays), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "within"),
+    [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)],
+)
+def test_tensors_stay_tensors_of_their_type(dtype: torch.dtype, within: float) -> None:
+    tensors = [torch.randn(4, 3, 5, 5).to(dtype).to(memory_format=torch.channels_last) for _ in WEIGHTS]
+    given = [
+        {"weight": each.requires_grad_(), "steps": torch.tensor(7 * k)} for k, each in enumerate(tensors)
+    ]
+    found = kernels.average(given, WEIGHTS)
+    expected = _expected([each.detach().double().numpy() for each in tensors])
+    assert list(found) == ["weight", "steps"]
+    assert (found["weight"].dtype, found["weight"].requires_grad) == (dtype, False)
+    np.testing.assert_allclose(found["weight"].double().numpy(), expected, rtol=within, atol=within)
+    assert found["steps"].dtype == torch.int64
+    assert found["steps"].item() == round((0 * 3 + 7 + 14 * 0 + 21 * 4) / 8)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int8, np.bool_, np.float64])
+def test_other_types_are_averaged_as_numbers_and_keep_their_type(dtype: Any) -> None:
+    arrays = [np.array([1, 0, 1, 1]).astype(dtype), *(np.array([0, 0, 1, 1]).astype(dtype) for _ in range(3))]
+    (found,) = kernels.average([[each] for each in arrays], [5, 1, 1, 1])
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, [5 / 8 if dtype is np.float64 else 1, 0, 1, 1])
+
+
+def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
+    models = [[each] for each in _four(np.array)]
+    even = kernels.average(models)[0]
+    np.testing.assert_allclose(even, np.mean([each for (each,) in models], axis=0), **EXACT)
+    np.testing.assert_array_equal(kernels.average(models, [2] * 4, "reference")[0], even)
+
+
+@pytest.mark.parametrize(
+    ("models", "weights", "error", "says"),
+    [
+        ([], None, ValueError, "at least one model"),
+        ([[np.zeros(2)], [np.zeros(3)]], None, ValueError, r"layer 0 of models\[1\] must have shape \(2,\)"),
+        ([[np.zeros(2)], []], None, ValueError, r"models\[1\] must have the layers of models\[0\] .*: 0"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], None, ValueError, "not in both: a, b"),
+        ([[np.zeros(2)]], [1, 2], ValueError, "weights must have 1 entries"),
+        ([[np.zeros(2)]] * 2, [1, -2], ValueError, "finite numbers of at least 0"),
+        ([[np.zeros(2)]] * 2, [0, 0], ValueError, "not all 0"),
+        ([[np.zeros(2)]] * 2, [1, float("nan")], ValueError, "finite numbers"),
+        ([[np.zeros(2)]] * 2, ["x", 1], TypeError, "weights must be numbers"),
+        ([["text"]], None, TypeError, r"layer 0 of models\[0\] must be an array or a tensor .* \(got str\)"),
+        ([3], None, TypeError, r"models\[0\] must be a sequence \(got int\)"),
+        (3, None, TypeError, r"models must be a sequence \(got int\)"),
+    ],
+)
+def test_what_cannot_be_averaged_is_named(
+    models: Any, weights: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        kernels.average(models, weights)
+
+
+def test_the_guides_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) >= 3
+    for example in examples:
+        exec(example, {})
