@@ -90,7 +90,7 @@ def run(
     each has one at least. ``say`` is told of every turn.
 
     ``cases`` has one entry a transport and size: its ``turns``, ``trips`` counted in all, ``trips_per_s``
-    with its ``spread`` (interquartile range over median), ``gbytes_per_s`` (a model down and an update up a trip),
+    with its ``spread`` (interquartile range over median), ``gbytes_per_s`` (a model down and an update up),
     ``server_trip_us`` (median cost of a trip to the server, without the sum), ``server_us`` (its whole time
     a trip but waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and ``of_limit``.
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,14 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
 
 def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ingest.json"
-    result = ingest.run(path, sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1)
+    said: list[str] = []
+    result = ingest.run(path, sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1, say=said.append)
+    assert said == [f"turn 1 of at most 1: {kind}, 5k parameters" for kind in ("shm", "wire")]
     assert json.loads(path.read_text()) == result
     kinds = [(case["transport"], case["parameters"]) for case in result["cases"]]
     assert kinds == [("shm", 5000), ("wire", 5000)]
     for case in result["cases"]:
+        assert case["turns"] == 1
         assert case["trips"] > 1
         assert case["gbytes_per_s"] == pytest.approx(case["trips_per_s"] * 8 * case["parameters"] / 1e9)
         busy = sum(us for stage, us in case["stages_us"].items() if stage != "wait")
@@ -82,6 +86,27 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "5k" in shown
     assert "wire" in shown
+
+
+def test_ingest_ends_in_its_time_and_each_case_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+
+    class Case:
+        transport, parameters = "shm", 1000
+
+        def __init__(self, took_s: float) -> None:
+            self.took_s, self.turns = took_s, 0
+
+        def turn(self) -> None:
+            now_s[0] += self.took_s
+            self.turns += 1
+
+    monkeypatch.setattr(ingest, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    for lengths, turns, end_s in (((30, 10), [1, 1], 40), ((5, 10), [3, 2], 35), ((1, 1), [9, 9], 18)):
+        now_s[0] = 0.0
+        cases = [Case(took_s) for took_s in lengths]
+        ingest._take_turns(cases, 9, 40.0, lambda _: None)  # type: ignore[arg-type]
+        assert ([case.turns for case in cases], now_s[0]) == (turns, end_s)
 
 
 def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from edgefl import kernels
+from edgefl.cli import main
 from edgefl.lab import aggregate
 from edgefl.lab.aggregate import arrays_of
 
@@ -70,3 +72,46 @@ def test_the_turns_of_a_slow_contender_are_fewer_but_three(monkeypatch: pytest.M
     monkeypatch.setattr(aggregate, "_SLOW_S", 0.0)
     result = aggregate.run(sizes=[(100, 2)])
     assert {f["turns"] for row in result["rows"] for f in row["contenders"].values()} == {3}
+
+
+def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero(
+    measured: tuple[dict[str, Any], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = copy.deepcopy(measured[0])
+    for row in result["rows"]:
+        usage = {"others": 0.43 if row["threads"] > 1 else 0.02, "steal": 0.0, "throttled": None}
+        for figures in row["contenders"].values():
+            figures["spread"], figures["gbytes_per_s"] = 0.1, 0.0123
+        row["doubts"] = aggregate.doubts(usage, row["contenders"])
+    aggregate.show(result)
+    shown = capsys.readouterr().out
+    busy = [row for row in result["rows"] if row["threads"] > 1]
+    assert shown.count("3k×3 !") == (2 if NATIVE else 1) * len(busy)
+    assert shown.count("43% of the cores used by other programs, at most 10% is allowed") == len(busy)
+    assert ("not to be believed" in shown) == bool(busy)
+    assert "0.0123" in shown
+    assert " 0.0 " not in shown
+
+
+def test_a_scattered_row_is_doubted() -> None:
+    figures = {"edgefl numba": {"spread": 0.35}, "numpy by layer": {"spread": 3.0}}
+    quiet = {"others": 0.01, "steal": None, "throttled": 0.0}
+    assert aggregate.doubts(quiet, figures) == ["edgefl numba scattered by 35%, at most 30% is allowed"]
+    figures["edgefl numba"]["spread"] = 0.2
+    assert aggregate.doubts(quiet, figures) == []
+
+
+def test_the_command_says_what_is_next_and_names_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(aggregate, "QUICK", ((100, 2),))
+    path = tmp_path / "figures.json"
+    assert main(["bench", "aggregate", "--quick", "--json", str(path)]) == 0
+    out, err = capsys.readouterr()
+    rows = len(json.loads(path.read_text())["rows"])
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        f"{place} of {rows}" for place in range(1, rows + 1)
+    ]
+    files = [path, path.with_suffix(".png"), path.with_suffix(".svg")]
+    assert f"wrote {', '.join(map(str, files))}" in out
+    assert all(file.is_file() for file in files)
