@@ -203,7 +203,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """What makes a result's figures unbelievable that no budget far above them has made up for."""
+        """The reason why a result is not believed that no budget far above its figures has made up for."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 

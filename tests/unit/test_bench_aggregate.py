@@ -84,7 +84,7 @@ def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero
             figures["spread"], figures["gbytes_per_s"] = 0.1, 0.0123
         row["doubts"] = aggregate.doubts(usage, row["contenders"])
     aggregate.show(result)
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     busy = [row for row in result["rows"] if row["threads"] > 1]
     assert shown.count("3k×3 !") == (2 if NATIVE else 1) * len(busy)
     assert shown.count("43% of the cores used by other programs, at most 10% is allowed") == len(busy)

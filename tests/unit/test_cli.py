@@ -319,7 +319,7 @@ def test_report_and_trace_say_where_they_are(
 @pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])
 def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     calls = Calls()
-    stand_in(monkeypatch, f"edgefl.lab.{what}", run=calls)
+    stand_in(monkeypatch, f"edgefl.lab.{what}", run=lambda json, quick, say: calls(json, quick))
     assert main(["bench", what, "--json", "f.json", "--quick"]) == 0
     assert main(["bench", what]) == 0
     assert calls == [(Path("f.json"), True), (None, False)]
