@@ -243,16 +243,18 @@ class _Executor:
         terms, start, y = self.core.strategy.local_rule(), given.start, given.start.copy()
         self.core.strategy.begin_trip(y, given)
         shift = np.zeros_like(start)
+        factor = terms.lr_factor(client, self.core.devices[client].profile)
         if terms.control is not None:
             shift += given.vectors[terms.control[0]] - given.kept[terms.control[1]]
         if terms.linear is not None:
             shift -= given.kept[terms.linear]
         for _ in range(steps):
             pull = shift + terms.prox_mu * (y - start)
-            y = self.train(client, y, trip) - self.lr * pull
+            moved = self.train(client, y, trip) - self.lr * pull
+            y = moved if factor == 1.0 else y + factor * (moved - y)
         if terms.control is not None and steps:
             common, own = terms.control
-            given.send[common][:] = (start - y) / (steps * self.lr) - given.vectors[common]
+            given.send[common][:] = (start - y) / (steps * self.lr * factor) - given.vectors[common]
             given.kept[own][:] += given.send[common]
         if terms.linear is not None:
             given.kept[terms.linear][:] -= terms.prox_mu * (y - start)

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.paths import named_folder
-from edgefl.cli.programs import phones_of, say_result, scale_of
+from edgefl.cli.programs import (
+    Devices,
+    FleetFile,
+    Network,
+    Out,
+    Throttle,
+    TimeScale,
+    phones_of,
+    say_result,
+    scale_of,
+)
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
 from edgefl.terminal import say
 
@@ -22,26 +31,17 @@ def add(app: typer.Typer) -> None:
 
 def flower(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app.")],
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", "-d", metavar="NAME[=COUNT]", help="A profile; may be repeated."),
-    ] = None,
-    fleet: Annotated[str | None, typer.Option(metavar="FILE", help="A fleet instead of --device.")] = None,
-    network: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A profile; by default the one that suits the device.")
-    ] = None,
+    device: Devices = None,
+    fleet: FleetFile = None,
+    network: Network = None,
     run_config: Annotated[
         list[str] | None, typer.Option("--run-config", "-c", metavar="KEY=VALUE", help="As for flwr run.")
     ] = None,
-    time_scale: Annotated[
-        str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")
-    ] = "auto",
-    throttle: Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="What slows.")] = "sigstop",
+    time_scale: TimeScale = "auto",
+    throttle: Throttle = "sigstop",
     memory: Annotated[str, typer.Option(metavar="off|auto|cgroup|watch", help="What limits memory.")] = "off",
     seed: Annotated[int, typer.Option(help="Of jitter and loss.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the record.", parser=named_folder)
-    ] = None,
+    out: Out = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from edgefl.programs import Phone, ProgramsResult
     from edgefl.programs.messages import Absence
 
+Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", "-d", metavar="NAME[=COUNT]", help="A profile; may be repeated."),
+]
+FleetFile = Annotated[str | None, typer.Option(metavar="FILE", help="A fleet instead of --device.")]
+Network = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A profile; by default the one that suits the device.")
+]
+TimeScale = Annotated[str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")]
+Throttle = Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="What slows.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the record.", parser=named_folder)]
+
 
 def add(app: typer.Typer) -> None:
     app.command("exec", context_settings={"allow_interspersed_args": False})(execute)
@@ -28,17 +40,13 @@ def execute(
             metavar="COMMAND", help="May hold {i}, {device} and {connect:PORT}.", show_default=False
         ),
     ],
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", "-d", metavar="NAME[=COUNT]", help="A profile; may be repeated."),
-    ] = None,
-    fleet: Annotated[str | None, typer.Option(metavar="FILE", help="A fleet instead of --device.")] = None,
+    device: Devices = None,
+    fleet: FleetFile = None,
     count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=1, help="Phones of each device without a count.")
-    ] = 1,
-    network: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A profile; by default the one that suits the device.")
+        int | None,
+        typer.Option("--count", "-n", metavar="N", min=1, help="Phones of each device without a count; 1."),
     ] = None,
+    network: Network = None,
     connect: Annotated[
         list[str] | None,
         typer.Option("--connect", metavar="PORT=HOST:PORT", help="Local port to a server; may be repeated."),
@@ -46,10 +54,8 @@ def execute(
     share: Annotated[
         float | None, typer.Option(metavar="CORES", help="Cores of this host; by default from the device.")
     ] = None,
-    time_scale: Annotated[
-        str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")
-    ] = "auto",
-    throttle: Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="What slows.")] = "sigstop",
+    time_scale: TimeScale = "auto",
+    throttle: Throttle = "sigstop",
     memory: Annotated[
         str, typer.Option(metavar="auto|cgroup|watch|off", help="What limits memory.")
     ] = "auto",
@@ -57,16 +63,14 @@ def execute(
         str | None, typer.Option(metavar="ON,OFF", help="Mean seconds online and offline, by turns.")
     ] = None,
     leave: Annotated[
-        str, typer.Option(metavar="stop|kill", help="What happens to a phone that leaves.")
-    ] = "stop",
+        str | None, typer.Option(metavar="stop|kill", help="What happens to a phone that leaves; stop.")
+    ] = None,
     charge: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Of the battery at the start; one that is low ends it."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of jitter, loss and churn.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the record.", parser=named_folder)
-    ] = None,
+    out: Out = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
@@ -85,7 +89,7 @@ def execute(
         memory=memory,
         seed=seed,
         charge=charge,
-        absence=None if churn is None else _absence(churn, leave),
+        absence=_absence(churn, leave),
         out=out,
     )
     result = programs.run(phones, options, make_view(len(phones), quiet))
@@ -97,7 +101,7 @@ def phones_of(
     command: list[str],
     devices: list[str],
     fleet: str | None,
-    count: int,
+    count: int | None,
     network: str | None,
     connect: list[str],
     share: float | None,
@@ -108,7 +112,9 @@ def phones_of(
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
-    counts = [_counted(text, count) for text in devices]
+    counts = [_counted(text, count or 1) for text in devices]
+    if count is not None and all("=" in text for text in devices):
+        raise ConfigError(f"--count {count}: is for devices without a count of their own, and there is none")
     networks: dict[str, str] = {}
     if fleet is not None:
         found = load_fleet(fleet)
@@ -116,6 +122,8 @@ def phones_of(
         of = found.network
         networks = of if isinstance(of, dict) else dict.fromkeys(found.devices, of)
     connects = dict(map(read_connect, connect))
+    if len(connects) < len(connect):
+        raise ConfigError(f"--connect {' '.join(connect)}: each port must be given once")
     return [
         Phone(
             device=name,
@@ -148,16 +156,20 @@ def scale_of(text: str) -> float:
         raise ConfigError(f"--time-scale {text!r}: must be 'auto' or a number above 0") from None
 
 
-def _absence(churn: str, leave: str) -> Absence:
+def _absence(churn: str | None, leave: str | None) -> Absence | None:
     from edgefl.programs.messages import Absence
 
+    if leave not in (None, "stop", "kill"):
+        raise ConfigError(f"--leave {leave!r}: must be 'stop' or 'kill'")
+    if churn is None:
+        if leave is not None:
+            raise ConfigError(f"--leave {leave}: no phone leaves without --churn ON,OFF")
+        return None
     try:
         on_s, off_s = map(float, churn.split(","))
     except ValueError:
         raise ConfigError(f"--churn {churn!r}: must be ON,OFF, mean seconds such as 60,20") from None
-    if leave not in ("stop", "kill"):
-        raise ConfigError(f"--leave {leave!r}: must be 'stop' or 'kill'")
-    return Absence(on_s, off_s, leave)  # type: ignore[arg-type]
+    return Absence(on_s, off_s, leave or "stop")  # type: ignore[arg-type]
 
 
 def say_result(result: ProgramsResult, quiet: bool) -> None:

@@ -6,6 +6,7 @@ and takes account of its steps: a device is paced by them. docs/clients.md shows
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import os
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, float32, from_numpy, set_default_dtype, set_grad_enabled
 from torch.nn.functional import cross_entropy
 
-from edgefl.errors import TrainingError
+from edgefl.errors import ConfigError, TrainingError
 from edgefl.kernels.arguments import Floats
 from edgefl.learning.arithmetic import Arithmetic, torch_seed
 from edgefl.learning.dataset import Examples
@@ -264,7 +265,7 @@ class CustomTrainer:
             self._function(self._flat.module, examples, context)
         except MemoryError:
             raise
-        except (Exception, SystemExit) as error:  # sys.exit would end the process, and the run
+        except BaseException as error:  # sys.exit, or a Ctrl-C of its own, would end the process
             if error is not context.stopped:
                 raise raised(self._function, self._name, error) from error
             raise
@@ -275,13 +276,31 @@ class CustomTrainer:
             raise context.stopped
 
 
+def check_function(function: Any, name: str) -> None:
+    """Raise `ConfigError` for what cannot be called as ``train(model, examples, context)``."""
+    kinds = {
+        "an async function": inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
+        "a generator function (it has a yield)": inspect.isgeneratorfunction(function),
+    }
+    for kind in (kind for kind, found in kinds.items() if found):
+        raise ConfigError(f"{name!r} is {kind}, whose call does not train: give a plain function")
+    try:
+        inspect.signature(function, follow_wrapped=False).bind("model", "examples", "context")
+    except ValueError:
+        pass  # it has no signature that could be looked at
+    except TypeError as error:
+        raise ConfigError(
+            f"{name!r} must take three arguments, (model, examples, context): {error}"
+        ) from None
+
+
 def raised(function: Any, name: str, error: BaseException) -> TrainingError:
     """The failure of a trip in the user's function, at a line of its file, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     frame = next((one for one in reversed(frames) if one.filename == file), frames[-1])
     line = " ".join(str(error).split())
-    what = line if isinstance(error, TrainingError) else f"raised {type(error).__name__}: {line}"
+    what = line if isinstance(error, TrainingError) else f"raised {type(error).__name__}: {line}".rstrip(": ")
     return TrainingError(f"{name!r} ({Path(frame.filename).name}:{frame.lineno}) {what}")
 
 

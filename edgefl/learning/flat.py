@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,34 @@ class Entry(NamedTuple):
     @property
     def part(self) -> slice:
         return slice(self.offset, self.offset + self.size)
+
+
+class _Attributes:
+    """What a module and its parts are: their classes, attributes, parameters, buffers, submodules, hooks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._kinds = [(part, type(part)) for part in module.modules()]
+        own = [vars(part) for part, _ in self._kinds]
+        self._dicts = [*own, *(value for each in own for value in each.values() if isinstance(value, dict))]
+        self._first = [each.copy() for each in self._dicts]
+        # Laid end to end, so that a look at all of them is quick: most trips change nothing.
+        self._sizes = [*map(len, self._dicts)]
+        self._full = [each for each in self._dicts if each]
+        self._keys = [*chain.from_iterable(self._full)]
+        self._values = [*chain.from_iterable(map(dict.values, self._full))]
+
+    def restore(self) -> None:
+        if (
+            [*map(len, self._dicts)] == self._sizes
+            and all(map(is_, chain.from_iterable(self._full), self._keys))
+            and all(map(is_, chain.from_iterable(map(dict.values, self._full)), self._values))
+        ):
+            return
+        for part, kind in self._kinds:
+            part.__class__ = kind
+        for held, first in zip(self._dicts, self._first, strict=True):
+            held.clear()
+            held.update(first)
 
 
 class FlatModel:
@@ -106,6 +135,7 @@ class FlatModel:
                 tensor.grad = None  # which may be of another device
                 self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
         self.prepare()
+        self._attributes = _Attributes(self.module)
 
     def load(self, source: Floats) -> None:
         """Copy ``source``, float32 of shape (size,), into the model."""
@@ -143,15 +173,20 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def restore(self) -> None:
-        """Put back the module's own tensors where somebody took, replaced or froze them."""
-        for owner, entry, tensor, view, trains in self._places:
-            if getattr(owner, entry.leaf, None) is not tensor:
-                owner.__dict__.pop(entry.leaf, None)
-                own = owner._parameters if isinstance(tensor, nn.Parameter) else owner._buffers
-                own[entry.leaf] = tensor  # type: ignore[assignment]
+        """Put back what the module and its parts were when this was made, as far as attributes go.
+
+        So tensors that somebody took, replaced or froze, layers and hooks that came or went, and training
+        flags; but not what is changed inside an object that an attribute holds, such as a list.
+        """
+        self._attributes.restore()
+        for _, _, tensor, view, trains in self._places:
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view
-            tensor.requires_grad_(trains)
+            if tensor.requires_grad != trains:
+                tensor.requires_grad_(trains)
+            for hooks in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks):
+                if hooks:
+                    hooks.clear()
 
     def check_bound(self) -> None:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""

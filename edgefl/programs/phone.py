@@ -119,6 +119,10 @@ def _check_command(phone: Phone, where: str) -> None:
         raise ConfigError(f"{where}: no command; give one after --")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
         raise ConfigError(f"{where}: its command or environment holds a NUL")
+    for text in (*phone.command, *phone.environment.values()):
+        for found in _PLACEHOLDER.finditer(text):
+            if found[2] is not None and int(found[2]) not in phone.connects:
+                raise ConfigError(f"{where}: {found[0]} needs --connect {found[2]}=HOST:PORT")
     if phone.folder is not None and not Path(phone.folder).is_dir():
         raise ConfigError(f"{where}: its folder {phone.folder!r} is none")
     path = phone.environment.get("PATH", os.environ.get("PATH", os.defpath))

@@ -102,8 +102,8 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checksum_sent: int | None = None
     checksum_seen: int | None = None
     """The update's 64-bit checksum as the client computed it, and as the server did from the slot."""
-    metrics: str = ""
-    """Figures that the user's own training logged, as JSON; empty without any. See `Record.metrics`."""
+    metrics: dict[str, float] = {}
+    """Figures that the user's own training logged. See `Record.metrics`."""
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -341,10 +341,12 @@ class Columns(dict[str, NDArray[Any]]):
         if name not in self._types:
             raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self._types)}")
         kind, key = self._types[name][0], next(iter(self._types))
-        missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL", str: "''"}[kind]
+        missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL"}.get(kind, "''")
         rows = self._record.select(f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}")
-        dtype = {int: np.int64, float: np.float64, str: object}[kind]
-        values: NDArray[Any] = np.array([value for (value,) in rows], dtype=dtype)
+        dtype = {int: np.int64, float: np.float64}.get(kind, object)
+        with self._record._errors():
+            found = [_value(name, value, kind, False) if kind is dict else value for (value,) in rows]
+        values: NDArray[Any] = np.array(found, dtype=dtype)
         if name in CHECKSUMS:
             values = values.view(np.uint64)
         values.flags.writeable = False
@@ -361,6 +363,8 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
         return math.nan if kind is float and not optional else None
     if name in CHECKSUMS:
         return value & 0xFFFFFFFFFFFFFFFF
+    if kind is dict and value == "":
+        return {}
     return kind(json.loads(value)) if kind in (tuple, dict) else value
 
 
@@ -443,15 +447,9 @@ class Record:
     @cached_property
     def metrics(self) -> Mapping[str, NDArray[np.float64]]:
         """Figures that own training logged, by name: float64, one a trip as in `trips`; NaN for none."""
-        texts = self.trips["metrics"]
-        with self._errors():
-            found = {row: json.loads(text) for row, text in enumerate(texts) if text}
-        names = sorted({name for logged in found.values() for name in logged})
-        columns = {name: np.full(len(texts), np.nan) for name in names}
-        for row, logged in found.items():
-            for name, value in logged.items():
-                columns[name][row] = value
-        return columns
+        logged = self.trips["metrics"]
+        names = sorted({name for figures in logged for name in figures})
+        return {name: np.array([figures.get(name, math.nan) for figures in logged]) for name in names}
 
     @cached_property
     def versions(self) -> Columns:

@@ -347,6 +347,7 @@ def _by_task(tasks: Sequence[int], weights: Sequence[float]) -> dict[int, float]
 
 _PLACE = {name: place for place, name in enumerate(TripRow.__struct_fields__)}
 _SENT, _SEEN = (_PLACE[name] for name in CHECKSUMS)
+_METRICS = _PLACE["metrics"]
 
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
@@ -355,6 +356,7 @@ def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
     for place in (_SENT, _SEEN):
         if columns[place] is not None:
             columns[place] = to_signed(columns[place])
+    columns[_METRICS] = json.dumps(row.metrics) if row.metrics else ""
     if end is None:
         return [*columns, 0, seq, None]
     columns[_PLACE["applied_version"]] = end.version

@@ -6,18 +6,28 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 
-from edgefl.errors import RunError
+import msgspec
+
 from edgefl.run import messages
 
 AHEAD_S = 0.004
 """Seconds of work in a worker's hand, by the cost of tasks so far, so that it need not wait for more."""
 FEWEST, MOST = 2, 64
 """Tasks in a worker's hand: one that it computes and one more, at most so many as fit a message."""
-MOST_LOSSES = 8
-"""A task that was in the hands of so many workers when they died is what they die of."""
+MOST_LOSSES = 3
+"""A task that so many workers were computing when they died is what they die of."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Gives tasks to a worker; False if it is gone."""
+
+
+class Died(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """An answer for workers that died of a task, and how the last of them ended."""
+
+    client: int
+    task: int
+    reason: str
+
 
 _Entry = tuple[float, int, int, messages.Task]
 """When a task is due, its client, its number, and itself."""
@@ -33,7 +43,7 @@ class Dispatch:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.oldest_first = False
-        self.results: dict[int, messages.TaskResult | messages.Gone] = {}
+        self.results: dict[int, messages.TaskResult | messages.Gone | Died] = {}
         """What was computed, until its arrival is due, by task."""
         self._waiting: dict[int, _Entry] = {}
         """By task; those given out first come first."""
@@ -77,22 +87,27 @@ class Dispatch:
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
         return entry[3]
 
-    def worker_gone(self, worker: int) -> list[messages.Task]:
-        """Makes the tasks in a dead worker's hand wait again, and returns them.
+    def in_hand(self, worker: int) -> list[messages.Task]:
+        """The tasks that this worker has and has not answered."""
+        return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
-        Raises `RunError` if one of them has been in the hands of too many dead workers.
+    def worker_gone(self, worker: int, computing: int | None, reason: str) -> None:
+        """Makes the tasks in a dead worker's hand wait again, but for the one that too many have died of.
+
+        ``computing`` is the task that it had begun last, if any. All that is left of one that workers die of
+        is an answer in `results`.
         """
         orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
-        for _, client, number, task in orphans:
-            del self._at_work[number]
-            losses = self._losses[number] = self._losses.get(number, 0) + 1
+        for entry in orphans:
+            del self._at_work[entry[2]]
+        if computing is not None:
+            losses = self._losses[computing] = self._losses.get(computing, 0) + 1
             if losses >= MOST_LOSSES:
-                raise RunError(
-                    f"{losses} workers died with client {client}'s trip {task.trip} in hand; "
-                    "see the incidents on record"
-                )
+                (guilty,) = (entry for entry in orphans if entry[2] == computing)
+                orphans.remove(guilty)
+                del self._losses[computing]
+                self.results[computing] = Died(guilty[1], computing, reason)
         self._wait_again(orphans)
-        return [entry[3] for entry in orphans]
 
     def fill(self, workers: Collection[int]) -> None:
         """Give waiting tasks to those of ``workers`` whose hands are at most half full."""

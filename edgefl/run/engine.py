@@ -81,7 +81,7 @@ class _OpenTrip(msgspec.Struct):
             peak_mib=done.peak_mib,
             checksum_sent=done.checksum,
             checksum_seen=checksum_seen,
-            metrics=msgspec.json.encode(done.metrics).decode() if done.metrics else "",
+            metrics=done.metrics,
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.core import Core
-from edgefl.core.events import Evaluate, Evaluated, Release, Train
+from edgefl.core.events import Arrived, Evaluate, Evaluated, Left, Release, Train
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
@@ -20,7 +20,7 @@ from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run.engine import Engine
 from edgefl.run.slots import Aggregator
-from edgefl.run.timeline import Ahead, Answer, Restored
+from edgefl.run.timeline import OF_TRAINING, Ahead, Answer, Restored
 
 _answers = msgspec.msgpack.Decoder(list[Answer])
 
@@ -63,10 +63,16 @@ def restore(
     store.truncate(last.journal_seq)
     tasks: dict[int, tuple[Train, float]] = {}
     assessing: dict[int, tuple[float, int]] = {}
+    deaths: dict[int, list[float]] = {}
     for _, event in store.replay():
         actions = core.handle(event)
-        if isinstance(event, Evaluated):
-            assessing.pop(event.version, None)
+        match event:
+            case Evaluated(version=version):
+                assessing.pop(version, None)
+            case Arrived(client=client):
+                deaths.pop(client, None)
+            case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(OF_TRAINING):
+                deaths.setdefault(client, []).append(at_s)
         for action in actions:
             match action:
                 case Train(task=task):
@@ -105,4 +111,4 @@ def restore(
     running = {task: tasks[task] for task in sorted(core.tasks)}
     # A version that is not there any more had been passed over for a newer one.
     measurable = {version: asked for version, asked in assessing.items() if version in entries}
-    return Restored(last, running, measurable, entries, answers)
+    return Restored(last, running, measurable, entries, answers, deaths)

@@ -18,13 +18,16 @@ from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import TICK, Agenda, Due, WallClock
+from edgefl.run.dispatch import Died
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, GivenBack
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator, Lease
 
-Answer = messages.TaskResult | messages.Gone
-"""What a worker said of a task."""
+Answer = messages.TaskResult | messages.Gone | Died
+"""What a worker said of a task, or that it is what workers die of."""
+OF_TRAINING = "its training ended its process"
+"""The beginning of a `Left`'s reason, where no process was the client's own (virtual clock)."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
 """`Engine.order`: what a client is told of a task."""
 
@@ -63,6 +66,8 @@ class Restored:
     entries: dict[int, int]
     """Versions that were to be read, and the ring entries that hold them now."""
     answers: dict[int, Answer]
+    deaths: dict[int, list[float]]
+    """By client, when it died of its training since its last update, emulated s."""
 
 
 @dataclass(eq=False)
@@ -113,7 +118,7 @@ class Timeline:
         raise NotImplementedError
 
     def declares_death(self, role: control.Role, number: int) -> bool:
-        """Returns True if the experiment has this peer's process die about now."""
+        """Returns True if this peer's process dies of the experiment: it is not given up for that."""
         return False
 
     def due(self) -> Iterator[Happening]:

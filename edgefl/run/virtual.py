@@ -21,10 +21,10 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Due, VirtualClock
-from edgefl.run.dispatch import Dispatch
+from edgefl.run.dispatch import Died, Dispatch
 from edgefl.run.gate import GivenBack
-from edgefl.run.peers import Peer
-from edgefl.run.timeline import Ahead, Delivery, Happening, Order, Restored, Timeline
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
+from edgefl.run.timeline import OF_TRAINING, Ahead, Delivery, Happening, Order, Restored, Timeline
 
 EVENTS_AT_ONCE = 128
 """Events between two looks at the socket."""
@@ -93,6 +93,8 @@ class VirtualTimeline(Timeline):
         self._instant: tuple[float, int] = (-math.inf, 0)
         """The emulated second of the last arrival, and how many there were at it."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
+        self._deaths: dict[int, list[float]] = {}
+        """By client, the instants at which it died of its training since its last update."""
         self._started = False
         self._more = False
         """The last look at the agenda ended before it had to."""
@@ -106,8 +108,7 @@ class VirtualTimeline(Timeline):
         for client in range(len(self._examples)):
             changes = self.dynamics is not None and client in self.dynamics
             if not changes and not self.core.connected(client):
-                at_s = max(self.clock.now_s(), joins_at_s(self.experiment, client))
-                self.agenda.enter(Due(at_s, JOIN, client))
+                self._comes(client, joins_at_s(self.experiment, client))
         self._follow()
 
     @property
@@ -115,17 +116,35 @@ class VirtualTimeline(Timeline):
         return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
-        """A worker is gone: what it had in hand waits again, and no event comes of it."""
+        """A worker is gone: what it had in hand waits again, and no event comes of it.
+
+        But for a task that workers die of: its client dies when it would have arrived.
+        """
         if peer.role == control.WORKER:
             self._withdrawn.pop(peer.number, None)
-            for task in self._dispatch.worker_gone(peer.number):
+            dispatch, buffer = self._dispatch, self.aggregator.buffer
+            orphans, computing = dispatch.in_hand(peer.number), self._computing(peer.number)
+            dispatch.worker_gone(peer.number, computing, reason)
+            for task in orphans:
                 self.aggregator.leases[task.task].holder = -1
-                self.aggregator.buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
-                if self._under_way[task.task].cancelled:
+                buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
+                buffer.begun[task.slot] = 0
+                if task.task in dispatch.results:
+                    self.aggregator.fetched(task.slot)
+                elif self._under_way[task.task].cancelled:
                     self._give_up(task.task)
             if given_up:
                 raise RunError(f"worker {peer.number} died too often; see the incidents on record")
         return iter(())
+
+    def _computing(self, worker: int) -> int | None:
+        """The task that the worker has begun last, of those that it has in hand."""
+        begun = self.aggregator.buffer.begun
+        last = max(self._dispatch.in_hand(worker), key=lambda task: begun[task.slot], default=None)
+        return last.task if last is not None and begun[last.slot] else None
+
+    def declares_death(self, role: control.Role, number: int) -> bool:
+        return role == control.WORKER and self._computing(number) is not None
 
     def give(self, task: messages.Task, sent_s: float | None = None) -> None:
         """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""
@@ -233,7 +252,10 @@ class VirtualTimeline(Timeline):
                     self.store.incident(self.clock.now_s(), client, "failed", trip.broken)
                     yield Failed(client, task, at_s, trip.broken)
                 elif isinstance(result, messages.TaskResult):
+                    self._deaths.pop(client, None)
                     yield Delivery(trip.done(result, self._examples[client]), at_s)
+                elif isinstance(result, Died):
+                    yield self._dies(client, at_s, result.reason)
                 else:
                     assert result is not None
                     yield Failed(client, task, at_s, result.reason)
@@ -249,6 +271,32 @@ class VirtualTimeline(Timeline):
             self._follow()
             failpoints.pass_by("event")
         self._more = True
+
+    def _dies(self, client: int, at_s: float, reason: str) -> Left:
+        """A client dies of its training, as its own process would: it comes again, or is given up."""
+        self.store.incident(at_s, client, "death", reason)
+        deaths = self._deaths.setdefault(client, [])
+        deaths.append(at_s)
+        if self._back_s(client) == math.inf and self.experiment.fleet.on_death == "replace":
+            self.store.incident(at_s, client, "gave-up", f"died {len(deaths)} times in a row")
+        if self.dynamics is None or client not in self.dynamics:
+            self._comes(client, at_s)
+        return Left(client, at_s, f"{OF_TRAINING}: {reason}")
+
+    def _back_s(self, client: int) -> float:
+        """The instant before which a client that died of its training does not come."""
+        if not (deaths := self._deaths.get(client)):
+            return -math.inf
+        gone = self.experiment.fleet.on_death == "drop" or len(deaths) >= MOST_DEATHS_IN_A_ROW
+        return math.inf if gone else deaths[-1] + self.experiment.fleet.rejoin_s
+
+    def _comes(self, client: int, at_s: float) -> None:
+        at_s = self._not_before(client, at_s)
+        if at_s < math.inf:
+            self.agenda.enter(Due(at_s, JOIN, client))
+
+    def _not_before(self, client: int, at_s: float) -> float:
+        return max(at_s, self.clock.now_s(), self._back_s(client))
 
     def _require_time(self, at_s: float) -> None:
         """RunError where trips take no time and nothing but time, or an accuracy, would end the run."""
@@ -280,6 +328,7 @@ class VirtualTimeline(Timeline):
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The clients know nothing of an interruption: every trip goes on that was under way."""
+        self._deaths = restored.deaths
         for number, (train, sent_s) in restored.tasks.items():
             client, version, answer = train.client, train.version, restored.answers.get(number)
             entry = restored.entries.get(version, -1)
@@ -308,9 +357,10 @@ class VirtualTimeline(Timeline):
             return
         for client in dynamics.moved():
             at_s, why = dynamics.move(client)
-            if at_s < math.inf:
-                kind = JOIN if why == "back" else LEAVE
-                self.agenda.enter(Due(max(at_s, self.clock.now_s()), kind, client))
+            if why == "back":
+                self._comes(client, at_s)
+            elif at_s < math.inf:
+                self.agenda.enter(Due(max(at_s, self.clock.now_s()), LEAVE, client))
         if not dynamics.shares:
             return
         for at_s, task, client, down_s, up_s in dynamics.through():
@@ -326,7 +376,9 @@ class VirtualTimeline(Timeline):
         if self.dynamics is None or due.client not in self.dynamics:
             return True
         move = self.dynamics.move(due.client)
-        if move.comes != (due.kind == JOIN) or max(move.at_s, self.clock.now_s()) != due.at_s:
+        now_s = self.clock.now_s()
+        at_s = self._not_before(due.client, move.at_s) if move.comes else max(move.at_s, now_s)
+        if move.comes != (due.kind == JOIN) or at_s != due.at_s:
             return False
         self._turns += 1
         if self._turns > MOST_TURNS * len(self._examples) and not self.core.training:

@@ -59,6 +59,7 @@ class VirtualWorker:
         while self._hand:
             task, frames = self._hand.popleft()
             self._task, self._cancelled = task.task, False
+            self._buffer.begun[task.slot] = time.monotonic_ns()  # what this process dies of, if it does now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._task = -1
             if time.monotonic_ns() > self._told_ns + TELL_NS:

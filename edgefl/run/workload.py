@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, TrainingError, unknown
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
-from edgefl.learning.custom import CustomTrainer, TrainFunction
+from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult
 from edgefl.learning.flat import FlatModel
@@ -63,7 +65,9 @@ def own_training(
             f"got {training.precision!r}"
         )
     if name is None:
-        return strategy.train, f"{type(strategy).__name__}.train"
+        name = f"{type(strategy).__name__}.train"
+        check_function(strategy.train, name)
+        return strategy.train, name
     if name.startswith("flower:"):
         from edgefl.flower.client import FlowerTraining
 
@@ -71,11 +75,12 @@ def own_training(
     function = load_attribute(name, "training.function", [base])
     if not callable(function):
         raise ConfigError(f"training.function: {name!r} must be a function (got {type(function).__name__})")
+    check_function(function, name)
     return function, name
 
 
-def check_terms(strategy: Strategy, rule: LocalRule) -> None:
-    """Raise `ConfigError` if what the strategy adds to the clients' gradients cannot be."""
+def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:
+    """Raise `ConfigError` if what the strategy says of the SGD of clients on such devices cannot be."""
     kind, terms = type(strategy).__name__, rule.terms
     exchanged, own = terms.control or (None, None)
     for name, have in ((exchanged, strategy.vectors), (own, strategy.client_vectors)):
@@ -88,6 +93,17 @@ def check_terms(strategy: Strategy, rule: LocalRule) -> None:
             f"training.momentum: must be 0 with {kind}, whose clients tell their mean gradient by how far "
             f"they moved, got {rule.momentum:g}"
         )
+    if isinstance(terms.lr, Mapping):
+        for name in terms.lr.keys() - set(profiles):
+            raise ConfigError(
+                f"{kind}.local_rule: lr: " + unknown("device of the fleet", name, set(profiles))
+            )
+    elif terms.lr is not None and len(terms.lr) != len(profiles):
+        raise ConfigError(f"{kind}.local_rule: lr: must be {len(profiles)} factors, got {len(terms.lr)}")
+    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else terms.lr or ()
+    for factor in factors:
+        if not (isinstance(factor, int | float) and 0 < factor < math.inf):
+            raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")
 
 
 MEASURED_TRIPS = 5
@@ -117,7 +133,8 @@ class Workload:
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
-        check_terms(strategy, self.rule)
+        check_terms(strategy, self.rule, profiles)
+        self._rules = [self._own_rule(info) for info in clients]
         self.flat = FlatModel(module, vectors=len(self.vectors))
         self._trainer = Trainer(self.flat, self._loss, self._arithmetic)
         self._custom: CustomTrainer | None = None
@@ -142,6 +159,11 @@ class Workload:
             self.cells = CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
         """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
+
+    def _own_rule(self, info: ClientInfo) -> LocalRule:
+        """The rule with the client's own learning rate."""
+        factor = self.rule.terms.lr_factor(info.client, info.profile)
+        return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
         """The work of a step of training: as declared, as watched, or counted."""
@@ -216,16 +238,16 @@ class Workload:
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
         step = None if done is None else lambda examples: done(step_s(client, examples))
-        x, y = data.train_x, data.train_y
+        x, y, rule = data.train_x, data.train_y, self._rules[client]
         if given is None and self.needs_given:
             given = self._blank()
         if given is None:
-            return self._trainer.run(x, y, self.rule, rng, step, rows, steps)
+            return self._trainer.run(x, y, rule, rng, step, rows, steps)
         self._strategy.begin_trip(self.flat.array, given)
         if self._custom is None:
-            result = self._trainer.run(x, y, self.rule, rng, step, rows, steps, given)
+            result = self._trainer.run(x, y, rule, rng, step, rows, steps, given)
         else:
-            result = self._custom.run(x, y, rows, client, trip, given, rng, step, steps)
+            result = self._custom.run(x, y, rows, client, trip, given, rng, step, steps, rule)
         self._strategy.end_trip(self.flat.array, given)
         return result
 
@@ -247,11 +269,13 @@ class Workload:
         rng = stream(self.experiment.seed, "personal", client, version)
         data, rows = self.data, self._rows[client]
         if self._custom is None:
-            rule = replace(self.rule, terms=replace(self.rule.terms, control=None, linear=None))
+            rule = self._rules[client]
+            rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
             self._trainer.run(data.train_x, data.train_y, rule, rng, rows=rows)
         else:
             given = self._blank()._replace(version=version)
-            self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng)
+            rule = self._rules[client]
+            self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, rule=rule)
 
     def settle(self) -> None:
         """This process computes from now on: move the model to where that is done."""

@@ -14,8 +14,10 @@ from edgefl.strategies.base import Client, Given, LocalTerms, Step, Update, Vect
 
 @dataclass
 class Delays:
-    """Mean length of each client's trips so far, in emulated seconds, and how many there were."""
+    """All examples; mean length of each client's trips so far, emulated seconds, and how many there were."""
 
+    examples: int
+    """N."""
     begun_s: dict[int, float]
     mean_s: list[float]
     trips: list[int]
@@ -23,13 +25,13 @@ class Delays:
 
 @dataclass(frozen=True, kw_only=True)
 class ASOFed(Asynchronous):
-    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, n_k of all N examples being client k's (Algorithm 2, eq. 4).
+    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, n_k of all N examples being client k's.
 
     A client's gradient of a trip is ∇s_k = w_k − y, y being where SGD on f_k(y) + (λ/2)·‖y − w_k‖² leads. It
-    sends Δζ_k = −(∇s_k − v_k + h_k) and then keeps h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k (section IV-C).
+    sends Δζ_k = −(∇s_k − v_k + h_k) and then keeps h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k.
     r_k = max(1, ln d_k) makes up for its delays d_k, the mean length of its trips in emulated seconds: the
-    paper leaves their unit open. Examples do not become more during a run. The server's feature learning
-    (eqs. 5 and 6) is not here: it is no weighted sum of updates.
+    paper leaves their unit open. Examples do not become more during a run. The server's feature learning is
+    not here: it is no weighted sum of updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)
@@ -58,7 +60,8 @@ class ASOFed(Asynchronous):
         return 1
 
     def begin(self, devices: Sequence[Client]) -> Delays:
-        return Delays({}, [0.0] * len(devices), [0] * len(devices))
+        examples = sum(device.examples for device in devices)
+        return Delays(examples, {}, [0.0] * len(devices), [0] * len(devices))
 
     def assign(self, state: Delays, view: View) -> Sequence[int]:
         start = super().assign(state, view)
@@ -79,7 +82,6 @@ class ASOFed(Asynchronous):
     def step(self, state: Delays, view: View) -> Step | None:
         if not view.held:
             return None
-        update = view.held[0]
-        examples = sum(device.examples for device in view.devices)
+        update, examples = view.held[0], state.examples
         share = view.devices[update.client].examples / examples if examples else 1.0 / len(view.devices)
         return Step((update,), (self.step_size(state.mean_s[update.client]) * share,))

@@ -24,7 +24,7 @@ class LocalSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncFedED(Asynchronous):
-    """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖ (Algorithm 1).
+    """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
 
     γ_i measures how far the model has moved since client i downloaded it, in lengths of its update. The
     client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, so that staleness is

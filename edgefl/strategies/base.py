@@ -79,6 +79,18 @@ class LocalTerms:
     c_i⁺ = c_i − c + (w_k − y)/Σ η_q is kept, and c_i⁺ − c_i sent (SCAFFOLD's option II)."""
     linear: str | None = None
     """A client's own vector h_i: the gradient loses h_i, and h_i ← h_i − μ (y − w_k) at the end (FedDyn)."""
+    lr: Mapping[str, float] | Sequence[float] | None = None
+    """Factors of ``training.lr``: by device profile (1 for one that is not named), or one for each client."""
+
+    def lr_factor(self, client: int, profile: str) -> float:
+        """The factor of ``training.lr`` for a client on such a device.
+
+        >>> LocalTerms(lr={"moto-g4": 0.5}).lr_factor(3, "moto-g4"), LocalTerms().lr_factor(3, "pi-4")
+        (0.5, 1.0)
+        """
+        if self.lr is None:
+            return 1.0
+        return self.lr.get(profile, 1.0) if isinstance(self.lr, Mapping) else self.lr[client]
 
     @property
     def vectors(self) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -37,14 +38,15 @@ class CA2FL(Buffered):
         if len(fresh) < size:
             return None
         updates, weights = fresh[:size], [1.0 / size] * size
-        newest = {update.client: update for update in updates}
+        newest, times = {update.client: update for update in updates}, Counter(one.client for one in updates)
         release = [update for update in updates if newest[update.client] is not update]
         for client, update in sorted(state.items()):
             updates.append(update)
-            weights.append(1.0 / clients - sum(one.client == client for one in fresh[:size]) / size)
+            weights.append(1.0 / clients - times[client] / size)
             if client in newest:
                 release.append(update)
         return Step(updates, weights, keep=True, release=release)
 
     def stepped(self, state: dict[int, Update], step: Step, view: View) -> None:
-        state.update({update.client: update for update in view.held if update in step.updates})
+        used = {update.task for update in step.updates}
+        state.update({update.client: update for update in view.held if update.task in used})

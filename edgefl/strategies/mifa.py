@@ -12,7 +12,7 @@ from edgefl.strategies.base import Step, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, G_i each one's last update, 0 before its first (Algorithm 1).
+    """w ← w + (η/N) Σ_i G_i over all N clients, G_i each one's last update, 0 before its first.
 
     In a round every client that is there trains; the step is made when all of them have delivered or are
     gone. A client that comes during a round waits for the next one. The server keeps N updates.

@@ -31,9 +31,9 @@ class Pisces(Asynchronous):
     """w ← w + η_g Σ_i p_i·Δ_i over all updates held, I = L_max/(b + 1) after the last step at the earliest.
 
     L_max is the latency of the slowest client that trains now, as profiled by its last trip, so that while it
-    trains the model steps about b times: its staleness is bounded (section 5). Whenever fewer than
+    trains the model steps about b times: its staleness is bounded. Whenever fewer than
     ``concurrency`` train, those with the largest utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, with B_i the
-    client's examples, L_i their loss and E[τ_i] the mean staleness of its last updates (section 4).
+    client's examples, L_i their loss and E[τ_i] the mean staleness of its last updates.
     Clients without a utility come first, in random order. A client whose update is held waits for the step,
     so ``restart`` makes no difference.
 

@@ -14,7 +14,7 @@ from edgefl.strategies.polled import Polled, Polls
 
 @dataclass(frozen=True, kw_only=True)
 class QuAFL(Polled):
-    """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), S a sample of s clients (Algorithm 1).
+    """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), S a sample of s clients.
 
     At k·``interval_s`` each polled client sends its model Y_i as it is after the local steps since it was
     last polled, at most the K of ``training``, gets the server's model X of before this average, and goes on

@@ -33,12 +33,12 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class SAFA(Strategy):
-    """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model, n_k of all N examples (section III).
+    """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model, n_k of all N examples.
 
     A round ends when ``participants`` clients delivered whom the last one did not pick; these are picked. If
     nobody is left to wait for, or after ``round_limit_s``, those come in who were picked before, first come
-    first (Algorithm 2). Picked models enter the cache before the sum, those of the others after it, to count
-    in the next. Who delivered starts again with the next round. The others train on, from a version at most
+    first. Picked models enter the cache before the sum, those of the others after it, to count in the next.
+    Who delivered starts again with the next round. The others train on, from a version at most
     ``lag_tolerance`` old: else they are cancelled and given the newest, and so is their entry in the cache.
 
     Two things are other than in the paper. An entry that is not a client's own model, at first and after too

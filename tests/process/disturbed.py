@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from edgefl import Model
+import pytest
+
+import edgefl
+from edgefl import Model, RunError
+from edgefl.run import supervisor
 
 MODEL = """
 import os
@@ -68,3 +73,18 @@ def plan(folder: Path, deeds: dict[int, str]) -> None:
 def left(folder: Path) -> list[str]:
     """What has been planned and not done."""
     return [path.name for path in folder.glob("at-*")]
+
+
+def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch: pytest.MonkeyPatch) -> int:
+    """Make a run whose server dies at each of these points and is resumed; returns how often it did."""
+    for deaths, point in enumerate((*points, "")):
+        patch.setenv("EDGEFL_FAILPOINTS", point)
+        try:
+            if deaths:
+                supervisor.resume(folder, quiet=True)
+            else:
+                edgefl.run(wanted, folder)
+            return deaths
+        except RunError as error:
+            assert "server process ended early (signal 9)" in str(error)
+    pytest.fail("the run never ended")

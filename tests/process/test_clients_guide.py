@@ -81,13 +81,18 @@ def test_half_way_starts_where_it_says(guide: Path) -> None:
 
 
 FAILING = """
+import os
 from my_training import train
 
 
 def now_and_then(model, examples, context):
     train(model, examples, context)
-    if context.client == 1 and context.trip == 1:
+    if context.trip == 1 and context.client == 1:
         raise ValueError("no such label")
+    if context.trip == 1 and context.client == 2:
+        os._exit(7)
+    if context.trip == 1 and context.client == 3:
+        raise KeyboardInterrupt
 
 
 def forgets(model, examples, context):
@@ -100,17 +105,18 @@ def test_a_function_that_fails_costs_its_client_a_trip_and_at_the_start_the_run(
     (guide / "failing.py").write_text(FAILING)
     for name, made in (("virtual", virtual), ("wall", experiment)):
         training = Training(steps=2, function="failing:now_and_then")
-        result = edgefl.run(made(training=training, stop=Stop(trips=20)), guide / name)
+        result = edgefl.run(made(training=training, stop=Stop(trips=30)), guide / name)
         with result.record as record:
-            failed = [(row.client, row.detail) for row in record.incidents if row.kind == "failed"]
-            fates = record.trips["fate"].tolist()
-        ((client, detail),) = failed
-        assert client == 1
-        assert re.fullmatch(
-            r"TrainingError: 'failing:now_and_then' \(failing.py:\d+\) raised ValueError: no such label",
-            detail,
-        )
-        assert fates.count("lost") >= 1
+            incidents = sorted((row.client, row.kind, row.detail) for row in record.incidents if row.client)
+            fates, reasons = (record.trips[name].tolist() for name in ("fate", "reason"))
+        (_, _, raised), died, (_, _, stopped) = incidents
+        assert [row[:2] for row in incidents] == [(1, "failed"), (2, "death"), (3, "failed")]
+        where = r"TrainingError: 'failing:now_and_then' \(failing.py:\d+\) raised "
+        assert re.fullmatch(where + "ValueError: no such label", raised)
+        assert re.fullmatch(where + "KeyboardInterrupt", stopped)
+        assert died[2] == "exit 7"
+        assert fates.count("lost") >= 3
+        assert sum(reason.endswith("exit 7") for reason in reasons) == 1
     forgets = Training(function="failing:forgets")
     with pytest.raises(
         ConfigError, match=r"^training.function: 'failing:forgets' .* made no step in an epoch"

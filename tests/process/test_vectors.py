@@ -11,11 +11,10 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Fleet, Server, Stop, Training
-from edgefl.errors import RunError
 from edgefl.parameters import checkpoint
 from edgefl.results.record import Record
-from edgefl.run import supervisor
 from edgefl.run.verify import verify
+from tests.process.disturbed import killed
 from tests.process.runs import experiment, virtual
 
 pytestmark = pytest.mark.timeout(300)
@@ -55,17 +54,7 @@ def made(wanted: edgefl.Experiment, folder: Path, points: tuple[str, ...] = ()) 
     (folder.parent / "counting.py").write_text(OWN)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
-        for number, point in enumerate((*points, "")):
-            patch.setenv("EDGEFL_FAILPOINTS", point)
-            try:
-                if number == 0:
-                    edgefl.run(wanted, folder)
-                else:
-                    supervisor.resume(folder, quiet=True)
-                break
-            except RunError as error:
-                assert "server process ended early (signal 9)" in str(error)
-    assert number == len(points), "it ended before its last death"
+        assert killed(wanted, folder, points, patch) == len(points), "it ended before its last death"
     return outcome(folder)
 
 

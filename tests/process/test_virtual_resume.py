@@ -22,7 +22,7 @@ from edgefl.results.record import IncidentRow, Record
 from edgefl.run import supervisor
 from edgefl.run.verify import verify
 
-from .disturbed import left, made_in, plan
+from .disturbed import killed, left, made_in, plan
 from .runs import PATIENCE_S, Command, experiment, summary, versions_of, virtual, wait_for, wait_for_versions
 from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_dynamics import fleet as phones
@@ -68,18 +68,7 @@ def disturbed(
     wanted: edgefl.Experiment, folder: Path, points: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """Run with the server killed at the first point, resume up to the next one, …, and then to the end."""
-    for number, point in enumerate([*points, ""]):
-        monkeypatch.setenv("EDGEFL_FAILPOINTS", point)
-        try:
-            if number == 0:
-                edgefl.run(wanted, folder)
-            else:
-                supervisor.resume(folder, quiet=True)
-            break
-        except RunError as error:
-            assert "server process ended early (signal 9)" in str(error)
-    else:
-        pytest.fail("the run never ended")
+    killed(wanted, folder, points, monkeypatch)
     return outcome(folder)
 
 
@@ -327,3 +316,50 @@ def test_a_run_that_has_not_ended_is_refused(finished: Path, tmp_path: Path) -> 
     sql("UPDATE meta SET value = '\"running\"' WHERE key = 'status'")(folder)
     with pytest.raises(edgefl.ConfigError, match="this run has not ended"):
         verify(folder)
+
+
+DEADLY = """
+import os
+import signal
+
+
+def train(model, examples, context):
+    for _, y in examples.batches():
+        context.step(len(y))
+        if context.client == 1 and context.trip == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if context.client == 2:
+            os._exit(3)
+"""
+
+
+def test_training_that_ends_its_process_is_its_clients_death_and_the_bits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client comes again after ``rejoin_s``, and is given up after five deaths in a row."""
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    monkeypatch.chdir(tmp_path)
+    phones = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte", rejoin_s=0.0625)
+    training = Training(steps=2, function="deadly:train")
+    found = [
+        disturbed(
+            resumable(workers, fleet=phones, training=training, stop=Stop(versions=30)),
+            tmp_path / str(workers),
+            points,
+            monkeypatch,
+        )
+        for workers, points in ((1, []), (3, ["event:0:25"]))
+    ]
+    assert found[0] == found[1]
+    with Record(tmp_path / "1") as record:
+        own = [(row.client, row.kind, row.detail) for row in record.incidents if row.client is not None]
+        at_s = [row.at_s for row in record.incidents if (row.client, row.kind) == (2, "death")]
+        moves = [event for _, event in record.events() if isinstance(event, Joined | Left)]
+    assert sorted(own) == [
+        (1, "death", "signal 9"),
+        *[(2, "death", "exit 3")] * 5,
+        (2, "gave-up", "died 5 times in a row"),
+    ]
+    assert [event.at_s for event in moves if event.client == 2 and isinstance(event, Left)] == at_s
+    back = [event.at_s for event in moves if event.client == 2 and isinstance(event, Joined)]
+    assert back[1:] == [gone_s + 0.0625 for gone_s in at_s[:4]]

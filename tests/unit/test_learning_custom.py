@@ -152,6 +152,10 @@ def leaving(model, examples, context):
     raise SystemExit(3)
 
 
+def interrupting(model, examples, context):
+    raise KeyboardInterrupt
+
+
 def chatty(model, examples, context):
     context.log(**{f"m{number}": 0.0 for number in range(17)})
 
@@ -164,6 +168,7 @@ def chatty(model, examples, context):
         (broken, r"'mine:train' \(test_learning_custom.py:\d+\) raised KeyError: 'w'$"),
         (empty, r"raised ValueError: step: examples must be at least 1 \(got 0\)$"),
         (leaving, r"raised SystemExit: 3$"),
+        (interrupting, r"\) raised KeyboardInterrupt$"),
         (chatty, r"raised ValueError: log: at most 16 metrics of 32 letters \(got 17\)$"),
     ],
 )
@@ -226,7 +231,12 @@ class OwnWay(FedBuff):
 
 
 def test_the_experiments_function_is_found_or_refused_in_one_line(tmp_path):
-    (tmp_path / "mine_training.py").write_text("def train(model, examples, context): ...\nnumber = 3\n")
+    (tmp_path / "mine_training.py").write_text(
+        "def train(model, examples, context): ...\nnumber = 3\n"
+        "async def later(model, examples, context): ...\n"
+        "def lazy(model, examples, context): yield\n"
+        "def two(model, examples): ...\n"
+    )
     named = Training(function="mine_training:train")
     plain = resolve({"name": "fedbuff"})
     assert own_training(Training(), plain, tmp_path, 1) is None
@@ -240,6 +250,21 @@ def test_the_experiments_function_is_found_or_refused_in_one_line(tmp_path):
         (named, resolve({"name": "scaffold"}), r"^training.function: strategy Scaffold adds terms to SGD's"),
         (Training(function="mine_training:number"), plain, r"must be a function \(got int\)$"),
         (Training(function="mine_training:trian"), plain, r"did you mean 'train'\?"),
+        (
+            Training(function="mine_training:later"),
+            plain,
+            r"^'mine_training:later' is an async function, whose",
+        ),
+        (
+            Training(function="mine_training:lazy"),
+            plain,
+            r"^'mine_training:lazy' is a generator function \(it",
+        ),
+        (
+            Training(function="mine_training:two"),
+            plain,
+            r"^'mine_training:two' must take three arguments, \(model, examples, context\): too many",
+        ),
         (Training(function="nowhere:train"), plain, r"^training.function: module 'nowhere' not found"),
         (Training(function="mine_training:train", precision="bfloat16"), plain, r"^training.precision: "),
         (
@@ -260,7 +285,13 @@ def test_a_tensor_that_the_function_took_away_is_named():
         flat.check_bound()
 
 
-@pytest.mark.parametrize("spoil", ["delete", "replace", "freeze", "double", "no grad", "default"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *("delete", "replace", "freeze", "double", "parametrize", "parameter", "buffer", "layer"),
+        *("hook", "grad hook", "forward", "eval", "no grad", "default"),
+    ],
+)
 def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
     """The process's next trip, maybe another client's, is as if there had been none."""
 
@@ -280,6 +311,24 @@ def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
                 torch.set_grad_enabled(False)
             case "default":
                 torch.set_default_dtype(torch.float64)
+            case "hook":
+                layer.register_forward_hook(lambda *_: torch.zeros(1, requires_grad=True))
+            case "grad hook":
+                weight.register_hook(torch.zeros_like)
+                weight.register_post_accumulate_grad_hook(lambda one: one.grad.zero_())
+            case "layer":
+                module.append(nn.Dropout(0.9))
+            case "eval":
+                module.train = lambda mode=True: nn.Module.train(module, False)
+                module.eval()
+            case "forward":
+                layer.forward = torch.zeros_like
+            case "parametrize":
+                nn.utils.parametrizations.weight_norm(layer)
+            case "parameter":
+                layer.extra = nn.Parameter(torch.ones(3))
+            case "buffer":
+                layer.register_buffer("extra", torch.ones(3))
         raise ValueError("and it fails")
 
     rule, flat = LocalRule(epochs=2, batch_size=8, lr=0.1), model()
@@ -287,6 +336,10 @@ def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
     with pytest.raises(TrainingError, match="and it fails"):
         run(spoils, rule, flat)
     flat.load(first)
+    assert [name for name, _ in flat.module.named_modules()] == [
+        name for name, _ in fresh.module.named_modules()
+    ]
+    assert flat.module.state_dict().keys() == fresh.module.state_dict().keys()
     assert run(sgd, rule, flat) == run(sgd, rule, fresh)
     assert flat.array.tobytes() == fresh.array.tobytes()
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)

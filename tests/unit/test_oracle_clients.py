@@ -6,8 +6,10 @@ oracles are written from the papers' algorithms, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.seeds import stream
-from edgefl.strategies import Strategy, resolve
+from edgefl.strategies import LocalTerms, Strategy, resolve
+from edgefl.strategies.scaffold import Scaffold
 from edgefl.testing import MemoryRun, fleet, run_in_memory
 
 Array = npt.NDArray[Any]
@@ -37,16 +40,37 @@ COHORTS = [
 ]
 
 
-def scaffold(x: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float) -> list[Array]:
-    """Karimireddy et al. 2020, Algorithm 1 with option II."""
+RATES = (0.5, 1.0, 2.0, 0.25, 1.5, 0.75)
+"""Factors of the clients' learning rates, of `OwnRates`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRates(Scaffold):
+    def local_rule(self) -> LocalTerms:
+        return replace(super().local_rule(), lr=RATES)
+
+
+@pytest.fixture(autouse=True)
+def this_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_MODULES", __name__)
+
+
+def scaffold(
+    x: Array,
+    cohorts: list[list[int]],
+    gradient: Gradient,
+    lr_g: float,
+    rates: Sequence[float] = (1.0,) * N,
+) -> list[Array]:
+    """Karimireddy et al. 2020, Algorithm 1 with option II; η_l may be each client's own."""
     c, c_i, made, trips = np.zeros_like(x), np.zeros((N, len(x))), [x], [0] * N
     for cohort in cohorts:
         delta_y, delta_c = [], []
         for i in cohort:
             y = x.copy()
             for k in range(STEPS):
-                y = y - LR * (gradient(i, y, trips[i], k) - c_i[i] + c)
-            c_plus = c_i[i] - c + (x - y) / (STEPS * LR)
+                y = y - LR * rates[i] * (gradient(i, y, trips[i], k) - c_i[i] + c)
+            c_plus = c_i[i] - c + (x - y) / (STEPS * LR * rates[i])
             delta_y.append(y - x)
             delta_c.append(c_plus - c_i[i])
             c_i[i] = c_plus
@@ -63,7 +87,7 @@ ALPHA = 0.3
 def feddyn(
     theta: Array, cohorts: list[list[int]], gradient: Callable[..., Array], lr_g: float
 ) -> list[Array]:
-    """Acar et al. 2021, Algorithm 1, each minimisation by SGD; ``lr_g`` on the mean of the clients' moves."""
+    """Acar et al. 2021, each minimisation by SGD; ``lr_g`` on the mean of the clients' moves."""
     h, own, made, trips = np.zeros_like(theta), np.zeros((N, len(theta))), [theta], [0] * N
     for cohort in cohorts:
         models = []
@@ -82,6 +106,7 @@ def feddyn(
 
 ALGORITHMS = [
     pytest.param({"name": "scaffold"}, scaffold, id="scaffold"),
+    pytest.param({"name": f"{__name__}:OwnRates"}, partial(scaffold, rates=RATES), id="own rates"),
     pytest.param({"name": "feddyn", "alpha": ALPHA}, feddyn, id="feddyn"),
 ]
 

@@ -116,10 +116,12 @@ def test_what_training_logged_is_a_column_a_trip_and_a_row_of_the_report(tmp_pat
     assert "Figures of the training" not in Page(write_report(write_run(tmp_path / "plain"))).text
     run = write_run(tmp_path / "own")
     with Store(run) as store:
-        for task, text in ((50, '{"drift": 1.5}'), (51, '{"drift": 0.5, "<b>": null}'), (52, "")):
-            store.trip(trip(task, 0, 50.0, metrics=text))
+        for task, logged in ((50, {"drift": 1.5}), (51, {"drift": 0.5, "<b>": math.nan}), (52, {})):
+            store.trip(trip(task, 0, 50.0, metrics=logged))
     with Record(run) as record:
         drift = record.metrics["drift"]
+        assert (record.trip(50).metrics, record.trip(52).metrics) == ({"drift": 1.5}, {})
+        assert record.trips["metrics"][record.trips["task"] == 50].tolist() == [{"drift": 1.5}]
         assert drift[record.trips["task"] == 50] == 1.5
         assert np.isfinite(drift).sum() == 2
         assert np.isnan(record.metrics["<b>"]).all()

@@ -16,13 +16,15 @@ from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
 from edgefl.experiment import Stop
 from edgefl.parameters.buffer import SlotState
+from edgefl.results.record import Record
 from edgefl.run import messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import WORKER
-from edgefl.run.dispatch import AHEAD_S, MOST, MOST_LOSSES, Dispatch
+from edgefl.run.dispatch import AHEAD_S, MOST, MOST_LOSSES, Died, Dispatch
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
-from edgefl.run.timeline import Delivery, Happening
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
+from edgefl.run.timeline import OF_TRAINING, Delivery, Happening
 from edgefl.run.virtual import VirtualTimeline
 
 INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
@@ -156,6 +158,52 @@ def test_what_a_dead_worker_had_in_hand_goes_to_the_next(world: Virtual) -> None
     assert world.given() == [first, second]
     with pytest.raises(RunError, match="worker 0 died too often"):
         world.timeline.departed(dead, "signal 9", given_up=True)
+
+
+def kill(world: Virtual, begun: messages.Task | None) -> None:
+    """Worker 0 dies with all that it has in hand, of which it began one; another takes its place."""
+    if begun is not None:
+        world.buffer.begun[begun.slot] = 5
+    assert world.timeline.declares_death(WORKER, 0) == (begun is not None)
+    dead = world.the(WORKER, 0)
+    world.peers.remove(WORKER, 0, dead.epoch)
+    assert list(world.timeline.departed(dead, "exit 7", given_up=False)) == []
+    world.peers.expect(WORKER, 0, epoch=dead.epoch + 1).ready = True
+
+
+def die(world: Virtual, client: int) -> list[Happening]:
+    """Each worker dies of this client's task, and computes the others; returns what happened then."""
+    happened: list[Happening] = []
+    for _ in range(MOST_LOSSES):
+        tasks: list[messages.Task] = []
+        while not any(task.client == client for task in tasks):
+            happened += world.due()
+            for task in (tasks := world.given()):
+                if task.client != client:
+                    world.compute(task)
+        (task,) = (task for task in tasks if task.client == client)
+        kill(world, task)
+    return happened + world.due()
+
+
+def test_a_training_that_ends_its_process_is_its_clients_death_and_at_last_its_end(tmp_path: Path) -> None:
+    world = Virtual(tmp_path, stop=Stop(versions=100))
+    world.due()
+    gone = []
+    for _ in range(MOST_DEATHS_IN_A_ROW):
+        happened = die(world, 1)
+        ((left, at),) = ((one, at) for at, one in enumerate(happened) if isinstance(one, Left))
+        assert (left.client, left.reason) == (1, f"{OF_TRAINING}: exit 7")
+        gone.append(left.at_s)
+        back = [one.at_s for one in happened[at:] if isinstance(one, Joined)]
+        assert back == ([left.at_s] if len(gone) < MOST_DEATHS_IN_A_ROW else [])
+    assert gone == [1.0, 2.0, 3.0, 4.0, 5.0]  # its trips take a second
+    world.close()
+    with Record(tmp_path) as record:
+        assert [(row.at_s, row.client, row.kind, row.detail) for row in record.incidents] == [
+            *((at_s, 1, "death", "exit 7") for at_s in gone),
+            (5.0, 1, "gave-up", "died 5 times in a row"),
+        ]
 
 
 def test_a_task_that_is_cancelled_before_anybody_began_it_is_never_computed(world: Virtual) -> None:
@@ -331,14 +379,25 @@ def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
     assert workers.dispatch.held_by(0) == 1
 
 
-def test_a_task_that_kills_its_workers_ends_the_run(workers: Workers) -> None:
-    workers.add(1.0, first=3)
+def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(workers: Workers) -> None:
+    workers.add(1.0, 2.0, first=3)
     for loss in range(MOST_LOSSES):
+        assert workers.dispatch.results == {}
         workers.dispatch.fill([0])
-        if loss < MOST_LOSSES - 1:
-            workers.dispatch.worker_gone(0)
-    with pytest.raises(RunError, match="8 workers died with client 3's trip 0 in hand"):
-        workers.dispatch.worker_gone(0)
+        assert workers.given == {0: [3, 4] * (loss + 1)}
+        workers.dispatch.worker_gone(0, 3, "exit 7")
+    workers.dispatch.fill([0])
+    assert workers.given[0][-1] == 4
+    assert workers.dispatch.held_by(3) is None
+    assert workers.dispatch.results == {3: Died(3, 3, "exit 7")}
+
+
+def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:
+    workers.add(1.0)
+    for _ in range(2 * MOST_LOSSES):
+        workers.dispatch.fill([0])
+        workers.dispatch.worker_gone(0, None, "signal 9")
+    assert workers.dispatch.results == {}
 
 
 def test_neither_queue_grows_for_ever(workers: Workers) -> None:

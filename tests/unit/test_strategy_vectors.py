@@ -25,6 +25,7 @@ from edgefl.strategies.scaffold import Scaffold
 from edgefl.testing import fleet, run_in_memory
 
 D = 300
+FLEET = ("pi-4", "moto-g4")
 MODEL, FIRST, SECOND = blocks(D, 2)
 SIZE = SECOND.stop
 WEIGHTS = (0.5, 0.25)
@@ -165,10 +166,19 @@ def test_terms_of_what_is_not_there_or_not_plain_are_refused() -> None:
         (LocalTerms(control=("d", "c_i")), r"^Scaffold.local_rule: vector 'd' not found; have: c$"),
         (LocalTerms(control=("c", "d")), r"^Scaffold.local_rule: vector 'd' not found; .*have: c_i$"),
         (LocalTerms(linear="g"), r"^Scaffold.local_rule: vector 'g' not found; have: c_i$"),
+        (
+            LocalTerms(lr={"pi4": 0.5}),
+            r"^Scaffold.local_rule: lr: device of the fleet 'pi4' not found; did you mean 'pi-4'\?",
+        ),
+        (LocalTerms(lr=(1.0,)), r"^Scaffold.local_rule: lr: must be 2 factors, got 1$"),
+        (
+            LocalTerms(lr={"pi-4": 0.0}),
+            r"^Scaffold.local_rule: lr: factors must be finite and above 0, got 0.0$",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
-            check_terms(Scaffold(), LocalRule(terms=terms))
+            check_terms(Scaffold(), LocalRule(terms=terms), FLEET)
     plain = LocalRule(terms=Scaffold().local_rule())
-    check_terms(Scaffold(), plain)
+    check_terms(Scaffold(), plain, FLEET)
     with pytest.raises(ConfigError, match=r"^training.momentum: must be 0 with Scaffold, .* got 0.9$"):
-        check_terms(Scaffold(), LocalRule(terms=Scaffold().local_rule(), momentum=0.9))
+        check_terms(Scaffold(), LocalRule(terms=Scaffold().local_rule(), momentum=0.9), FLEET)
