@@ -42,6 +42,7 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Links that many clients share: client c is in cell c mod ``count``."""
 
     count: Count = 1
+    """Cells, client c in cell c mod ``count``."""
     uplink_mbps: Positive | None = None
     """Limit on the uploads of all clients of a cell, 10⁶ bit/s with headers; None: only their own."""
     downlink_mbps: Positive | None = None
@@ -92,10 +93,15 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The examples and their split among clients."""
 
     name: str = "digits"
+    """A built-in data set (docs/models.md), or ``"my_module:load"``."""
     path: str | None = None
+    """The folder that holds the data set, where it does not come with edgefl."""
     partition: Literal["iid", "dirichlet", "shards", "by-device", "natural"] = "iid"
+    """The examples of each client: drawn alike, by labels in three ways, or by the data's own owners."""
     alpha: Positive = 0.1
+    """``dirichlet``: concentration; the smaller, the fewer labels a client has."""
     classes_per_client: Count = 2
+    """``shards``: labels that a client holds."""
     labels: dict[str, list[int]] = {}
     """For ``by-device``: device profile name to the labels its clients hold."""
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2
@@ -104,6 +110,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Share of each client's own examples that it does not train on, for ``evaluation.clients``; where it is
     above 0, at least one of those that hold two."""
     max_examples: Count | None = None
+    """Training examples that are used, drawn by the seed; None: all."""
     image_size: Annotated[int, Meta(ge=1, le=4096)] = 84
     """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
 
@@ -112,6 +119,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The model that is trained."""
 
     name: str = "mlp"
+    """A built-in model (docs/models.md), ``"my_module:make"``, or ``"timm:NAME"``."""
     args: dict[str, Any] = {}
     """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
     flops_per_example: NonNegative | None = None
@@ -125,13 +133,19 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """``"my_module:train"``, the user's own training (docs/clients.md); None: SGD by the keys below."""
 
     steps: Count | None = None
+    """Steps of a trip; give these or ``epochs``."""
     epochs: Count | None = None
+    """Passes over the client's examples on a trip; 1 unless ``steps`` are given."""
     batch_size: Count = 32
+    """Examples of a step; the last one of an epoch may be smaller."""
     loss: str = "cross_entropy"
     """``cross_entropy``; for float targets ``mse``, ``l1``, ``huber``, ``bce``; or ``"my_module:loss"``."""
     lr: Annotated[float, Meta(gt=0, le=MAX_FLOAT32)] = 0.05
+    """Step size of the clients' SGD."""
     momentum: Decay = 0.0
+    """Momentum of the clients' SGD, from zero on each trip."""
     weight_decay: Annotated[float, Meta(ge=0, le=MAX_FLOAT32)] = 0.0
+    """Times the weights, added to their gradient."""
     lr_normalization: bool = False
     """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -146,6 +160,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Emulated time, which passes on the wall or is computed."""
 
     kind: Literal["wall", "virtual"] = "virtual"
+    """``wall``: a throttled process for each phone; ``virtual``: the same in emulated time, at full speed."""
     workers: Annotated[int, Meta(ge=1, le=256)] | None = None
     """Virtual clock: processes that train, by default one a core; any number gives the same bits."""
     time_scale: Positive | Literal["auto"] = "auto"
@@ -156,6 +171,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The server's transport, sums and patience."""
 
     transport: Literal["shm", "wire"] = "shm"
+    """Numbers go through shared memory, or as ZeroMQ frames into it: the same bits."""
     update_format: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """Format of uploaded numbers: 16 bits halve the bytes, int8 (a scale for 256) quarters them."""
     error_feedback: bool = True
@@ -177,8 +193,11 @@ class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A measure by name, ``loss`` or one that ``evaluation.function`` returns, and how far it must get."""
 
     name: str
+    """``loss``, or a measure of ``evaluation.function``."""
     at_least: float | None = None
+    """The run ends at an evaluation that finds this much, or more."""
     at_most: float | None = None
+    """… or this little, or less."""
 
     def met(self, value: float) -> bool:
         """Returns True where the value is as asked; never for NaN."""
@@ -189,11 +208,17 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The run ends at the first of these that is reached."""
 
     versions: Count | None = None
+    """Versions of the global model that are made."""
     trips: Count | None = None
+    """Client trips that ended."""
     emulated_s: Positive | None = None
+    """Emulated seconds."""
     wall_s: Positive | None = None
+    """Seconds of this machine."""
     accuracy: Share | None = None
+    """An evaluation that finds this accuracy."""
     metric: MetricGoal | None = None
+    """A measure by name, and what it must come to."""
 
     @property
     def measured(self) -> bool:
@@ -205,7 +230,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Measurements of the global model on the server's test examples, and on the clients' own."""
 
     every_versions: Count = 10
+    """Versions from one evaluation to the next; the last version is always evaluated."""
     max_examples: Count | None = None
+    """Test examples that a version is measured on, the first so many; None: all."""
     function: str | None = None
     """``"my_module:evaluate"``: ``evaluate(model, x, y)`` returns more measures, float by name."""
     clients: Literal["none", "global", "personal"] = "none"
@@ -233,7 +260,9 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     fleet: Annotated[Fleet, Meta(description="a [fleet] table with devices = { PROFILE = COUNT }")]
     name: str = "experiment"
+    """Names the run and its folder."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Every random stream follows from it."""
     data: Data = Data()
     model: Model = Model()
     training: Training = Training()

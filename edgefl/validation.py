@@ -76,6 +76,16 @@ def wrong(key: str, allowed: str, got: Any) -> Fault:
     return Fault(key, f"{key}{': ' if key else ''}must be {allowed}, got {shown(got)}")
 
 
+def allowed(of: Any) -> str:
+    """A noun phrase for all values of a type.
+
+    >>> from edgefl.experiment import Count
+    >>> allowed(Count | None)
+    'a whole number from 1 to 1000000000'
+    """
+    return _allowed(inspect.type_info(of))
+
+
 def shown(value: Any) -> str:
     """``value`` as the user would write it in TOML, at most 60 characters.
 

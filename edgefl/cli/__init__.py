@@ -8,6 +8,7 @@
     profiles     profiles, calibrate
     measure      measure
     doctor       doctor
+    keys         keys
     lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
     paths        arguments that name files and folders
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, flower, lab, measure, predict, profiles, programs, run
+from edgefl.cli import doctor, flower, keys, lab, measure, predict, profiles, programs, run
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.terminal import printable, say
 
@@ -36,11 +37,11 @@ app = typer.Typer(
     name="edgefl",
     help="Emulate a fleet of heterogeneous phones on one machine, and run federated learning on it.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, predict, programs, flower, lab, profiles, measure, doctor):
+for commands in (run, keys, predict, programs, flower, lab, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -36,6 +36,7 @@ __all__ = [
     "Update",
     "VectorSum",
     "View",
+    "kind",
     "names",
     "resolve",
 ]
@@ -68,7 +69,7 @@ did you mean 'buffer_size'? have: arrival_process, ...
     """
     values = dict(table)
     name = values.pop("name", None)
-    cls = _named(name, search_path)
+    cls = kind(name, search_path)
     allowed = _fields(cls)
     for key in values:
         if key not in allowed:
@@ -85,10 +86,11 @@ def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
     >>> fields("fedasync")[:2]
     ['server_lr', 'concurrency']
     """
-    return _fields(_named(name, search_path))
+    return _fields(kind(name, search_path))
 
 
-def _named(name: Any, search_path: Iterable[str | Path]) -> type[Strategy]:
+def kind(name: Any, search_path: Iterable[str | Path] = ()) -> type[Strategy]:
+    """The class of the strategy of that name. `ConfigError` if there is no such strategy."""
     if not isinstance(name, str):
         have = ", ".join(names())
         raise ConfigError(f"strategy.name must be one of {have} or 'my_module:Mine', got {name!r}")

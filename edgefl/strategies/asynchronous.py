@@ -26,6 +26,7 @@ class Asynchronous(Strategy):
     """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` an emulated second: one
     is drawn uniformly from the idle ones, and turned away where ``concurrency`` are training."""
     arrival_rate_per_s: Positive | None = None
+    """Clients that come in an emulated second, with ``constant`` and ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Tasks that would be staler are cancelled as soon as that is certain, and their updates discarded."""
 

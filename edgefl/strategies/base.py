@@ -233,6 +233,7 @@ class Strategy:
     """Names of vectors like the model that each client keeps from trip to trip. All begin as zeros."""
 
     server_lr: Positive = 1.0
+    """η_g: the step of the server, times what the weighted updates give."""
 
     def __post_init__(self) -> None:
         _check_vectors(type(self))

@@ -24,6 +24,7 @@ class FAVANO(Polled):
     """
 
     form: Literal["deterministic", "stochastic"] = "deterministic"
+    """α_i is an expectation of steps, or a chance times the steps that were made: see above."""
 
     def until(self, state: Polls, client: int, view: View) -> Until:
         first_s = self.first_poll(state, view) * self.interval_s - view.now_s

@@ -21,6 +21,7 @@ class FedAdagrad(FedAvg):
 
     server_lr: Positive = 0.03
     beta1: Decay = 0.0
+    """Decay of the first moment."""
     epsilon: Positive = 1e-3
     """The degree of adaptivity (the paper's τ): smaller adapts more."""
 

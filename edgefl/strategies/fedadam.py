@@ -21,7 +21,9 @@ class FedAdam(FedAvg):
 
     server_lr: Positive = 0.03
     beta1: Decay = 0.9
+    """Decay of the first moment."""
     beta2: Decay = 0.99
+    """Decay of the second moment."""
     epsilon: Positive = 1e-3
     """The degree of adaptivity (the paper's τ): smaller adapts more."""
 

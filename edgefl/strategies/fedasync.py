@@ -25,10 +25,13 @@ class FedAsync(Asynchronous):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     alpha: Share = 0.6
+    """α: the share of a fresh model in the next version."""
     scaling: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    """s(τ), by which a stale model counts less."""
     a: NonNegative | None = None
     """By default the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
     h: NonNegative = 4.0
+    """With ``hinge``: the staleness up to which a model counts in full."""
     rho: NonNegative = 0.0
     """μ of the proximal term in the client's objective (the paper's option II)."""
 

@@ -19,6 +19,7 @@ class FedAvg(Rounds):
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
+    """A client counts by the examples that it trains on, or as every other."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         total = sum(update.examples for update in updates)

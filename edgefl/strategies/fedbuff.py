@@ -25,7 +25,9 @@ class FedBuff(Buffered):
     """
 
     exponent: NonNegative = 0.5
+    """Of s(τ): 0 counts every update alike, however stale."""
     normalize: bool = False
+    """Divide by Σ s(τ_j) instead of K."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
     clip_norm: Positive | None = None

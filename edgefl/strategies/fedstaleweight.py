@@ -41,6 +41,7 @@ class FedStaleWeight(Buffered):
     max_step: Positive = 2.0
     """With ``running``: the most that the weights of one buffer may add up to."""
     average: Literal["window", "cumulative", "exponential"] = "window"
+    """The moving average of a client's staleness that stands for E[τ_i]."""
     window: Count = 5
     """Observations in the moving window; the oldest is dropped."""
     decay: Decay = 0.8

@@ -1,0 +1,108 @@
+"""Every key of an experiment with its default, what is allowed and what it means: from the types themselves.
+
+A field's meaning is the text below it in the source, which is read here as it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edgefl import strategies
+from edgefl.errors import ConfigError, unknown
+from edgefl.experiment import Experiment
+from edgefl.validation import allowed, join, shown
+
+
+class Key(NamedTuple):
+    """One key, dotted as ``--set`` takes it."""
+
+    name: str
+    default: str
+    """As TOML has it; empty where the key must be given or is not there by default."""
+    allowed: str
+    meaning: str
+
+
+def keys(which: str = "") -> list[Key]:
+    """The keys of one table of the experiment, of a strategy (``strategy.fedbuff``), or of the experiment.
+
+    Raises `ConfigError` for a table or strategy that is not there.
+
+    >>> [key.name for key in keys("checkpoint")]
+    ['checkpoint.every_s']
+    >>> keys("strategy.fedbuff")[0].name
+    'strategy.buffer_size'
+    """
+    table, _, name = which.partition(".")
+    if table == "strategy" and name:
+        return list(_of(strategies.kind(name), "strategy"))
+    found = list(_of(Experiment, ""))
+    chosen = [key for key in found if not which or key.name == which or key.name.startswith(f"{which}.")]
+    if not chosen:
+        tables = sorted({key.name.rpartition(".")[0] for key in found} - {""})
+        raise ConfigError(unknown("table", which, [*tables, "strategy.NAME"]))
+    return chosen
+
+
+def _of(kind: type, table: str) -> Iterator[Key]:
+    """The keys of a struct or dataclass, and of the tables in it."""
+    types = typing.get_type_hints(kind, include_extras=True)
+    for name, default in _defaults(kind):
+        key, meaning = join(table, name), _meaning(kind, name)
+        inner = _table(types[name])
+        if inner is None:
+            yield Key(key, _written(default), allowed(types[name]), meaning)
+        else:
+            yield from _of(inner, key)
+
+
+def _defaults(kind: type) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(kind):
+        for each in dataclasses.fields(kind):
+            made = each.default_factory
+            yield each.name, each.default if made is dataclasses.MISSING else made()
+    else:
+        for field in msgspec.structs.fields(kind):
+            made = field.default_factory
+            yield field.name, field.default if made is msgspec.NODEFAULT else made()
+
+
+def _written(default: Any) -> str:
+    if default is None or default is msgspec.NODEFAULT or default is dataclasses.MISSING:
+        return ""
+    return shown(list(default) if isinstance(default, tuple) else default)
+
+
+def _table(of: Any) -> type | None:
+    """The struct that a value of this type is, if it can be one."""
+    if typing.get_origin(of) is typing.Annotated:
+        return _table(typing.get_args(of)[0])
+    if typing.get_origin(of) in (typing.Union, UnionType):
+        return next(filter(None, map(_table, typing.get_args(of))), None)
+    return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
+
+
+def _meaning(kind: type, name: str) -> str:
+    """The text below a field, in the class that has it or in one that it is derived from."""
+    owners = [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
+    return next(filter(None, (_texts(owner).get(name, "") for owner in owners)), "")
+
+
+def _texts(owner: type) -> dict[str, str]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text).replace("\n", " ")
+    return found

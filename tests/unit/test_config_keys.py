@@ -1,0 +1,79 @@
+"""`edgefl keys`: each key of an experiment and of each strategy, with its default and meaning."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from edgefl import cli, strategies
+from edgefl.config.keys import Key, keys
+from edgefl.errors import ConfigError
+
+
+@pytest.mark.parametrize("which", ["", *(f"strategy.{name}" for name in strategies.names())])
+def test_every_key_has_a_meaning_and_says_what_is_allowed(which: str) -> None:
+    found = keys(which)
+    assert [key.name for key in found if not (key.meaning and key.allowed)] == []
+    assert len({key.name for key in found}) == len(found)
+
+
+def test_a_table_of_a_table_and_a_single_key() -> None:
+    assert {key.name for key in keys("fleet")} > {key.name for key in keys("fleet.churn")}
+    assert keys("stop.versions") == [
+        Key(
+            "stop.versions",
+            "",
+            "a whole number from 1 to 1000000000",
+            "Versions of the global model that are made.",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("which", "near"),
+    [
+        ("flet", "did you mean 'fleet'?"),
+        ("strategy.fedbuf", "did you mean 'fedbuff'?"),
+        ("stop.version", "have:"),
+    ],
+)
+def test_what_is_not_there_is_one_line(which: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="not found"):
+        keys(which)
+    assert cli.main(["keys", which]) == 2
+    err = capsys.readouterr().err
+    assert near in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_table_fits_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main(["keys"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("evaluation.every_versions") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "offered"), [("edgefl re", 1, "resume"), ("edgefl run --acc", 2, "--accept-invalid")]
+)
+def test_the_shell_completes_commands_and_options(words: str, place: int, offered: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "edgefl"],
+        env={
+            **os.environ,
+            "_EDGEFL_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(place),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert offered in found.stdout.split()
