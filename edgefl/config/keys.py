@@ -22,7 +22,7 @@ from edgefl.experiment import Experiment
 from edgefl.validation import allowed, join, shown
 
 
-class Key(NamedTuple):
+class Setting(NamedTuple):
     """One key, dotted as ``--set`` takes it."""
 
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-def keys(which: str = "") -> list[Key]:
+def keys(which: str = "") -> list[Setting]:
     """The keys of one table of the experiment, of a strategy (``strategy.fedbuff``), or of the experiment.
 
     Raises `ConfigError` for a table or strategy that is not there.
@@ -53,14 +53,14 @@ def keys(which: str = "") -> list[Key]:
     return chosen
 
 
-def _of(kind: type, table: str) -> Iterator[Key]:
+def _of(kind: type, table: str) -> Iterator[Setting]:
     """The keys of a struct or dataclass, and of the tables in it."""
     types = typing.get_type_hints(kind, include_extras=True)
     for name, default in _defaults(kind):
         key, meaning = join(table, name), _meaning(kind, name)
         inner = _table(types[name])
         if inner is None:
-            yield Key(key, _written(default), allowed(types[name]), meaning)
+            yield Setting(key, _written(default), allowed(types[name]), meaning)
         else:
             yield from _of(inner, key)
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from edgefl import cli, strategies
-from edgefl.config.keys import Key, keys
+from edgefl.config.keys import Setting, keys
 from edgefl.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def test_every_key_has_a_meaning_and_says_what_is_allowed(which: str) -> None:
 def test_a_table_of_a_table_and_a_single_key() -> None:
     assert {key.name for key in keys("fleet")} > {key.name for key in keys("fleet.churn")}
     assert keys("stop.versions") == [
-        Key(
+        Setting(
             "stop.versions",
             "",
             "a whole number from 1 to 1000000000",
