@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 class _Attributes:
-    """What a module and its parts are: their classes, attributes, parameters, buffers, submodules, hooks."""
+    """The shape of a module and its parts: classes, attributes, parameters, buffers, submodules, hooks."""
 
     def __init__(self, module: nn.Module) -> None:
         self._kinds = [(part, type(part)) for part in module.modules()]

@@ -37,7 +37,7 @@ def password(secret: str, name: bytes) -> str:
 
 
 def address(root: str, secret: str, name: bytes) -> str:
-    """Where the process of this name waits for the server: not to be guessed before it is there."""
+    """The address of the process of this name: not to be guessed before it is there."""
     return root + hmac.digest(secret.encode(), b"address of " + name, "sha256").hex()[:32]
 
 

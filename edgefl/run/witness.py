@@ -76,7 +76,7 @@ def read(path: Path) -> list[Acknowledged]:
 
 
 def problems(path: Path, folder: Path) -> list[str]:
-    """What of the account in ``path`` the record in ``folder`` does not hold exactly once, a line each."""
+    """Lines of the account in ``path`` that the record in ``folder`` does not hold exactly once."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived
