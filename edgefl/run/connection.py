@@ -26,6 +26,7 @@ import zmq
 from edgefl.devices.link import Disconnected
 from edgefl.errors import SlotError, WireError
 from edgefl.run import control, messages
+from edgefl.run.unfinished import Unfinished
 
 ABSTRACT = "ipc://@edgefl-"
 Frame = bytes | memoryview
@@ -46,6 +47,7 @@ CALLS_PER_S = 5000
 FINE_WAIT_NS = 2_000_000
 """A socket's wait is whole milliseconds: it ends so long before a deadline, and the rest is slept."""
 SEND_WAIT_MS = 100
+BEAT = (messages.encode(messages.Beat()),)
 _MS_NS = 1_000_000
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -121,7 +123,11 @@ class ServerSocket(_Socket):
         self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = largest_bytes
-        self._called: set[bytes] = set()
+        self._called: dict[bytes, str] = {}
+        """The peers' addresses."""
+        self._unfinished = Unfinished()
+        self._spoke: set[bytes] = set()
+        self._all_read = False
         self._folder: str | None = None
         try:  # have the kernel refuse other processes, at the peers
             if sys.platform != "linux":
@@ -135,16 +141,15 @@ class ServerSocket(_Socket):
     def call(self, name: bytes) -> None:
         """Connect to the peer of this name, now or as soon as it is there. A name is called once in a run."""
         socket = self._socket
-        self._called.add(name)
+        self._called[name] = where = control.address(self.root, self.secret, name)
         socket.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
         socket.setsockopt(zmq.CONNECT_ROUTING_ID, name)
-        socket.connect(control.address(self.root, self.secret, name))
+        socket.connect(where)
 
     def hang_up(self, name: bytes) -> None:
         """Hear this peer no more; what it had begun to say is forgotten."""
-        if name in self._called:
-            self._called.remove(name)
-            self._socket.disconnect(control.address(self.root, self.secret, name))
+        if (where := self._called.pop(name, None)) is not None:
+            self._socket.disconnect(where)
 
     def wait(self, timeout_ms: int) -> bool:
         watched = False
@@ -171,8 +176,21 @@ class ServerSocket(_Socket):
             try:
                 frames = self._receive(headers=2)
             except zmq.Again:
+                self._all_read = True
                 return
-            yield bytes(frames[0]), frames[1:]
+            name = bytes(frames[0])
+            self._spoke.add(name)
+            yield name, frames[1:]
+
+    def endless(self) -> list[bytes]:
+        """The peers that fill this process's memory with a message that does not end."""
+        if not self._unfinished.due:
+            return []
+        spoke = {self._called[name] for name in self._spoke if name in self._called}
+        found = self._unfinished.look(spoke, all_read=self._all_read)
+        self._spoke.clear()
+        self._all_read = False
+        return [name for name, where in self._called.items() if where in found]
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
@@ -196,6 +214,7 @@ class ServerSocket(_Socket):
 
     def close(self) -> None:
         """Close it and remove what was made on disk, if anything was."""
+        self._unfinished.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._context.destroy(linger=LINGER_MS)
@@ -257,6 +276,9 @@ class Connection:
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
         self._later: deque[Message] = deque()
+        self._unanswered: Sequence[Frame] | None = None
+        """What ended the last task, or said that this process is ready, until there is another."""
+        self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Send a message; waits where the server is behind, leaves where it is gone."""
@@ -271,7 +293,9 @@ class Connection:
                 return
 
     def say(self, message: messages.FromClient) -> None:
-        self.send((messages.encode(message),))
+        """Say this, and again at each heartbeat until there is more to do: it may not have been heard."""
+        self._unanswered = (messages.encode(message),)
+        self.send(self._unanswered)
 
     def serve(self, answer: Callable[[messages.FromServer, Sequence[Frame]], None]) -> None:
         """Say that this process is ready, then have every message answered until the server says goodbye."""
@@ -348,10 +372,19 @@ class Connection:
 
     def _take(self, timeout_ms: int = 0) -> Message | None:
         frames = self._socket.receive(timeout_ms)
-        return None if frames is None else (messages.decode_from_server(frames[0]), frames[1:])
+        if frames is None:
+            return None
+        message = messages.decode_from_server(frames[0])
+        if isinstance(message, messages.Task):
+            if message.task <= self._latest:
+                return None  # it came twice
+            self._latest = message.task
+        if not isinstance(message, messages.Cancel):
+            self._unanswered = None
+        return message, frames[1:]
 
     def _listen(self, timeout_ms: int) -> None:
         if self._socket.wait(timeout_ms):
             raise Leave
         if time.monotonic_ns() >= self._next_beat_ns:
-            self.say(messages.Beat())
+            self.send(self._unanswered or BEAT)

@@ -1,7 +1,8 @@
 """The server's socket: bytes in, checked messages out; messages in, bytes out.
 
 A known sender's update gets further than this if it is of a task that it holds, from the version that it was
-given, with the checksum that lies in its slot. What does not fit comes out as a `Refusal`.
+given, with the checksum that lies in its slot. What does not fit comes out as a `Refusal`. What says again
+how a task of the sender's ended, or comes late, changes nothing: a transport may lose, delay or repeat.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Refusal(NamedTuple):
     detail: str
 
 
+MOST_IDLE = 1000
+"""Messages of a peer between two looks at the peers that ask for nothing to be done: more are a flood."""
+MOST_REPEATS = 8
+"""A peer with a task that says its last word so often again has not heard of it."""
 Checked = messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Refusal
 
 
@@ -56,7 +61,7 @@ class Gate:
         self._stuck: list[Peer] = []
         self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterable[Checked]]] = {
             messages.Ready: self._ready,
-            messages.Beat: lambda *_: (),
+            messages.Beat: self._beat,
             messages.Chunk: self._chunk,
             messages.Done: self._done,
             messages.Gone: self._gone,
@@ -88,6 +93,9 @@ class Gate:
             if type(message) is messages.Done:
                 self._gauge.cost(now_ns - began_ns)
             began_ns = now_ns
+        for name in self.socket.endless():
+            if (peer := self._peers.heard(name)) is not None and not peer.expelled:
+                yield peer, Refusal("malformed", "a message without an end")
         while self._stuck:
             peer = self._stuck.pop()
             if self._peers.get(peer.role, peer.number) is peer:  # and not dead or replaced meanwhile
@@ -99,20 +107,41 @@ class Gate:
         if not hmac.compare_digest(message.password, control.password(self.socket.secret, peer.identity)):
             raise WireError(f"not the password of {peer.role} {peer.number}")
         was, peer.ready = peer.ready, True
-        return () if was else (message,)
+        return self._repeated(peer) if was else (message,)
+
+    def _beat(self, peer: Peer, *_: object) -> Sequence[Checked]:
+        peer.idle += 1
+        if peer.idle > MOST_IDLE:
+            raise WireError(f"{peer.idle} messages in a row that say nothing")
+        return ()
+
+    def _repeated(self, peer: Peer) -> Sequence[Checked]:
+        """It said this before: nothing to do, unless it does so although it was given a task."""
+        peer.repeats += 1
+        leases = self._aggregator.leases.values()
+        if peer.repeats > MOST_REPEATS and any(self._holds(peer, lease) for lease in leases):
+            return (Refusal("hang", "does not hear of its task"),)
+        return self._beat(peer)
 
     def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
         if self._lease_of(peer, message.task) is None:
+            if message.task in peer.past:
+                return self._beat(peer)
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
         self.transport.accept(message, messages.payload(body))
         return ()
 
     def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, done.task)
+        if lease is None and done.task in peer.past:
+            return self._repeated(peer)
         fits = lease is not None and (lease.client, lease.slot) == (done.client, done.slot)
         return (self._whole(peer, lease if fits and peer.role == control.CLIENT else None, done),)
 
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
+        if message.results and all(result.task in peer.past for result in message.results):
+            yield from self._repeated(peer)
+            return
         for result in message.results:
             lease = self._lease_of(peer, result.task) if peer.role == control.WORKER else None
             yield self._whole(peer, lease, result)
@@ -128,7 +157,7 @@ class Gate:
         peer.deaths_in_a_row = 0
         if said.trained_version != lease.version:
             detail = f"task {task}: trained {said.trained_version}, was given {lease.version}"
-            lease.holder = -1
+            self._ended(peer, lease, task)
             return GivenBack(lease.client, task, "version", detail)
         if self.transport.carries_updates:
             buffer.written(slot, task=task, checksum=said.checksum)
@@ -136,14 +165,19 @@ class Gate:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif said.checksum != buffer.checksum[slot]:
             raise WireError(f"an update of task {task} with two checksums")
-        lease.holder = -1
+        self._ended(peer, lease, task)
         return said
+
+    def _ended(self, peer: Peer, lease: Lease, task: int) -> None:
+        """The task is in nobody's hand any more: an update counts once."""
+        lease.holder = -1
+        peer.past.append(task)
 
     def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, gone.task)
         if lease is None or lease.client != gone.client:
-            return ()
-        lease.holder = -1
+            return self._repeated(peer)
+        self._ended(peer, lease, gone.task)
         reason = gone.reason[:MOST_DETAIL]
         return (GivenBack(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 
@@ -154,8 +188,10 @@ class Gate:
 
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:
         lease = self._aggregator.leases.get(task)
-        computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
-        return lease if computes else None
+        return lease if lease is not None and self._holds(peer, lease) else None
+
+    def _holds(self, peer: Peer, lease: Lease) -> bool:
+        return peer.role != control.EVALUATOR and lease.holder == peer.number
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
         """Send a message; true if the socket took it. A peer that takes none is refused by `receive`."""
@@ -166,6 +202,7 @@ class Gate:
             return False
         except Unreachable:
             return False
+        peer.repeats = 0
         return True
 
     def goodbye(self, *roles: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ BUSY_S = 120.0
 """Wall seconds that the evaluator may be silent over one version."""
 MOST_DEATHS_IN_A_ROW = 5
 """A peer whose process dies so often without finishing anything is given up."""
+MOST_PAST = 256
+"""A worker has at most so many tasks in hand, and a few of them again."""
 MOST_DETAIL = 500
 """Characters of what a peer says about itself that go on record."""
 
@@ -41,6 +43,12 @@ class Peer:
     dismissed: bool = False
     """It was told to leave."""
     deaths_in_a_row: int = 0
+    past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
+    """Its last tasks that have ended: what it says of them comes late, or twice."""
+    repeats: int = 0
+    """Messages that said nothing new since it was sent something."""
+    idle: int = 0
+    """Messages that asked for nothing to be done, since the last look at the peers."""
 
     @cached_property
     def identity(self) -> bytes:
@@ -109,6 +117,7 @@ class Peers:
         """Yields peers silent for more than ``seconds`` (at first `STARTUP_S`), and for how many they are."""
         now = self._monotonic()
         for peer in list(self._by_name.values()):
+            peer.idle = 0
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)
             if not peer.expelled and now - peer.heard_s > allowed:
                 yield peer, now - peer.heard_s

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edgefl.devices.link import ALIGN_BYTES
 from edgefl.errors import SlotError, WireError
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
@@ -20,6 +21,9 @@ from edgefl.run.messages import Chunk, Task, encode
 PART_BYTES = 256 * 1024
 """Most of an update in a message: so little is still in the cache when the server copies it into its slot,
 and ZeroMQ uses the same memory for the next."""
+
+REPEATED, SOME_PARTS = 4, 1000
+"""How often the parts of an update, of the least size each, may come, and a few besides: more are a flood."""
 
 
 class ShmServer:
@@ -47,6 +51,11 @@ class WireServer(ShmServer):
     _copied = (-1, -1)
     _copy = b""
 
+    def __init__(self, buffer: ParameterBuffer) -> None:
+        super().__init__(buffer)
+        self._parts = [(-1, 0)] * buffer.shape.slots
+        """By slot, its task and how many parts of that one's update have come."""
+
     def model_frames(self, entry: int) -> list[Frame]:
         # A copy, because the ring entry may be overwritten before the socket has sent it; one a version.
         wanted = (entry, self._buffer.entry_version[entry])
@@ -65,6 +74,11 @@ class WireServer(ShmServer):
             raise WireError(
                 f"a part of {len(body)} bytes at byte {chunk.offset} where the update has {raw.size} bytes"
             )
+        task, parts = self._parts[slot]
+        parts = parts + 1 if task == chunk.task else 1
+        if parts > REPEATED * (raw.size // ALIGN_BYTES) + SOME_PARTS:
+            raise WireError(f"{part}, the {parts}th")
+        self._parts[slot] = chunk.task, parts
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
 
 

@@ -16,6 +16,7 @@ import zmq
 
 from edgefl.run import connection, control, messages
 from edgefl.run.connection import Connection, Frame, Full, PeerSocket, ServerSocket, Unreachable
+from tests.raw_peer import MORE, RawPeer, frame
 
 BOUND_MS = 20_000
 SOME = 5
@@ -319,6 +320,70 @@ def test_no_other_process_is_greeted_and_none_reaches_the_server(
     listening = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     ours = [line for line in listening if line[-1] == "@" + address(server, b"client-0-0").partition("@")[2]]
     assert len(ours) == 2  # the one that waits, and its end of the connection: the server has no name
+
+
+@linux
+def test_a_message_without_an_end_is_found_and_forgotten(server: ServerSocket, connect: Connect) -> None:
+    connect(b"well", b"hello")
+    name = b"endless"
+    server.call(name)
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            peer = RawPeer(server.root, server.secret, name)
+            peer.greet()
+            while True:
+                peer.socket.sendall(frame(bytes(2**16), MORE))
+        os._exit(0)
+    found: list[bytes] = []
+    while not found:
+        assert not server.wait(10)
+        assert list(server.receive()) == []
+        found = server.endless()
+    assert found == [name]
+    server.hang_up(name)
+    os.waitpid(pid, 0)
+    connect(b"late", b"hello")
+
+
+def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(server: ServerSocket) -> None:
+    name = control.routing_id(control.CLIENT, 0, 0)
+    server.call(name)
+    lifeline, other = os.pipe()
+    password = control.password(server.secret, name)
+    spawn = control.Spawn(control.CLIENT, 0, 0, address(server, name), password, os.getpid(), 1.0)
+    peer = Connection(spawn, 0.03, lifeline)
+    gone = messages.Gone(0, 3, "cannot")
+    said: list[messages.FromClient] = []
+
+    def hear(*expected: messages.FromClient) -> None:
+        """Until the last heard are these; the peer says what it has to say meanwhile."""
+        while said[-len(expected) :] != list(expected):
+            peer.beat()
+            server.wait(1)
+            said.extend(messages.decode_from_client(frames[0]) for _, frames in server.receive())
+
+    def tell(message: messages.FromServer) -> None:
+        server.send(name, [messages.encode(message)])
+
+    while not peer._socket.wait_to_send(1) and not peer._socket._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+        server.wait(0)
+    peer.say(gone)
+    hear(gone, gone, gone)
+    tell(messages.Cancel(3))  # does not say that it was heard
+    assert peer.receive()[0] == messages.Cancel(3)
+    hear(gone, gone, gone)
+    task = messages.Task(0, 4, 1, 0, 0, 0, None, None)
+    tell(task)
+    assert peer.receive()[0] == task
+    hear(messages.Beat(), messages.Beat())
+    peer.say(gone)
+    tell(task)  # a second time
+    hear(gone, gone, gone)
+    assert peer.take() is None
+    peer._socket.close()
+    os.close(lifeline)
+    os.close(other)
 
 
 @linux

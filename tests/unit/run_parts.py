@@ -54,6 +54,7 @@ class FakeSocket:
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.called: list[bytes] = []
+        self.unending: list[bytes] = []
         self.waited_ms: list[int] = []
 
     def call(self, name: bytes) -> None:
@@ -62,6 +63,9 @@ class FakeSocket:
 
     def hang_up(self, name: bytes) -> None:
         self.gone.add(name)
+
+    def endless(self) -> list[bytes]:
+        return self.unending
 
     def wait(self, timeout_ms: int) -> bool:
         self.waited_ms.append(timeout_ms)
