@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from edgefl import failpoints, kernels
 from edgefl.errors import ConfigError
-from edgefl.files import PARTIAL, replace
+from edgefl.files import PARTIAL, make_folder, replace
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.update_format import Raw
 
@@ -59,7 +59,7 @@ class SavedState:
 
 def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool = False) -> Path:
     """Write a checkpoint; with ``final`` also ``final.safetensors``, the model alone by tensor name."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     metadata = {
         "format": FORMAT,
         "version": str(checkpoint.version),

@@ -13,7 +13,7 @@ import sqlite3
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Event, Joined, Left, event_decoder
 from edgefl.errors import ConfigError
+from edgefl.results import seal
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header: tells a run record from any other database."""
@@ -382,6 +383,7 @@ class Record:
         self._db = self._open("")
         with self._errors():
             check_file(self._db, self.path)
+            seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
                 # One read transaction: every column is of the same moment of a run that goes on. A record
                 # without a log is of a run that ended, and a writer that adds to it must not be kept waiting.
@@ -393,7 +395,12 @@ class Record:
         db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
         try:
             db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            if not how and error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
+                db.close()
+                with suppress(sqlite3.Error), closing(sqlite3.connect(self.path)) as writer:
+                    writer.execute("SELECT COUNT(*) FROM sqlite_master")  # takes back half a change
+                return self._open("&cache=private")
             # a folder that cannot be written has no room for the log's index; without a log none is needed
             log = self.path.with_name(f"{FILE_NAME}-wal")
             if not how and not (log.exists() and log.stat().st_size):

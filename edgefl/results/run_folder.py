@@ -171,7 +171,7 @@ def clear(folder: Path) -> None:
         partial.unlink()
     with contextlib.suppress(OSError):  # there is none, or somebody's own file lies in it
         (folder / CHECKPOINTS).rmdir()
-    for ending in ("-journal", "-wal", "-shm", ""):
+    for ending in ("-journal", "-wal", "-shm", "-seal", ""):
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 
 

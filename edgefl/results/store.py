@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from msgspec.structs import astuple
 
 from edgefl.core.events import Event, event_encoder
 from edgefl.errors import ConfigError, FolderError
+from edgefl.results import seal
 from edgefl.results.record import (
     APPLICATION_ID,
     CHECKSUMS,
@@ -41,6 +42,8 @@ from edgefl.results.record import (
 
 WAIT_MS = 10_000
 """Time that a commit waits for another writer."""
+LOG_ROWS = 50_000
+"""Rows that the log takes in before it is copied to the file: some 16 MiB."""
 
 
 class _End(msgspec.Struct):
@@ -89,12 +92,15 @@ class Store:
         except sqlite3.Error as error:
             raise ConfigError(f"run record {self.path} cannot be opened: {error}") from None
         try:
-            if not fresh:
+            if fresh:
+                seal.lift(self.path)
+            else:
                 check_file(self._db, self.path)
+                seal.check(self.path)
             # readers never wait for the writer, and a commit is one append without fsync
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("PRAGMA wal_autocheckpoint = 4000")
+            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` sees to it
             if fresh:
                 # the stamp is in the tables' transaction: a half-made file is never taken for a record
                 self._db.executescript(
@@ -110,6 +116,7 @@ class Store:
             self._db.close()
             raise
         self._costs: dict[str, list[float]] = {}
+        self._rows_in_log = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -195,14 +202,15 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise FolderError(f"run record {self.path} cannot be written: {error}") from None
+        with self._writing():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
 
     def commit(self) -> None:
         """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
@@ -218,18 +226,25 @@ class Store:
             (FINISH_TRIP, list(map(astuple, ends.values()))),
             *self._rows.items(),
         ]
-        if any(rows for _, rows in batches):
+        if count := sum(len(rows) for _, rows in batches):
             with self._transaction():
                 for statement, rows in batches:
                     if rows:
                         self._db.executemany(statement, rows)
             self._forget()
+            self._rows_in_log += count
+            if self._rows_in_log > LOG_ROWS:
+                self._copy_log()
 
     def sync(self) -> None:
         """`commit`, and have the disk confirm it: afterwards it survives a power cut too.
 
         A reader, however long it looks, holds nothing up: only the log grows meanwhile.
         """
+        self._flush()
+        self._copy_log()
+
+    def _flush(self) -> None:
         self.commit()
         costs = [(stage, *entry) for stage, entry in self._costs.items()]
         self._db.execute("PRAGMA synchronous = FULL")  # the next commit flushes the log, all of it
@@ -239,11 +254,25 @@ class Store:
         finally:
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._costs.clear()
+
+    def _copy_log(self) -> None:
+        """Have SQLite copy the log to the file, as far as no reader needs it, under a new seal."""
+        self._rows_in_log = 0
+        with self._writing():
+            seal.lift(self.path)
+            try:
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise
+            seal.put(self.path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise FolderError(f"run record {self.path} cannot be written: {error}") from None
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise FolderError(f"run record {self.path} cannot be written: {error}") from None
 
     def truncate(self, after_seq: int) -> None:
         """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.
@@ -278,15 +307,16 @@ class Store:
         return read_events(self._db)
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit and close. Leaves a single file, without a log beside it, if no reader has it open."""
-        try:
+        """Commit and close. Leaves the file and its seal, without a log, if no reader has it open."""
+        with closing(self._db), self._writing():
+            seal.lift(self.path)  # the last to close a database has its log copied
             if commit:
-                self.sync()
+                self._flush()
                 self._db.execute("PRAGMA busy_timeout = 0")
                 with suppress(sqlite3.OperationalError):  # a reader looks at the log
                     self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
-        finally:
             self._db.close()
+            seal.put(self.path)
 
     def __enter__(self) -> Store:
         return self

@@ -221,6 +221,7 @@ def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
     """Any cell of any table, the journal's too."""
     rng = np.random.default_rng(3)
     shutil.copytree(runs / "fedbuff", tmp_path / "whole")
+    (tmp_path / "whole" / "record.sqlite-seal").unlink()
     with closing(sqlite3.connect(tmp_path / "whole" / "record.sqlite")) as db:
         found = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
         tables = [row[0] for row in found]

@@ -257,6 +257,7 @@ def sql(statement: str) -> Callable[[Path], None]:
         with sqlite3.connect(folder / "record.sqlite") as db:
             assert db.execute(statement).rowcount == 1
         db.close()
+        (folder / "record.sqlite-seal").unlink()
 
     return change
 

@@ -304,7 +304,7 @@ def test_a_record_that_somebody_removed_is_not_made_anew(tmp_path: Path) -> None
 def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.set_meta(strategy="fedbuff")
-    assert [path.name for path in tmp_path.iterdir()] == ["record.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.sqlite", "record.sqlite-seal"]
     tmp_path.chmod(0o500)
     try:
         with Record(tmp_path) as record:
@@ -354,6 +354,9 @@ def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) ->
     with Store(tmp_path) as store:
         store.set_meta(seed=1)
     ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
+    with pytest.raises(ConfigError, match="is damaged: it is not as it was sealed"):
+        Record(tmp_path)
+    (tmp_path / "record.sqlite-seal").unlink()
     with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):
         _ = record.meta
 

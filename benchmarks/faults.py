@@ -1,0 +1,73 @@
+"""Simulated faults of the machine, by the thousand: what a run makes of them (docs/reliability.md).
+
+    python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
+
+Exit code 1 if any of them cost something that it must not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
+
+from edgefl import Checkpoint, Experiment, Stop, seeds
+from tests.fault import power_cut, shim
+from tests.process import runs
+
+
+def small_run(clock: str, versions: int) -> Experiment:
+    make = runs.virtual if clock == "virtual" else runs.experiment
+    return make(stop=Stop(versions=versions), checkpoint=Checkpoint(every_s=1e-6))
+
+
+def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
+    """Every change of a recorded run, some states after each; some of them resumed by the command."""
+    wanted = small_run(asked.clock, 60)
+    changes = power_cut.record(wanted, place / "files", shim.build(place))
+    judge = power_cut.Judge(wanted, changes, place / "judge")
+    said: Counter[str] = Counter()
+    different: set[int] = set()
+    for cut in power_cut.cuts(changes, asked.states, seed=asked.seed):
+        different.add(hash(frozenset(cut.files.items())))
+        said[judge(cut) or "as it should be"] += 1
+    print(f"{len(changes)} changes, {len(different)} different states")
+    chosen = seeds.stream(asked.seed, "resumes").choice(len(changes), asked.resumes, replace=False)
+    for cut in power_cut.cuts(changes, 1, set(chosen.tolist()), asked.seed + 1):
+        said[judge.resumes(cut) or "resumed by the command, the same outcome"] += 1
+    return said
+
+
+GOOD = ("as it should be", "resumed by the command, the same outcome")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("fault", choices=["power-cuts"])
+    parser.add_argument("--states", type=int, default=4, help="states after each change")
+    parser.add_argument("--resumes", type=int, default=30, help="states resumed by the command itself")
+    parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    started = time.monotonic()
+    place = Path(tempfile.mkdtemp(prefix="faults-"))
+    try:
+        said = {"power-cuts": power_cuts}[asked.fault](asked, place)
+    finally:
+        shutil.rmtree(place)
+    for words, count in said.most_common():
+        print(f"{count:8,}  {words}")
+    print(f"{time.monotonic() - started:.0f} s")
+    return int(any(words not in GOOD for words in said))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

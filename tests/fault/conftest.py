@@ -1,0 +1,36 @@
+"""One small run under the virtual clock, recorded change by change: simulated faults are made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from edgefl import Checkpoint, Experiment, Stop
+from tests.fault import shim
+from tests.fault.power_cut import Judge, record
+from tests.fault.shim import Change
+from tests.process.runs import virtual
+
+
+def small_run(versions: int = 40) -> Experiment:
+    """Three or four checkpoints, a few hundred writes."""
+    return virtual(1, stop=Stop(versions=versions), checkpoint=Checkpoint(every_s=1e-6))
+
+
+class Recorded(NamedTuple):
+    """A run that was undisturbed, all that it did to its files, and who judges what is left of it."""
+
+    library: Path
+    changes: list[Change]
+    judge: Judge
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    base = tmp_path_factory.mktemp("recorded")
+    library = shim.build(base)
+    changes = record(small_run(), base / "files", library)
+    return Recorded(library, changes, Judge(small_run(), changes, base / "judge"), base / "files" / "run")
