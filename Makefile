@@ -4,6 +4,7 @@
 #   make check      lint, types and the fast tests
 #   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
+#   make docs       the documentation as pages, into build/docs
 #   make soak       the long proofs: thousands of trips, hundreds of processes
 #   make measure-device CC=aarch64-linux-gnu-gcc
 #                   the kit for devices without Python, into build (docs/measure.md)
@@ -18,7 +19,7 @@ MEASURE_DEVICE := build/measure-device
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench reproduce soak clean measure-device
+.PHONY: help demo test check bench docs reproduce soak clean measure-device
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +58,11 @@ reproduce: $(STAMP)
 	for paper in theory fedstaleweight fedbuff defedavg; do \
 	  $(BIN)/edgefl reproduce $$paper --quick || exit; \
 	done
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m slow
