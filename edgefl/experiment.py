@@ -219,11 +219,16 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """An evaluation that finds this accuracy."""
     metric: MetricGoal | None = None
     """A measure by name, and what it must come to."""
+    patience_evaluations: Count | None = None
+    """So many evaluations in a row without an improvement of the measure that ``metric`` names, else of the
+    accuracy, else (where there is none) of the loss."""
+    min_improvement: NonNegative = 0.0
+    """An improvement is more than this beyond the best evaluation so far."""
 
     @property
     def measured(self) -> bool:
         """An evaluation may end the run."""
-        return self.accuracy is not None or self.metric is not None
+        return (self.accuracy, self.metric, self.patience_evaluations) != (None, None, None)
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume, compare, report, trace, verify
+    sweep        sweep, export
     predict      predict
     programs     exec
     flower       flower
@@ -29,7 +30,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, flower, keys, lab, measure, predict, profiles, programs, run
+from edgefl.cli import doctor, flower, keys, lab, measure, predict, profiles, programs, run, sweep
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.terminal import printable, say
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, keys, predict, programs, flower, lab, profiles, measure, doctor):
+for commands in (run, sweep, keys, predict, programs, flower, lab, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

@@ -7,6 +7,6 @@ checks   keys that depend on each other, and on the profiles that they name
 
 from __future__ import annotations
 
-from edgefl.config.config import ONE_OF, dump, load, validate
+from edgefl.config.config import ONE_OF, change, dump, load, validate
 
-__all__ = ["ONE_OF", "dump", "load", "validate"]
+__all__ = ["ONE_OF", "change", "dump", "load", "validate"]

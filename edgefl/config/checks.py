@@ -23,9 +23,7 @@ def check_relations(found: Experiment) -> None:
     _check_name(found.name)
     _check_training(found)
     _check_evaluation(found)
-    if found.stop == type(found.stop)():
-        ends = ", ".join(found.stop.__struct_fields__)
-        raise Fault("stop", f"stop: no end given; give at least one of: {ends}")
+    _check_stop(found.stop)
     _check_labels(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
@@ -73,7 +71,16 @@ def _check_evaluation(found: Experiment) -> None:
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
         text = "evaluation.clients: needs data.client_test_fraction above 0: examples that a client holds out"
         raise Fault("evaluation.clients", text)
-    goal = found.stop.metric
+
+
+def _check_stop(stop: Stop) -> None:
+    ends = [name for name in stop.__struct_fields__ if name != "min_improvement"]
+    if all(getattr(stop, name) is None for name in ends):
+        raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(ends)}")
+    if stop.min_improvement and stop.patience_evaluations is None:
+        text = "stop.min_improvement: has no effect without stop.patience_evaluations, got "
+        raise Fault("stop.min_improvement", text + shown(stop.min_improvement))
+    goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
         text = "stop.metric: give at_least or at_most, one of them, beside name"
         raise Fault("stop.metric", text)

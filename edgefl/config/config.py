@@ -41,28 +41,58 @@ def load(
     then in the working directory. Raises `ConfigError`, one line naming the key, what was got and what is
     allowed.
     """
-    path, overrides = Path(path), list(overrides)
+    path = Path(path)
     tables = toml.read(path)
-    origin: dict[str, str] = {}
     for key in unset:
         _unset(tables, key, path)
+    given = {"--seed": (("seed",), seed), "--clock": (("clock", "kind"), clock)}
+    return _changed(tables, overrides, path.parent, str(path), given)
+
+
+def change(
+    experiment: Experiment, overrides: Iterable[str], base: str | Path = ".", *, option: str = "--set"
+) -> Experiment:
+    """The experiment with ``overrides`` (``a.b=v``), complete and checked as by `load`.
+
+    ``option`` is what errors call them.
+
+    >>> from edgefl.experiment import Fleet, Stop
+    >>> plain = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
+    >>> change(plain, ["training.lr=0.5"]).training.lr
+    0.5
+    """
+    tables = _plain(validate(experiment, base))
+    return _changed(tables, overrides, Path(base), "the experiment", {}, option)
+
+
+def _changed(
+    tables: dict[str, Any],
+    overrides: Iterable[str],
+    base: Path,
+    source: str,
+    arguments: Mapping[str, tuple[tuple[str, ...], Any]],
+    option: str = "--set",
+) -> Experiment:
+    """The tables of ``source`` with ``overrides`` and the arguments that are given, checked."""
+    overrides = list(overrides)
+    origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
-    said = {keys: f"--set {text}" for text, (keys, _) in zip(overrides, pairs, strict=True)}
+    said = {keys: f"{option} {text}" for text, (keys, _) in zip(overrides, pairs, strict=True)}
     for keys, value in pairs:
         if (other := ONE_OF.get(keys)) in said:
             raise ConfigError(f"{said[keys]} and {said[other]}: give one of them")
         if keys == ("strategy", "name"):
-            _drop_foreign(tables, value, path)
-    for text, (keys, value) in zip(overrides, pairs, strict=True):
-        origin[_set(tables, keys, value, f"--set {text}")] = f"--set {text}"
-    for argument, keys, given in (("--seed", ("seed",), seed), ("--clock", ("clock", "kind"), clock)):
-        if given is not None:
-            origin[_set(tables, keys, given, argument)] = argument
+            _drop_foreign(tables, value, base, f"{said[keys]}: ", source)
+    for keys, value in pairs:
+        origin[_set(tables, keys, value, said[keys])] = said[keys]
+    for argument, (keys, value) in arguments.items():
+        if value is not None:
+            origin[_set(tables, keys, value, argument)] = argument
     try:
-        return _experiment(tables, path.parent)
+        return _experiment(tables, base)
     except Fault as fault:
         sources = [s for key, s in origin.items() if _within(fault.key, key) or _within(key, fault.key)]
-        raise type(fault)(fault.key, f"{sources[-1] if sources else path}: {fault}") from None
+        raise type(fault)(fault.key, f"{sources[-1] if sources else source}: {fault}") from None
 
 
 def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
@@ -188,7 +218,7 @@ def _unset(tables: dict[str, Any], key: str, path: Path) -> None:
     del table[last]
 
 
-def _drop_foreign(tables: dict[str, Any], name: Any, path: Path) -> None:
+def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, said: str, source: str) -> None:
     """Leave out, with a line on stderr, fields of the file's strategy that the one called ``name`` lacks."""
     from edgefl import strategies
 
@@ -196,7 +226,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, path: Path) -> None:
     if not isinstance(given, dict) or given.get("name", "fedbuff") == name:
         return
     try:
-        known = {"name", *strategies.fields(name, [path.parent])}
+        known = {"name", *strategies.fields(name, [base])}
     except ConfigError:
         return  # whoever makes the strategy says what is wrong with its name
     dropped = [key for key in given if key not in known]
@@ -204,7 +234,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, path: Path) -> None:
         del given[key]
     if dropped:
         left_out = ", ".join(f"strategy.{key}" for key in dropped)
-        say(f"edgefl: --set strategy.name={name}: it has no {left_out}, left out of {path}'s", err=True)
+        say(f"edgefl: {said}it has no {left_out}, left out of {source}'s", err=True)
 
 
 def _within(key: str, setting: str) -> bool:

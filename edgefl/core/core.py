@@ -18,6 +18,7 @@ from edgefl import experiment
 from edgefl.core import answers, arrivals, events
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
+from edgefl.core.patience import Patience
 from edgefl.errors import RunError
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Step, Strategy, Until, Update
@@ -55,7 +56,7 @@ class Core(Ledger):
         self.strategy = strategy
         self.stopped: str | None = None
         """The reason why the run is over; None while it is not."""
-        self._stop = stop
+        self._stop, self._patience = stop, Patience(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._evaluate_every = evaluate_every
         self._evaluated = -1
@@ -209,10 +210,13 @@ class Core(Ledger):
 
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:
         stop, goal = self._stop, self._stop.metric
+        impatient = self._patience.ends(event.accuracy, event.metrics)
         if stop.accuracy is not None and event.accuracy >= stop.accuracy:
             self._halt = self._halt or "accuracy"
         elif goal is not None and goal.met(event.metrics.get(goal.name, math.nan)):
             self._halt = self._halt or f"metric {goal.name}"
+        elif impatient:
+            self._halt = self._halt or "patience"
         else:
             return False
         return True

@@ -23,9 +23,9 @@ from edgefl.experiment import Experiment
 from edgefl.files import write_text
 from edgefl.results import compare, page, tables
 from edgefl.results.record import EvaluationRow, Record
-from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE, Result
+from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 from edgefl.results.summary import applied_weight, rounded, slow_group, summarize
-from edgefl.run import supervisor
+from edgefl.run.sweep import finished
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
 
@@ -239,7 +239,7 @@ class Study:
         for number, (arm, seed) in enumerate(runs, 1):
             folder = out / "runs" / f"{slug(arm)}-{seed}"
             wanted = self.experiment(arm, seed, quick=quick)
-            figures = _finished(wanted, folder, self.file(quick).parent).summary()
+            figures = finished(wanted, folder, self.file(quick).parent).summary()
             accuracy = figures["accuracy"]
             found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
             say(
@@ -265,20 +265,6 @@ def slug(arm: Arm) -> str:
     'fedbuff-k-10'
     """
     return "-".join("".join(c if c.isalnum() else " " for c in arm.label.lower()).split())
-
-
-def _finished(wanted: Experiment, folder: Path, base: Path) -> Result:
-    """The finished run of an experiment in ``folder``: as it is there, resumed, or made."""
-    file = folder / EXPERIMENT_FILE
-    checked = config.validate(wanted, base)
-    if not file.is_file():
-        return supervisor.run(wanted, folder, quiet=True, base=base)
-    if config.dump(config.load(file)) != config.dump(checked):
-        raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
-    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
-        if record.meta.status == "done":
-            return Result(folder)
-    return supervisor.resume(folder, quiet=True)
 
 
 # ---- output ----------------------------------------------------------------------------------

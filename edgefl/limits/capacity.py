@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -283,11 +283,15 @@ class ThrottleMeter:
 
 
 class UsageMeter:
-    """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`."""
+    """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`.
 
-    def __init__(self) -> None:
+    ``elsewhere_s`` gives the CPU seconds of processes of the run that ended and are no children of this one.
+    """
+
+    def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:
+        self._elsewhere_s = elsewhere_s
         self._began_s = time.monotonic()
-        self._own_s, self._busy_s = _own_cpu_s(), _busy_s(psutil.cpu_times())
+        self._own_s, self._busy_s = self._cpu_s(), _busy_s(psutil.cpu_times())
         self._meters: tuple[StealMeter, ThrottleMeter] | None = None
         self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
@@ -303,11 +307,14 @@ class UsageMeter:
     def usage(self) -> dict[str, float | None]:
         """Shares of `fidelity.Conditions` by name since this was made, once the processes have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
-        own_s = _own_cpu_s() - self._own_s
+        own_s = self._cpu_s() - self._own_s
         if core_s <= 0:
             return {"used": None, "others": None, **self._taken}
         others_s = _busy_s(psutil.cpu_times()) - self._busy_s - own_s
         return {"used": own_s / core_s, "others": max(0.0, others_s) / core_s, **self._taken}
+
+    def _cpu_s(self) -> float:
+        return _own_cpu_s() + self._elsewhere_s()
 
 
 def _own_cpu_s() -> float:

@@ -6,6 +6,9 @@ store        `Store`, which writes the record
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
 report       report.html: a run on one page
 trace        trace.json: a run as a timeline
+columns      a run's record as columns: for a notebook, a data frame, a file
+sweep        what a sweep leaves behind
+figure       learning curves for a paper
 compare      runs side by side: figures, and the table, the folder and the page made of them
 page         the frame and the look of every page and picture
 tables       tables and figures as text, for the terminal and for pages

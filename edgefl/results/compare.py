@@ -98,12 +98,22 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Gro
     runs = load(folders)
     rows = group(runs)
     if out is not None:
-        out = Path(out)
-        text = json.dumps(document(out, runs, rows), indent=2, ensure_ascii=False, allow_nan=False)
-        write_text(out / SUMMARY_FILE, text + "\n")
-        write_text(out / "report.html", comparison_page(out, runs, rows))
-        page.close_fonts()
-        trace.write_events(out / trace.FILE_NAME, [run.record for run in runs])
+        write(Path(out), runs, rows)
+        trace.write_events(Path(out) / trace.FILE_NAME, [run.record for run in runs])
+    return terminal_tables(runs, rows)
+
+
+def write(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], **more: Any) -> None:
+    """Write summary.json, with the fields ``more``, and report.html into ``out``."""
+    found = {**document(out, runs, rows), **more}
+    text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(out / SUMMARY_FILE, text + "\n")
+    write_text(out / "report.html", comparison_page(out, runs, rows))
+    page.close_fonts()
+
+
+def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup]) -> Group:
+    """The rows' figures, 80 columns wide, and the runs' own measures."""
     measured = own_names(rows)
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in measured for row in rows]
     tables = (_learned(runs[0], rows), *([table(("measure", "run", ">"), own, fold=True)] if own else []))

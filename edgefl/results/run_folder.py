@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from edgefl.errors import ConfigError, FolderTaken
 from edgefl.files import PARTIAL, flush_folder, make_folder, write_text
 from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.store import Store
+
+if TYPE_CHECKING:
+    from edgefl.results.columns import Table
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
@@ -212,6 +215,37 @@ class Result:
     def record(self) -> Record:
         """Everything that was recorded, by trip, version and evaluation."""
         return Record(self.dir)
+
+    def evaluations(self) -> Table:
+        """The learning curve, a row an evaluation: `columns.evaluations`."""
+        return self._table("evaluations")
+
+    def trips(self) -> Table:
+        """A row a client trip: `columns.trips`."""
+        return self._table("trips")
+
+    def weights(self) -> Table:
+        """A row an update that a version was made of, with its weight: `columns.weights`."""
+        return self._table("weights")
+
+    def staleness(self) -> Table:
+        """A row an update that arrived, with its staleness: `columns.staleness`."""
+        return self._table("staleness")
+
+    def clients(self) -> Table:
+        """A row a client, with its share of the applied weight: `columns.clients`."""
+        return self._table("clients")
+
+    def versions(self) -> Table:
+        """A row a version: `columns.versions`."""
+        return self._table("versions")
+
+    def _table(self, name: str) -> Table:
+        from edgefl.results import columns
+
+        with Record(self.dir) as record:
+            found: Table = getattr(columns, name)(record)
+        return found
 
     def model(self) -> dict[str, NDArray[np.float32]]:
         """The final global model: a float32 array for each of its tensors, by name."""

@@ -246,6 +246,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "loss": rounded(last.loss) if last else None,
         "metrics": {name: rounded(value) for name, value in last.metrics.items()} if last else {},
         "evaluated_version": last.version if last else None,
+        "curve": _curve(record),
         "best_accuracy": rounded(max(finite, default=None)),
         "emulated_s": rounded(emulated_s, 9),
         "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
@@ -284,6 +285,18 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "server_time": breakdown(record),
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},
     }
+
+
+def _curve(record: Record) -> dict[str, list[float | None]]:
+    """The evaluations by column: version, at_s, trips, accuracy, loss, and the user's own measures."""
+    rows = record.evaluations
+    curve: dict[str, list[float | None]] = {
+        name: [getattr(row, name) for row in rows] for name in ("version", "trips")
+    }
+    curve["at_s"] = [rounded(row.at_s, 9) for row in rows]
+    for name in ("accuracy", "loss", *metric_names(record)):
+        curve.setdefault(name, [rounded(value_of(row, name)) for row in rows])
+    return curve
 
 
 def metric_names(record: Record) -> list[str]:

@@ -1,6 +1,7 @@
 """One run: the processes of ``edgefl run``, what each does, and what they send each other.
 
 supervisor      starts and watches the others, and writes the results; view shows them to the user
+sweep           several runs of an experiment, started warm by a fork_server
 zygote          loads torch, data and model (workload) once, then forks a process for each peer
 server_process  builds the server's parts, or rebuilds them from a checkpoint (resume)
 server          the loop: messages → events → actions, over the next three

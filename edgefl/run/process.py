@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -24,6 +24,15 @@ _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Child(Protocol):
+    """A process that was started here; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
 
 
 def start_process(

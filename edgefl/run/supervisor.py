@@ -46,7 +46,8 @@ from edgefl.results.run_folder import Result
 from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import start_process
+from edgefl.run.fork_server import ForkServer
+from edgefl.run.process import Child, start_process
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.run.view import RunView, make_view
 from edgefl.strategies import resolve
@@ -63,15 +64,29 @@ def run(
     base: Path | None = None,
     *,
     workload: str | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Result:
     """Run an experiment into the folder ``out``; returns its result.
 
     ``workload`` names another class for what the clients compute than `zygote.WORKLOAD`, for measurements.
+    A ``fork_server`` starts the run's processes warm.
 
     Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
     """
     base = (base or Path.cwd()).absolute()
+    experiment = checked(experiment, base)
+    out = out.absolute()
+    with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)):
+        run_folder.begin(out, base)
+        view = make_view(experiment, quiet)
+        return _Supervisor(
+            experiment, out, base, view, enforcement, workload=workload, fork_server=fork_server
+        ).run()
+
+
+def checked(experiment: Experiment, base: Path) -> Experiment:
+    """The experiment, complete. Raises `ConfigError` where it cannot be done, whatever its data are."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [base])
@@ -82,14 +97,10 @@ def run(
             "instant wherever they are"
         )
     kernels.backend(experiment.server.kernel_backend)
-    out = out.absolute()
-    with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)):
-        run_folder.begin(out, base)
-        view = make_view(experiment, quiet)
-        return _Supervisor(experiment, out, base, view, enforcement, workload=workload).run()
+    return experiment
 
 
-def resume(folder: Path, quiet: bool = False) -> Result:
+def resume(folder: Path, quiet: bool = False, *, fork_server: ForkServer | None = None) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
     Of a run that was killed between its end and its summary the results that are missing are written.
@@ -111,7 +122,9 @@ def resume(folder: Path, quiet: bool = False) -> Result:
             run_folder.clear(folder)
             run_folder.begin(folder, base)
         view = make_view(experiment, quiet)
-        return _Supervisor(experiment, folder, base, view, enforcement, resuming=begun).run()
+        return _Supervisor(
+            experiment, folder, base, view, enforcement, resuming=begun, fork_server=fork_server
+        ).run()
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
@@ -168,6 +181,7 @@ class _Supervisor:
     _enforcement: Enforcement
     resuming: bool = False
     workload: str | None = None
+    fork_server: ForkServer | None = None
 
     def __post_init__(self) -> None:
         experiment, base = self._experiment, self._base
@@ -175,7 +189,7 @@ class _Supervisor:
         self._strategy = resolve(experiment.strategy, [base])
         self._virtual = experiment.clock.kind == "virtual"
         self._workers = (experiment.clock.workers or usable_cores()) if self._virtual else len(self._clients)
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, Child] = {}
         self._zygote: Channel[control.FromZygote]
         self._server: Channel[control.FromServer]
         self._buffer: ParameterBuffer | None = None
@@ -184,7 +198,7 @@ class _Supervisor:
         """The server is there, and says how its peers are to wait for it."""
         self._pids: dict[tuple[control.Role, int], int] = {}
         self._memory = MemoryUse()
-        self._usage = UsageMeter()
+        self._usage = UsageMeter() if self.fork_server is None else UsageMeter(self.fork_server.cpu_s)
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._wakeup = os.pipe()
@@ -342,7 +356,11 @@ class _Supervisor:
         )
 
     def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:
-        child, channel = start_process(f"edgefl.run.{module}", incoming, dict(os.environ), *arguments)
+        child: Child
+        if self.fork_server is not None:
+            child, channel = self.fork_server.start(f"edgefl.run.{module}", incoming, *arguments)
+        else:
+            child, channel = start_process(f"edgefl.run.{module}", incoming, dict(os.environ), *arguments)
         self._children[name] = child
         return channel
 

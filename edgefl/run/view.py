@@ -67,7 +67,9 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
             f"{printable(goal.name)} {number(value)} of {target:g}",
             False,
         )
-    accuracy, target = progress.accuracy or 0.0, stop.accuracy or 1.0
+    if stop.accuracy is None:
+        return Goal(0.0, f"until {stop.patience_evaluations} evaluations are no better", steady=False)
+    accuracy, target = progress.accuracy or 0.0, stop.accuracy
     return Goal(min(1.0, accuracy / target), f"accuracy {accuracy:.4g} of {target:g}", steady=False)
 
 

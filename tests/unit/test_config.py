@@ -204,6 +204,9 @@ server.transport=tcp -> server.transport: must be 'shm' or 'wire', got 'tcp'
 evaluation.every_versions=0 -> evaluation.every_versions: must be a whole number from 1
 checkpoint.every_s=0 -> checkpoint.every_s: must be a finite number above 0, got 0
 stop={} -> stop: no end given; give at least one of: versions, trips, emulated_s, wall
+stop={min_improvement=0.1} -> stop: no end given
+stop={versions=1,min_improvement=0.1} -> stop.min_improvement: has no effect without stop.patience_evaluations
+stop.patience_evaluations=0 -> stop.patience_evaluations: must be a whole number from 1 to 1000000000, got 0
 stop.versions=0 -> stop.versions: must be a whole number from 1 to 1000000000, got 0
 stop.emulated_s=inf -> stop.emulated_s: must be a finite number above 0, got inf
 stop.accuracy=1.01 -> stop.accuracy: must be a number above 0 and at most 1, got 1.01

@@ -407,6 +407,31 @@ def test_stop_at_a_time_needs_no_arrival_and_uses_nothing_from_that_time_on() ->
     assert other.handle(Ticked(10.0)) == [Finish("emulated_s")]
 
 
+def evaluations(core: Core, *accuracies: float, loss: float = 1.0) -> list[str]:
+    """The reasons for which the core ends at each of these."""
+    found = []
+    for number, accuracy in enumerate(accuracies):
+        actions = core.handle(Evaluated(number, 1.0, accuracy, {"loss": loss / (1 + number)}))
+        found += [action.reason for action in actions if isinstance(action, Finish)]
+    return found
+
+
+def test_patience_ends_after_evaluations_that_are_no_better() -> None:
+    patient = {"patience_evaluations": 2, "min_improvement": 0.01}
+    assert evaluations(started(**patient), 0.1, 0.2, 0.3, 0.4) == []
+    assert evaluations(started(**patient), 0.1, 0.2, 0.205) == []
+    assert evaluations(started(**patient), 0.1, 0.2, 0.205, 0.209) == ["patience"]
+    assert evaluations(started(**patient), 0.1, 0.2, 0.205, 0.22, 0.22, 0.22) == ["patience"]
+    assert evaluations(started(**patient, accuracy=0.15), 0.1, 0.2) == ["accuracy"]
+    falling = experiment.MetricGoal(name="loss", at_most=0.01)  # a third of the loss is an improvement
+    assert evaluations(started(**patient, metric=falling), 0.5, 0.5, 0.5, 0.5) == []
+    rising = experiment.MetricGoal(name="loss", at_least=9.0)
+    assert evaluations(started(**patient, metric=rising), 0.1, 0.2, 0.3) == ["patience"]
+    nan = math.nan  # no accuracy: the loss, which falls; then neither
+    assert evaluations(started(**patient), nan, nan, nan, nan) == []
+    assert evaluations(started(**patient), nan, nan, nan, loss=nan) == ["patience"]
+
+
 def test_stop_at_an_accuracy() -> None:
     core = started(accuracy=0.8)
     for low in (0.5, math.nan):

@@ -114,6 +114,12 @@ def test_a_metric_is_a_goal_where_there_is_no_other() -> None:
     assert nearest_goal(over_loss, progress(trial)).share == 1.0
 
 
+def test_patience_is_a_goal_without_a_share() -> None:
+    trial = experiment({"pixel-4": 4})
+    found = nearest_goal(Stop(patience_evaluations=5), progress(trial))
+    assert found == (0.0, "until 5 evaluations are no better", False)
+
+
 def test_shows_the_figures() -> None:
     trial = experiment({"pixel-4": 4, "pi-4": 8})
     text = "\n".join(lines_of(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))

@@ -1,0 +1,153 @@
+"""``edgefl sweep``, runs of one experiment over a grid and seeds, and ``edgefl export``, a run's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.cli.paths import named_folder, run_folder
+from edgefl.cli.run import INVALID, AcceptInvalid, Interrupted
+from edgefl.errors import ConfigError, damaged
+from edgefl.terminal import say
+
+MOST_SEEDS = 10_000
+
+
+def add(app: typer.Typer) -> None:
+    for command in (sweep, export):
+        app.command()(command)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
+    seeds: Annotated[
+        str, typer.Option(metavar="A..B|A,B", help="Seeds of each choice, such as 1..3 or 1,2,5.")
+    ] = "1..3",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V,V…",
+            help="Values of one key, such as strategy.server_lr=0.1,1; several: every pair.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key in every run.")
+    ] = None,
+    clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder; default runs/NAME-sweep. Runs in it are not repeated.",
+            parser=named_folder,
+        ),
+    ] = None,
+    accept_invalid: AcceptInvalid = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
+) -> int:
+    """One experiment over a grid of changes and several seeds, compared.
+
+    The same command goes on where it was stopped.
+    """
+    from edgefl import config
+
+    choices = dict(map(axis, grid or ()))
+    if len(choices) < len(grid or ()):
+        raise ConfigError("--grid: each key once, with all its values")
+    numbers = seeds_of(seeds)
+    experiment = config.load(file, set_ or (), clock=clock)
+    folder = out or Path("runs") / f"{experiment.name}-sweep"
+
+    from edgefl.results.tables import show
+    from edgefl.run.sweep import sweep as run_all
+
+    try:
+        found = run_all(
+            experiment,
+            folder,
+            seeds=numbers,
+            grid=choices,
+            base=file.parent.absolute(),
+            say=lambda text: None if quiet else say(text, err=True),
+            show=lambda table: None if quiet else show(table),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on from there") from None
+    if not quiet:
+        say(f"{folder / 'report.html'}")
+    invalid = [row["label"] for row in found.summary()["comparison"]["rows"] if not row["valid"]]
+    if invalid:
+        say(f"edgefl: INVALID: {', '.join(invalid)}; see fidelity in their summary.json", err=True)
+    return INVALID if invalid and not accept_invalid else 0
+
+
+def axis(text: str) -> tuple[str, list[str]]:
+    """The key and the values of one ``--grid``; commas inside brackets and quotes part nothing.
+
+    >>> axis("model.args.hidden=[32],[64,32]")
+    ('model.args.hidden', ['[32]', '[64,32]'])
+    """
+    key, equals, values = text.partition("=")
+    parts = _parts(values)
+    if not equals or not key.strip() or not all(parts):
+        raise ConfigError(f"--grid {text!r}: expected KEY=VALUE,VALUE, such as training.lr=0.1,1")
+    return key.strip(), parts
+
+
+def _parts(text: str) -> list[str]:
+    parts, quote, depth = [""], "", 0
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds that ``--seeds`` names.
+
+    >>> seeds_of("1..3,7")
+    [1, 2, 3, 7]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        try:
+            low, high = int(first), int(last if dots else first)
+        except ValueError:
+            raise ConfigError(f"--seeds {text}: expected numbers, such as 1..3 or 1,2,5") from None
+        if not 0 <= low <= high or high - low >= MOST_SEEDS:
+            raise ConfigError(f"--seeds {text}: expected rising seeds, at most {MOST_SEEDS:,} of them")
+        found += range(low, high + 1)
+    return found
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)],
+    csv: Annotated[bool, typer.Option("--csv", help="CSV files (the default).")] = False,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Parquet files; needs polars or pyarrow.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the files; default DIR/tables.", parser=named_folder),
+    ] = None,
+) -> None:
+    """Write a run's tables: evaluations, trips, versions, weights, clients, incidents."""
+    if csv and parquet:
+        raise ConfigError("--csv and --parquet: give one of them")
+
+    from edgefl.results.columns import export as write
+
+    with damaged(str(folder)):
+        for path in write(folder, out or folder / "tables", "parquet" if parquet else "csv"):
+            say(path)

@@ -1,0 +1,219 @@
+"""A run's record as columns, for a notebook, a data frame or a file: a table for each question."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError
+from edgefl.files import write_bytes
+from edgefl.results.record import CHECKSUMS, TABLES, Record, column_types
+from edgefl.results.summary import applied_weight, metric_names, value_of
+
+
+class Table(dict[str, NDArray[Any]]):
+    """Columns of one length by name: int64 and float64 arrays, texts as objects. A missing figure is NaN.
+
+    >>> table = Table(version=np.array([0, 10]), accuracy=np.array([0.1, 0.9]))
+    >>> float(table["accuracy"][table["version"] == 10][0]), table.rows
+    (0.9, 2)
+    """
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.values()), ()))
+
+    def frame(self) -> Any:
+        """A pandas DataFrame, or a polars one where there is no pandas. `ConfigError` if there is neither."""
+        for name in ("pandas", "polars"):
+            try:
+                return importlib.import_module(name).DataFrame(dict(self))
+            except ModuleNotFoundError as missing:
+                if missing.name != name:
+                    raise
+        raise ConfigError("a data frame needs pandas or polars, neither is installed: pip install pandas")
+
+    def csv(self) -> str:
+        """The table as CSV with a line of names (RFC 4180, lines end in LF); NaN is empty.
+
+        >>> Table(x=np.array([1.5, np.nan]), name=np.array(["a", "b,c"], object)).csv()
+        'x,name\\n1.5,a\\n,"b,c"\\n'
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self)
+        plain = ([None if value != value else value for value in column.tolist()] for column in self.values())
+        writer.writerows(zip(*plain, strict=True))
+        return text.getvalue()
+
+    def write(self, path: str | Path) -> Path:
+        """Write the table to ``path``, ``.csv`` or ``.parquet``; returns it.
+
+        Parquet needs polars or pyarrow. Raises `ConfigError` without either, for another ending, and
+        `RunError` where the file cannot be written.
+        """
+        path = Path(path)
+        writers: dict[str, Callable[[], bytes]] = {
+            ".csv": lambda: self.csv().encode(),
+            ".parquet": self._parquet,
+        }
+        if path.suffix not in writers:
+            raise ConfigError(f"{path}: must end in .csv or .parquet")
+        return write_bytes(path, writers[path.suffix]())
+
+    def _parquet(self) -> bytes:
+        file = io.BytesIO()
+        try:
+            importlib.import_module("polars").DataFrame(dict(self)).write_parquet(file)
+            return file.getvalue()
+        except ModuleNotFoundError:
+            pass
+        try:
+            arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "Parquet needs polars or pyarrow, neither is installed: pip install polars"
+            ) from None
+        parquet.write_table(arrow.table({name: arrow.array(column) for name, column in self.items()}), file)
+        return file.getvalue()
+
+
+def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
+    """The values of one column; None is NaN, which makes a column of whole numbers one of floats.
+
+    >>> column([1, None], int), column([1, 2], int)
+    (array([ 1., nan]), array([1, 2]))
+    """
+    found = list(values)
+    if kind is int and None not in found:
+        return np.array(found, np.int64)
+    if kind is str:
+        return np.array(found, object)
+    return np.array([math.nan if value is None else value for value in found], np.float64)
+
+
+def _columns(record: Record, name: str) -> Table:
+    """The columns of a table of the record that are single values, without checksums."""
+    kinds = column_types(TABLES[name])
+    known = {each: kind for each, (kind, _) in kinds.items() if kind in (int, float, str)}
+    wanted = [each for each in known if each not in (*CHECKSUMS, "metrics")]
+    rows = record.select(f"SELECT {', '.join(wanted)} FROM {name} ORDER BY {next(iter(kinds))}")
+    cells = zip(*rows, strict=True) if rows else ([] for _ in wanted)
+    texts = (("" if known[each] is str else None) for each in wanted)
+    return Table(
+        {
+            each: column((empty if value is None else value for value in values), known[each])
+            for each, values, empty in zip(wanted, cells, texts, strict=True)
+        }
+    )
+
+
+def _of_clients(record: Record, field: str, clients: NDArray[np.int64]) -> NDArray[Any]:
+    known = {row.client: getattr(row, field) for row in record.clients}
+    return column((known.get(client, "") for client in clients.tolist()), str)
+
+
+def evaluations(record: Record) -> Table:
+    """One row an evaluation, by version: the learning curve.
+
+    ``at_s`` is the emulated second at which the version was made, ``trips`` are the client trips until then;
+    after ``accuracy`` and ``loss`` come the measures of the user's own ``evaluation.function``.
+    """
+    rows = record.evaluations
+    kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}
+    table = Table({name: column((getattr(row, name) for row in rows), kind) for name, kind in kinds.items()})
+    for name in metric_names(record):
+        table.setdefault(name, column(value_of(row, name) for row in rows))
+    return table
+
+
+def trips(record: Record) -> Table:
+    """One row a client trip, by task: `TripRow`'s fields, the client's profile, what training logged.
+
+    Times are emulated seconds; what a trip never came to is NaN.
+    """
+    table = _columns(record, "trips")
+    table["profile"] = _of_clients(record, "profile", table["client"])
+    for name, logged in record.metrics.items():
+        table.setdefault(name, logged)
+    return table
+
+
+def versions(record: Record) -> Table:
+    """One row a version: the fields of `VersionRow`."""
+    return _columns(record, "versions")
+
+
+def clients(record: Record) -> Table:
+    """One row a client: the fields of `ClientRow`, its trips, and ``applied_weight``.
+
+    The latter is its share of all applied weight, times the number of clients: 1 is fair.
+    """
+    table = _columns(record, "clients")
+    share, ended = applied_weight(record), record.trips["client"][~np.isnan(record.trips["arrived_s"])]
+    numbers = table["client"].tolist()
+    table["trips"] = column((int((ended == client).sum()) for client in numbers), int)
+    table["applied_weight"] = column(share.get(client, 0.0) for client in numbers)
+    return table
+
+
+def incidents(record: Record) -> Table:
+    """One row an incident: the fields of `IncidentRow`."""
+    return _columns(record, "incidents")
+
+
+def weights(record: Record) -> Table:
+    """One row an update that a version was made of: its weight in the sum, its client and its staleness."""
+    sums = list(record.sums())
+    tasks = np.concatenate([tasks for _, tasks, _ in sums]) if sums else np.empty(0, np.int64)
+    values = np.concatenate([values for *_, values in sums]) if sums else np.empty(0)
+    known = record.trips["task"]
+    place = np.searchsorted(known, tasks).clip(0, max(0, len(known) - 1))
+    client = record.trips["client"][place] if len(known) else tasks
+    stale = record.trips["staleness"][place] if len(known) else tasks
+    return Table(
+        version=np.repeat(
+            np.array([version for version, *_ in sums], np.int64), [len(t) for _, t, _ in sums]
+        ),
+        task=tasks.astype(np.int64),
+        client=client,
+        profile=_of_clients(record, "profile", client),
+        staleness=stale,
+        weight=values.astype(np.float64),
+    )
+
+
+def staleness(record: Record) -> Table:
+    """One row an update that arrived, by task: its client, its staleness in versions, and its fate."""
+    every = trips(record)
+    arrived = ~np.isnan(every["arrived_s"])
+    names = ("task", "client", "profile", "arrived_s", "staleness", "fate")
+    table = Table({name: every[name][arrived] for name in names})
+    table["staleness"] = table["staleness"].astype(np.int64)
+    return table
+
+
+TABLES_OF_A_RUN: dict[str, Callable[[Record], Table]] = {
+    "evaluations": evaluations,
+    "trips": trips,
+    "versions": versions,
+    "weights": weights,
+    "clients": clients,
+    "incidents": incidents,
+}
+"""What `edgefl export` writes, by name."""
+
+
+def export(folder: Path, out: Path, kind: str = "csv") -> list[Path]:
+    """Write the run's tables into ``out``, a csv or parquet file each; returns their paths."""
+    with Record(folder) as record:
+        return [make(record).write(out / f"{name}.{kind}") for name, make in TABLES_OF_A_RUN.items()]

@@ -1,0 +1,140 @@
+"""A figure for a paper: learning curves over seeds, in one call, as vectors with the fonts inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from edgefl.errors import ConfigError, RunError, unknown
+from edgefl.results import compare, page
+from edgefl.results.record import Record
+from edgefl.results.run_folder import Result
+from edgefl.results.summary import metric_names, value_of
+
+Points = NDArray[np.float64]
+Runs = Sequence[Result | str | Path]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Of Okabe and Ito's palette, told apart by colour-blind readers; each with a dash of its own for print."""
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_SETTINGS: Any = {
+    "pdf.fonttype": 42,  # TrueType, whole letters: some publishers refuse Type 3
+    "ps.fonttype": 42,
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "svg.hashsalt": "edgefl",
+}
+ENDINGS = (".pdf", ".svg", ".eps", ".png")
+AXES = {"at_s": "emulated seconds", "trips": "client trips", "version": "version"}
+
+
+def plot(
+    runs: Mapping[str, Runs] | Runs,
+    file: str | Path,
+    *,
+    y: str = "accuracy",
+    over: Literal["at_s", "trips", "version"] = "at_s",
+    band: Literal["interval", "range", "none"] = "interval",
+    width_in: float = 3.4,
+    height_in: float = 2.3,
+) -> Path:
+    """Draw learning curves into ``file`` (.pdf, .svg, .eps, or .png at 300 dpi); returns its path.
+
+    ``runs`` are finished runs by label, one for each seed; without labels runs that differ only in their seed
+    go together, as in `edgefl compare`. A line is the mean over seeds of the measure ``y`` (accuracy, loss or
+    one of your own evaluation's), linear between evaluations, up to where the first of them ends. ``band``
+    around it is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The size is a
+    paper's column, in inches. Nothing in the file says when it was made: the same runs give the same bytes.
+
+    Raises `ConfigError` where a run has no such measure, and for another ending.
+    """
+    file = Path(file)
+    if file.suffix not in ENDINGS:
+        raise ConfigError(f"{file}: must end in one of {', '.join(ENDINGS)}")
+    if over not in AXES:
+        raise ConfigError(f"over: {unknown('axis', over, AXES)}")
+    curves = {
+        label: [_curve(result, y, over) for result in found] for label, found in _by_label(runs).items()
+    }
+    if not curves:
+        raise ConfigError("nothing to draw: name at least one run")
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        axes = figure.add_subplot()
+        for place, (label, seeds) in enumerate(curves.items()):
+            x, mean, low, high = summary_curve(seeds, band)
+            colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+            axes.plot(x, mean, color=colour, linestyle=dash, label=label)
+            if band != "none" and len(seeds) > 1:
+                axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.set_xlabel(AXES[over])
+        axes.set_ylabel(y)
+        axes.set_xlim(left=0)
+        axes.legend()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            nothing: Any = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(file.suffix, {})
+            figure.savefig(file, dpi=300, metadata=nothing)
+        except OSError as error:
+            raise RunError(f"{file} cannot be written: {error.strerror}") from None
+    page.close_fonts()
+    return file
+
+
+def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
+    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
+
+    >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
+    >>> [part.tolist() for part in summary_curve([a, b], "range")]
+    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
+    """
+    x = np.unique(np.concatenate([seed[0] for seed in seeds]))
+    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
+    values = np.array([np.interp(x, *seed) for seed in seeds])
+    mean = values.mean(axis=0)
+    if band == "range" or len(seeds) == 1:
+        return x, mean, values.min(axis=0), values.max(axis=0)
+    half = stdtrit(len(seeds) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(seeds))
+    return x, mean, mean - half, mean + half
+
+
+def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
+    if isinstance(runs, Mapping):
+        return {label: [_result(run) for run in found] for label, found in runs.items()}
+    rows = compare.group(compare.load([_result(run).dir for run in runs]))
+    return {row.label: [Result(run.folder) for run in row.runs] for row in rows}
+
+
+def _result(run: Result | str | Path) -> Result:
+    return run if isinstance(run, Result) else Result(run)
+
+
+def _curve(result: Result, y: str, over: str) -> Points:
+    """The measure ``y`` at each evaluation that has it: x over y."""
+    with Record(result.dir) as record:
+        rows = record.evaluations
+        known = ["accuracy", "loss", *metric_names(record)]
+        found = np.array([(getattr(row, over), value_of(row, y)) for row in rows] if y in known else [])
+    points = found.reshape(-1, 2).T
+    points = points[:, np.isfinite(points[1])]
+    if not points.size:
+        raise ConfigError(f"{result.dir}: no {y} was measured; {unknown('measure', y, known)}")
+    return points

@@ -1,0 +1,122 @@
+"""A sweep's folder: its runs by what they change, their figures, and their picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgefl.errors import ConfigError
+from edgefl.results.columns import Table, column
+from edgefl.results.compare import FIGURES
+from edgefl.results.run_folder import Result
+
+RUNS = "runs"
+"""The folder of a sweep's runs in its own."""
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep."""
+
+    label: str
+    changes: dict[str, str]
+    """Key of the grid to its value, as ``--set`` takes it."""
+    seed: int
+    result: Result
+
+
+class Sweep:
+    """A finished sweep's folder. Raises `ConfigError` if there is none in it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.dir = Path(folder)
+        self._summary = Result(folder).summary()
+        found = self._summary.get("sweep")
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.dir}: no sweep in it")
+        self.keys = tuple(found["grid"])
+        """Keys of the experiment that it goes over, besides the seed."""
+        self.runs = tuple(
+            SweepRun(row["label"], row["changes"], row["seed"], Result(self.dir / row["folder"]))
+            for row in found["runs"]
+        )
+
+    def __repr__(self) -> str:
+        return f"Sweep({str(self.dir)!r})"
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``: of the first run, of all, their comparison, and the ``sweep``."""
+        return self._summary
+
+    def results(self) -> dict[str, list[Result]]:
+        """The runs by label, each label's in the order of seeds: as `edgefl.plot` takes them."""
+        found: dict[str, list[Result]] = {}
+        for run in self.runs:
+            found.setdefault(run.label, []).append(run.result)
+        return found
+
+    def table(self) -> Table:
+        """One row a run: its label, the grid's values, the seed, and the run's figures.
+
+        Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, and whether it is
+        valid (1.0 or 0.0).
+        """
+        figures = [run.result.summary() for run in self.runs]
+        table = Table(label=column((run.label for run in self.runs), str))
+        for key in self.keys:
+            table[key] = _values([run.changes[key] for run in self.runs])
+        table["seed"] = column((run.seed for run in self.runs), int)
+        for name in ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s"):
+            table[name] = column(each[name] for each in figures)
+        for name in ("mean", "max"):
+            table[f"staleness_{name}"] = column(each["staleness"][name] for each in figures)
+        table["slow_accuracy"] = column(each["slow_phones"]["accuracy"] for each in figures)
+        table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in figures)
+        return table
+
+    def means(self) -> Table:
+        """One row a label: each figure's mean over seeds, and half the width of the mean's 95% interval.
+
+        The latter is ``…_half_95`` (Student's t), NaN for one seed.
+        """
+        rows = self._summary["comparison"]["rows"]
+        names = dict.fromkeys(name for row in rows for name in row["figures"])
+        table = Table(
+            label=column((row["label"] for row in rows), str),
+            seeds=column((len(row["seeds"]) for row in rows), int),
+        )
+        for name in sorted(names, key=lambda name: (name not in FIGURES, name)):
+            figures = [row["figures"].get(name, {}) for row in rows]
+            table[name] = column(figure.get("mean") for figure in figures)
+            table[f"{name}_half_95"] = column(figure.get("half_95") for figure in figures)
+        return table
+
+    def evaluations(self) -> Table:
+        """The evaluations of all runs, as `Result.evaluations`, behind each run's label and seed."""
+        parts = [(run, run.result.evaluations()) for run in self.runs]
+        counts = [part.rows for _, part in parts]
+        table = Table(
+            label=np.repeat(column((run.label for run, _ in parts), str), counts),
+            seed=np.repeat(column((run.seed for run, _ in parts), int), counts),
+        )
+        for name in dict.fromkeys(name for _, part in parts for name in part):
+            missing = (np.full(count, np.nan) for count in counts)
+            table[name] = np.concatenate(
+                [part.get(name, empty) for (_, part), empty in zip(parts, missing, strict=True)]
+            )
+        return table
+
+    def plot(self, file: str | Path, **how: Any) -> Path:
+        """Draw the learning curves into ``file``: see `edgefl.plot`."""
+        from edgefl.results.figure import plot
+
+        return plot(self.results(), file, **how)
+
+
+def _values(texts: list[str]) -> Any:
+    """A column of the grid's values: numbers where all of them are."""
+    try:
+        return column([float(text) for text in texts])
+    except ValueError:
+        return column([text.strip("'\"") for text in texts], str)

@@ -1,0 +1,205 @@
+"""The fork server: a process that has imported all that a run's processes import, and forks them.
+
+Runs that come one after another are started by one of these: importing torch is most of what a short run
+costs. A forked process is in the state of one that was just started, so a run's bits are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from importlib import import_module
+from typing import Any, NoReturn, Self
+
+import msgspec
+
+from edgefl.errors import RunError
+from edgefl.run.channel import Channel, Closed, pair
+from edgefl.run.process import become_child, start_process
+
+IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
+"""Modules that a run's processes need."""
+GRACE_S = 1.0
+"""Time that the fork server is given to leave before it is killed."""
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Run the ``main`` of this module in a forked process; its channel's end comes with this message."""
+
+    module: str
+    arguments: tuple[str, ...]
+
+
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """Everything is imported."""
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    pid: int
+
+
+class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
+    """A process has ended, with the CPU seconds that it took, and its children that it waited for."""
+
+    pid: int
+    exit_code: int
+    cpu_s: float
+
+
+FromForkServer = Warm | Forked | Reaped
+
+
+class ForkServer:
+    """Starts processes warm. A context manager: what it has started ends with it.
+
+    Raises `RunError` where the process that forks them is gone.
+    """
+
+    def __init__(self) -> None:
+        self._cpu_s = 0.0
+        self._exit_codes: dict[int, int] = {}
+        self._process, self._channel = start_process(__name__, FromForkServer, dict(os.environ))
+        try:
+            self._expect(Warm)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, module: str, incoming: Any, *arguments: str) -> tuple[ForkedChild, Channel[Any]]:
+        """Like `start_process`, with the environment that this process had when the fork server began."""
+        ours, theirs = pair()
+        with theirs:
+            self._channel.tell(Fork(module, arguments), fd=theirs.fileno())
+        try:
+            return ForkedChild(self._expect(Forked).pid, self), Channel(ours, incoming)
+        except BaseException:
+            ours.close()
+            raise
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the processes that it has started, and of their children, once they have ended."""
+        return self._cpu_s
+
+    def exit_code(self, pid: int, timeout: float | None) -> int | None:
+        """The exit code of a process; None if it runs for another ``timeout`` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        while pid not in self._exit_codes:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not self._channel.waiting and not poller.poll(None if left is None else 1000 * left):
+                return None
+            try:
+                self._take(self._channel.receive())
+            except Closed:  # what it had forked was killed with it
+                return -signal.SIGKILL
+        return self._exit_codes[pid]
+
+    def _expect(self, kind: type[Warm | Forked]) -> Any:
+        try:
+            while not isinstance(answer := self._channel.receive(), kind):
+                self._take(answer)
+            return answer
+        except Closed:
+            raise RunError("the process that starts this one's runs ended early") from None
+
+    def _take(self, message: FromForkServer) -> None:
+        assert isinstance(message, Reaped), f"unexpected {message}"
+        self._cpu_s += message.cpu_s
+        self._exit_codes[message.pid] = message.exit_code
+
+    def close(self) -> None:
+        """End the process, and with it whatever it has forked."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_S)
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ForkedChild:
+    """A process that a fork server has started, as `process.Child`."""
+
+    def __init__(self, pid: int, server: ForkServer) -> None:
+        self.pid = pid
+        self._server = server
+
+    def wait(self, timeout: float | None = None) -> int:
+        if (code := self._server.exit_code(self.pid, timeout)) is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return code
+
+    def kill(self) -> None:
+        if self._server.exit_code(self.pid, 0.0) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def serve(channel: Channel[Fork]) -> NoReturn:
+    """Fork whatever is asked for, and tell of ends. Raises `Closed` when the channel ends."""
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    children: dict[int, int] = {}  # descriptor of a process → its id
+    while True:
+        for fd in [fd for fd, _ in poller.poll(0 if channel.waiting else None) if fd in children]:
+            pid = children.pop(fd)
+            poller.unregister(fd)
+            os.close(fd)
+            _, status, used = os.wait4(pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+            channel.send(Reaped(pid, code, used.ru_utime + used.ru_stime))
+        for request in channel.receive_ready():
+            pid = _fork(channel, request)
+            children[fd := os.pidfd_open(pid)] = pid
+            poller.register(fd, select.POLLIN)
+            channel.send(Forked(pid))
+
+
+def _fork(channel: Channel[Fork], request: Fork) -> int:
+    """Fork what would be ``python -m MODULE FD PID ARGUMENTS``; returns its process id."""
+    fd, parent = channel.descriptor(), os.getpid()
+    if (pid := os.fork()) != 0:
+        os.close(fd)
+        return pid
+    code = 1
+    try:
+        channel.close()
+        code = import_module(request.module).main(fd, parent, *request.arguments) or 0
+    except BaseException:  # the child must never return into the loop
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def main(channel_fd: int, parent_pid: int) -> None:
+    become_child(parent_pid, "edgefl-forks")
+    for name in IMPORTED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()
+    channel: Channel[Fork] = Channel.inherit(channel_fd, Fork)
+    with contextlib.suppress(Closed):
+        channel.send(Warm())
+        serve(channel)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

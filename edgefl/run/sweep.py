@@ -1,0 +1,199 @@
+"""One experiment over a grid of changes and several seeds: its runs, one after another, started warm."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import RenderableType
+
+from edgefl import config
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.results import compare
+from edgefl.results.figure import plot
+from edgefl.results.record import Record
+from edgefl.results.run_folder import EXPERIMENT_FILE, Result, require_free
+from edgefl.results.sweep import RUNS, Sweep
+from edgefl.run import supervisor
+from edgefl.run.fork_server import ForkServer
+
+MOST_RUNS = 10_000
+CURVES = "curves.pdf"
+"""The picture in a sweep's folder."""
+APART = ("data.name", "data.path", "data.test_fraction", "evaluation.max_examples")
+"""Keys whose values give runs on different examples, which do not compare."""
+
+Grid = Mapping[str, Sequence[str]]
+"""Keys of the experiment, each to its values, as ``--set`` takes them."""
+
+
+class Planned(NamedTuple):
+    """One run of a sweep that may not be there yet."""
+
+    label: str
+    changes: dict[str, str]
+    seed: int
+    folder: Path
+    experiment: Experiment
+
+
+def sweep(
+    experiment: Experiment,
+    out: Path,
+    *,
+    seeds: Sequence[int],
+    grid: Grid | None = None,
+    base: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    show: Callable[[RenderableType], None] = lambda _: None,
+) -> Sweep:
+    """Make the runs that are not in ``out`` yet, and compare them all; returns what is there.
+
+    ``say`` is called with a line a run, ``show`` with the table at the end.
+
+    Each run is what `supervisor.run` makes of the experiment with one choice of the grid's values and one
+    seed, to the bit. Raises `ConfigError` before the first run where one of them cannot be done, `RunError`
+    where one could not go on, and KeyboardInterrupt after Ctrl-C. The same call then goes on from there.
+    """
+    base = (base or Path.cwd()).absolute()
+    require_free(out, "sweep")
+    planned = plan(experiment, out, seeds, grid or {}, base)
+    with contextlib.ExitStack() as stack:
+        fork_server = functools.cache(lambda: stack.enter_context(ForkServer()))
+        for number, one in enumerate(planned, 1):
+            figures = finished(one.experiment, one.folder, base, fork_server).summary()
+            say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
+    show(_compare(out, planned, grid or {}))
+    return Sweep(out)
+
+
+def finished(
+    wanted: Experiment, folder: Path, base: Path, fork_server: Callable[[], ForkServer] | None = None
+) -> Result:
+    """The finished run of an experiment in ``folder``: as it is there, resumed, or made.
+
+    Raises `ConfigError` if a run with other settings is there.
+    """
+    if not (file := folder / EXPERIMENT_FILE).is_file():
+        warm = fork_server() if fork_server is not None else None
+        return supervisor.run(wanted, folder, quiet=True, base=base, fork_server=warm)
+    if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
+        raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
+    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
+        if record.meta.status == "done" and (folder / "summary.json").is_file():
+            return Result(folder)
+    return supervisor.resume(
+        folder, quiet=True, fork_server=fork_server() if fork_server is not None else None
+    )
+
+
+def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, base: Path) -> list[Planned]:
+    """All runs, point by point of the grid and seed by seed, each checked as far as it can be beforehand."""
+    _check(seeds, grid)
+    planned: list[Planned] = []
+    slugs: set[str] = set()
+    for values in itertools.product(*grid.values()):
+        changes = dict(zip(grid, values, strict=True))
+        changed = config.change(
+            experiment, [f"{key}={value}" for key, value in changes.items()], base, option="--grid"
+        )
+        try:
+            changed = supervisor.checked(changed, base)
+        except ConfigError as error:
+            raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
+        label = _label(changed, changes)
+        slug = _slug(label, slugs)
+        for seed in seeds:
+            seeded = config.change(changed, [f"seed={seed}"], base, option="--seeds")
+            planned.append(Planned(label, changes, seed, out / RUNS / f"{slug}-seed-{seed}", seeded))
+    return planned
+
+
+def _check(seeds: Sequence[int], grid: Grid) -> None:
+    for key, values in grid.items():
+        if key == "seed" or key in APART or key.startswith("data.name"):
+            why = "give seeds by --seeds" if key == "seed" else "runs on different examples do not compare"
+            raise ConfigError(f"--grid {key}: {why}")
+        if not values or len(set(values)) < len(values):
+            raise ConfigError(f"--grid {key}: expected different values, got {', '.join(values) or 'none'}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds: expected different seeds, got {', '.join(map(str, seeds)) or 'none'}")
+    if (count := len(seeds) * math.prod(map(len, grid.values()))) > MOST_RUNS:
+        raise ConfigError(f"a sweep of {count:,} runs: at most {MOST_RUNS:,}")
+
+
+def _label(experiment: Experiment, changes: Mapping[str, str]) -> str:
+    """The point of the grid in a few words, such as ``server_lr=0.1``; the strategy without a grid."""
+    if not changes:
+        return str(experiment.strategy["name"])
+    last = [key.rpartition(".")[2] for key in changes]
+    names = [name if last.count(name) == 1 else key for name, key in zip(last, changes, strict=True)]
+    parts = zip(names, changes.items(), strict=True)
+    return ", ".join(
+        _plain(value) if key == "strategy.name" else f"{name}={_plain(value)}" for name, (key, value) in parts
+    )
+
+
+def _plain(value: str) -> str:
+    return value.strip("'\"")
+
+
+def _slug(label: str, taken: set[str]) -> str:
+    """The label as a folder's name that is not ``taken``, at most 80 letters long."""
+    stem = re.sub(r"[^\w.=-]+", "-", label, flags=re.ASCII).strip("-.")[:80] or "run"
+    slug = (
+        stem
+        if stem not in taken
+        else next(numbered for n in itertools.count(2) if (numbered := f"{stem}-{n}") not in taken)
+    )
+    taken.add(slug)
+    return slug
+
+
+def _said(figures: Mapping[str, Any]) -> str:
+    accuracy, loss = figures["accuracy"], figures["loss"]
+    learned = (
+        f"accuracy {accuracy:.1%}" if accuracy is not None else f"loss {loss}" if loss else "not measured"
+    )
+    invalid = ", INVALID" if figures["fidelity"]["valid"] is False else ""
+    return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}"
+
+
+def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableType:
+    """Write everything about all runs into ``out``; returns the table for the terminal."""
+    runs = compare.load([one.folder for one in planned])
+    target = compare.common_target(runs)
+    by_label: dict[str, list[compare.Run]] = {}
+    for one, run in zip(planned, runs, strict=True):
+        by_label.setdefault(one.label, []).append(run)
+    rows = [compare.run_group(label, found, target) for label, found in by_label.items()]
+    described = {
+        "grid": {key: list(values) for key, values in grid.items()},
+        "seeds": list(dict.fromkeys(one.seed for one in planned)),
+        "runs": [
+            {
+                "folder": f"{RUNS}/{one.folder.name}",
+                "label": one.label,
+                "changes": one.changes,
+                "seed": one.seed,
+            }
+            for one in planned
+        ],
+    }
+    compare.write(out, runs, rows, sweep=described)
+    found = Sweep(out)
+    found.table().write(out / "runs.csv")
+    measure = "accuracy" if compare.common_target(runs) is not None else "loss"
+    with contextlib.suppress(ConfigError):  # nothing was measured
+        plot(found.results(), out / CURVES, y=measure)
+    tables = compare.terminal_tables(runs, rows)
+    for run in runs:
+        run.record.close()
+    return tables

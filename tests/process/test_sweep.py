@@ -1,0 +1,141 @@
+"""A sweep: the runs of ``edgefl run``, made in one warm process tree, and again where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import edgefl
+from edgefl import Stop, config
+from edgefl.core.events import Arrived
+from edgefl.errors import ConfigError, RunError
+from edgefl.results.record import Record
+from edgefl.results.sweep import Sweep
+from edgefl.run import supervisor
+from edgefl.run.fork_server import ForkServer
+from edgefl.run.sweep import sweep
+from tests.reports import Page
+
+from .runs import Command, experiment, summary, virtual, wait_for_versions
+
+GRID = {"strategy.server_lr": ["0.5", "1.0"]}
+SHORT = virtual(stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of four runs; not to be written into."""
+    out = tmp_path_factory.mktemp("swept") / "sweep"
+    sweep(SHORT, out, seeds=[1, 2], grid=GRID)
+    return out
+
+
+def test_each_run_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> None:
+    alone = edgefl.run(config.change(SHORT, ["strategy.server_lr=1.0", "seed=2"]), tmp_path / "alone")
+    found = Sweep(swept)
+    hashes = [run.result.summary()["model_sha256"] for run in found.runs]
+    assert hashes[3] == alone.summary()["model_sha256"]
+    assert len(set(hashes)) == 4
+    with Record(found.runs[3].result.dir) as warm, Record(alone.dir) as cold:
+        happened = [[event for _, event in record.events()] for record in (warm, cold)]
+        arrivals = [[event for event in events if type(event) is Arrived] for events in happened]
+        assert arrivals[0] == arrivals[1] != []
+        assert warm.meta.toml == cold.meta.toml
+
+
+def test_its_folder_has_the_comparison_the_figures_and_the_picture(swept: Path) -> None:
+    found = Sweep(swept)
+    assert [(run.label, run.seed) for run in found.runs] == [
+        ("server_lr=0.5", 1), ("server_lr=0.5", 2), ("server_lr=1.0", 1), ("server_lr=1.0", 2)
+    ]  # fmt: skip
+    table, means = found.table(), found.means()
+    assert table["strategy.server_lr"].tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert table["seed"].tolist() == [1, 2, 1, 2]
+    assert means["label"].tolist() == ["server_lr=0.5", "server_lr=1.0"]
+    np.testing.assert_allclose(means["accuracy"][0], table["accuracy"][:2].mean(), rtol=1e-5)
+    curves = found.evaluations()
+    assert curves["version"].tolist() == [0, 2, 4] * 4
+    assert curves["seed"].tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
+    links = [link for link in Page(swept / "report.html").links if not link.startswith("#")]
+    assert links == [f"{run['folder']}/report.html" for run in summary(swept)["sweep"]["runs"]]
+    assert (swept / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert (swept / "runs.csv").read_text() == table.csv()
+
+
+def test_what_is_there_is_not_made_again_and_what_was_stopped_goes_on(swept: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    shutil.copytree(swept, out)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/record.sqlite")}
+    lines: list[str] = []
+    again = sweep(SHORT, out, seeds=[1, 2], grid=GRID, say=lines.append)
+    assert len(lines) == 4
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert again.table().csv() == Sweep(swept).table().csv()
+    shutil.rmtree(out / "runs" / "server_lr=1.0-seed-1")  # one that is missing, and one more choice
+    more = sweep(SHORT, out, seeds=[1, 2], grid={"strategy.server_lr": ["0.5", "1.0", "2"]})
+    assert sum(path.stat().st_mtime_ns == at for path, at in before.items()) == 3
+    hashes = [[run.result.summary()["model_sha256"] for run in found.runs] for found in (more, Sweep(swept))]
+    assert hashes[0][:4] == hashes[1]
+    assert len(set(hashes[0])) == 6
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=GRID)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    long = virtual(stop=Stop(versions=400))
+    file = tmp_path / "long.toml"
+    file.write_text(config.dump(long))
+    out = tmp_path / "sweep"
+    arguments = ("sweep", str(file), "--seeds", "1..2", "--out", str(out))
+    first = out / "runs" / "fedbuff-seed-1"
+    command = Command(*arguments)
+    wait_for_versions(first, 3, command)
+    command.interrupt()
+    command.ends(130, "the same command goes on from there")
+    done = len(list(first.glob("checkpoints/journal-*")))
+    assert done >= 1
+    command = Command(*arguments)
+    wait_for_versions(out / "runs" / "fedbuff-seed-2", 3, command)
+    command.child("edgefl-forks").send_signal(signal.SIGKILL)
+    command.ends(1, "ended early")
+    command = Command(*arguments)
+    assert "fedbuff ×2" in command.finish()[1]
+    undisturbed = edgefl.run(config.change(long, ["seed=2"]), tmp_path / "undisturbed")
+    found = Sweep(out).runs[1].result.summary()
+    assert found["model_sha256"] == undisturbed.summary()["model_sha256"]
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_sweep(tmp_path: Path) -> None:
+    file = Command.write(virtual(stop=Stop(versions=10_000)), tmp_path / "long")
+    command = Command("sweep", str(file), "--seeds", "1", "--out", str(tmp_path / "sweep"))
+    wait_for_versions(tmp_path / "sweep" / "runs" / "fedbuff-seed-1", 2, command)
+    family = command.family()
+    assert {"edgefl-forks", "edgefl-zygote", "edgefl-server"} <= {each.name() for each in family}
+    command.process.kill()
+    command.process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+
+
+@pytest.mark.slow
+def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> None:
+    """Its processes are no children of the supervisor, and still not what others use of the host."""
+    with ForkServer() as fork_server:
+        supervisor.run(experiment(stop=Stop(versions=6)), tmp_path / "run", True, fork_server=fork_server)
+        spent_s = fork_server.cpu_s()
+        fork_server._process.kill()
+        with pytest.raises(RunError, match="ended early"):
+            fork_server.start("edgefl.run.zygote", None)
+    with Record(tmp_path / "run") as record:
+        assert record.meta.used is not None
+        assert record.meta.used > 0
+    assert spent_s > 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["versions"] == 6

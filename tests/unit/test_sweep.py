@@ -1,0 +1,87 @@
+"""A sweep before its first run: which runs, called what, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl import config
+from edgefl.cli import main
+from edgefl.cli.sweep import axis, seeds_of
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment, Fleet, Stop
+from edgefl.results.sweep import Sweep
+from edgefl.run.sweep import plan
+
+PLAIN = Experiment(
+    fleet=Fleet(devices={"pi-4": 4}), stop=Stop(versions=3), strategy={"name": "fedbuff", "buffer_size": 2}
+)
+
+
+def planned(grid: dict[str, list[str]], seeds: tuple[int, ...] = (1, 2), wanted: Experiment = PLAIN) -> Any:
+    return plan(wanted, Path("out"), seeds, grid, Path.cwd())
+
+
+def test_every_choice_with_every_seed_and_a_name_that_says_which() -> None:
+    found = planned({"strategy.server_lr": ["0.1", "1"], "training.lr": ["0.5"]})
+    assert [(one.label, one.seed) for one in found] == [
+        ("server_lr=0.1, lr=0.5", 1), ("server_lr=0.1, lr=0.5", 2),
+        ("server_lr=1, lr=0.5", 1), ("server_lr=1, lr=0.5", 2),
+    ]  # fmt: skip
+    assert str(found[0].folder) == "out/runs/server_lr=0.1-lr=0.5-seed-1"
+    assert found[3].experiment == config.change(PLAIN, ["strategy.server_lr=1", "training.lr=0.5", "seed=2"])
+
+
+def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [one.label for one in planned({"strategy.name": ["fedbuff", "'fedasync'"]}, (1,))] == [
+        "fedbuff",
+        "fedasync",
+    ]
+    assert "fedasync': it has no strategy.buffer_size" in capsys.readouterr().err
+    assert [one.label for one in planned({}, (1,))] == ["fedbuff"]
+    same = planned({"training.lr": ["0.1"], "strategy.server_lr": ["1"]}, (1,))
+    assert same[0].label == "lr=0.1, server_lr=1"
+    names = planned({"model.args.hidden": ["[8]", "[8 ]"]}, (1,))
+    assert [one.folder.name for one in names] == ["hidden=-8-seed-1", "hidden=-8-2-seed-1"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "words"),
+    [
+        ({"seed": ["1"]}, (1,), "--grid seed: give seeds by --seeds"),
+        ({"data.name": ["digits"]}, (1,), "--grid data.name: runs on different examples do not compare"),
+        ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
+        ({}, (1, 1), "--seeds: expected different seeds, got 1, 1"),
+        ({}, (), "--seeds: expected different seeds, got none"),
+        ({"training.lr": ["0.1", "fast"]}, (1,), "--grid training.lr=fast: training.lr: must be a number"),
+        ({"training.rate": ["1"]}, (1,), "--grid training.rate=1: unknown key 'training.rate'"),
+        ({"strategy.buffer_size": ["2", "9"]}, (1,), "buffer_size=9: .*buffer_size"),
+        ({"training.lr": [str(n) for n in range(1, 200)]}, tuple(range(100)), "a sweep of 19,900 runs: at"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_before_the_first_run(
+    grid: dict[str, list[str]], seeds: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned(grid, seeds)
+
+
+def test_a_grid_and_seeds_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert axis("fleet.devices={pi-4=2},{pi-4=3,pixel-4=1}")[1] == ["{pi-4=2}", "{pi-4=3,pixel-4=1}"]
+    assert axis("name='a,b',c")[1] == ["'a,b'", "c"]
+    for text in ("training.lr", "=1", "training.lr=1,", ""):
+        with pytest.raises(ConfigError, match="expected KEY=VALUE,VALUE"):
+            axis(text)
+    for text in ("x", "1..", "3..1", "-1", "1..1000000000", ""):
+        with pytest.raises(ConfigError, match="--seeds"):
+            seeds_of(text)
+    assert main(["sweep", "missing.toml"]) == 2
+    assert capsys.readouterr().err == "edgefl: missing.toml: no such file\n"
+
+
+def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"versions": 3}')
+    with pytest.raises(ConfigError, match="no sweep in it"):
+        Sweep(tmp_path)
