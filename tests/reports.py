@@ -117,6 +117,7 @@ class Page(HTMLParser):
         self.words: list[str] = []
         self.ids: list[str] = []
         self.links: list[str] = []
+        self.downloads: list[str] = []
         self.feed(path.read_text())
         assert self.open == []
         assert "script" not in self.tags
@@ -132,7 +133,7 @@ class Page(HTMLParser):
             if name == "id":
                 self.ids.append(value or "")
             if name in ("href", "xlink:href", "src"):
-                self.links.append(value or "")
+                (self.downloads if str(value).startswith("data:") else self.links).append(value or "")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)

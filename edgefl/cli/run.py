@@ -11,7 +11,7 @@ import typer
 
 from edgefl import new_run_folder
 from edgefl.cli.paths import named_folder, run_folder
-from edgefl.errors import ConfigError, EdgeflError, FolderTaken, damaged
+from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damaged
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -104,12 +104,23 @@ def compare(
         show(beside(folders, out))
 
 
-def report(folder: RunFolder) -> None:
+def report(
+    folder: RunFolder,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write; default report.html in the run's folder."),
+    ] = None,
+) -> None:
     """Write a run's HTML report and say where it is."""
     from edgefl.results.report import write_report
 
-    with damaged(str(folder)):
-        say(write_report(folder))
+    if out is not None and (not out.name or out.is_dir()):
+        raise ConfigError(f"--out {out}: a folder, expected a file")
+    try:
+        with damaged(str(folder)):
+            say(write_report(folder, out))
+    except RunError as error:
+        raise ConfigError(f"{error}{'' if out else '; another file: --out FILE'}") from None
 
 
 def trace(folder: RunFolder) -> None:

@@ -9,6 +9,7 @@ from html import escape
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from rich.console import Group
@@ -304,7 +305,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
 
 
 def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
-    """The page: self-contained HTML that links to each run's own report where that lies under ``out``."""
+    """The page: self-contained HTML that links to each run's own report."""
     meta, kinds = runs[0].record.meta, " · ".join(row.label for row in rows[:4])
     about = "To target: until the first evaluation with the highest accuracy that every run reached."
     about = about if _scored(rows) else "No accuracy is measured."
@@ -336,8 +337,32 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         (),
         sections,
         "Times are emulated seconds.",
+        lead=in_a_sentence(rows),
         banner=warning if invalid else "",
     )
+
+
+def in_a_sentence(rows: Sequence[RunGroup]) -> str:
+    """A sentence of what the comparison showed: the best row, and whether the next is told apart from it."""
+    known = [row for row in rows if np.isfinite(row.figures["accuracy"].mean)]
+    if len(known) < 2:
+        return ""
+    first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)
+    one, other = first.figures["accuracy"], second.figures["accuracy"]
+    gap = f"{(one.mean - other.mean) * 100:.1f} points above {second.label}"
+    if one.half is None or other.half is None:
+        sure = "one seed each, so other seeds may turn it round"
+    else:
+        apart = one.mean - other.mean > one.half + other.half
+        sure = "more than" if apart else "not more than"
+        sure += " both 95% intervals over seeds together"
+    text = f"The highest accuracy is that of {first.label}: {percent(one.mean)}, {gap} ({sure})"
+    slow = [row for row in known if np.isfinite(row.figures["slow_accuracy"].mean)]
+    if len(slow) > 1:
+        best = max(slow, key=lambda row: row.figures["slow_accuracy"].mean)
+        theirs = percent(best.figures["slow_accuracy"].mean)
+        text += f". On the classes that only slow phones hold it is that of {best.label}: {theirs}"
+    return f"{text}."
 
 
 def _learning(rows: Sequence[RunGroup], lines: str, slow: Picture | None) -> list[str]:
@@ -386,7 +411,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 def _table(rows: Sequence[RunGroup]) -> str:
     scored = _scored(rows)
     learned = [">Accuracy", ">Slow classes"] if scored else []
-    head = ["Run", *learned, ">Loss", ">Trips", ">Versions", ">Staleness", ">max", ">Slow weight",
+    head = ["Run", *learned, ">Loss", ">Trips", ">Versions", ">Staleness", ">At most", ">Slow weight",
             *([">Trips to target", ">Seconds to target"] if scored else []), ">Fidelity"]  # fmt: skip
     cells = []
     for row in rows:
@@ -413,8 +438,8 @@ def _each(out: Path, runs: Sequence[Run]) -> str:
     for run in runs:
         path, meta = os.path.relpath(run.folder / "report.html", out), run.record.meta
         name = escape(f"{meta.strategy or run.folder.name}, seed {meta.seed}")
-        inside = not path.startswith("..") and (run.folder / "report.html").is_file()
-        link = f'<a href="{escape(path)}">{name}</a>' if inside else name
+        there = (run.folder / "report.html").is_file()
+        link = f'<a href="{escape(quote(path))}">{name}</a>' if there else name
         accuracy, loss = run.summary["accuracy"], run.summary["loss"]
         learned = f"loss {number(loss)}" if accuracy is None else percent(accuracy)
         figures = f"{learned}, {run.summary['client_trips']:,} trips"

@@ -6,12 +6,14 @@ Pictures have one palette by role, which the page's CSS fills in for light and d
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import matplotlib as mpl
 import numpy as np
@@ -24,6 +26,9 @@ from matplotlib.path import Path as Shape
 from numpy.typing import NDArray
 
 from edgefl.results.tables import number
+from edgefl.results.terms import glossary, hint
+
+Table = Sequence[Sequence[object]]
 
 CSS = resources.files("edgefl.results").joinpath("page.css").read_text(encoding="utf-8")
 
@@ -48,22 +53,26 @@ def page(
     sections: Mapping[str, Sequence[str]],
     footer: str,
     *,
+    lead: str = "",
     banner: str = "",
 ) -> str:
     """A whole HTML page: head, figures in ``headline``, and under each heading cards in two columns.
 
-    ``headline``, ``sections`` and ``banner`` are HTML (`stat`, `figure` and `card` make it). A heading
-    without cards is left out.
+    ``lead`` says in a sentence what was found. ``headline``, ``sections`` and ``banner`` are HTML (`stat`,
+    `figure` and `card` make it). A heading without cards is left out. The terms used are explained at the
+    end.
     """
     body = [
         _HEAD.format(title=escape(title), css=CSS),
         f'<header><p class="kicker">{escape(kicker)}</p><h1>{escape(title)}</h1>',
         f'<p class="sub">{escape(sub)}</p></header>',
         f'<section class="banner">{banner}</section>' if banner else "",
-        f'<section class="cards">{"".join(headline)}</section>',
+        f'<p class="lead">{escape(lead)}</p>' if lead else "",
+        f'<section class="cards">{cards}</section>' if (cards := "".join(headline)) else "",
     ]
     grids = ((escape(name), "".join(cards)) for name, cards in sections.items() if cards)
     body += [f'<h2>{name}</h2><div class="grid">{cards}</div>' for name, cards in grids]
+    body.append(glossary("".join(body)))
     body.append(f"<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n")
     return "\n".join(body)
 
@@ -72,14 +81,14 @@ def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
     """One headline card; ``tone`` is "", "good" or "bad". Words are set smaller than numbers."""
     word = "" if value[:1].isdigit() or value in ("–", "VALID", "INVALID") else " word"
     return (
-        f'<div class="card"><p class="stat">{escape(name)}</p>'
+        f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
         f'<p class="value {tone}{word}">{escape(value)}</p><p class="note">{escape(note)}</p></div>'
     )
 
 
 def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
     """A card around HTML that is already safe."""
-    name = f"<h3>{escape(title)}</h3>" if title else ""
+    name = f"<h3><span{hint(title)}>{escape(title)}</span></h3>" if title else ""
     about = f'<p class="about">{escape(about)}</p>' if about else ""
     return f'<section class="card{" wide" if wide else ""}">{name}{about}{inner}</section>'
 
@@ -90,7 +99,24 @@ def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothin
         return card(title, empty, "", wide=False)
     keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
     legend = f'<ul class="keys"><li>{"</li><li>".join(keys)}</li></ul>' if keys else ""
-    return card(title, about, f'{legend}<div class="picture">{picture.svg}</div>', wide=picture.wide)
+    drawn = f'{legend}<div class="picture">{picture.svg}</div>{_download(title, picture.data)}'
+    return card(title, about, drawn, wide=picture.wide)
+
+
+def _download(title: str, data: Table) -> str:
+    """A link to a picture's data as CSV, which lies in the link itself: nothing is fetched."""
+    if not data:
+        return ""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([[_exact(cell) for cell in row] for row in data])
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    content = quote(file.getvalue(), safe=" ,.:;()#/'")
+    link = f'href="data:text/csv;charset=utf-8,{escape(content)}" download="{name}.csv"'
+    return f'<p class="data"><a {link}>Data (CSV)</a></p>'
+
+
+def _exact(cell: object) -> object:
+    return f"{cell:.10g}" if isinstance(cell, float) else cell
 
 
 COLOURS = 8
@@ -117,11 +143,13 @@ _SETTINGS: Any = {
 
 
 class Picture(NamedTuple):
-    """An inline SVG and its legend: the role of each colour, and what it stands for."""
+    """An inline SVG, its legend (the role of each colour, and what it stands for), and its data."""
 
     svg: str
     keys: Sequence[tuple[str, str]] = ()
     wide: bool = False
+    data: Table = ()
+    """The rows drawn, the first of them the columns' names."""
 
 
 @contextlib.contextmanager
@@ -164,10 +192,11 @@ class Canvas:
         self.axes.xaxis.set_major_formatter(lambda value, _: number(value))
         self._tips: list[str] = []
 
-    def shares(self, top: float = 1.03) -> None:
-        """Make the y axis one of shares, in per cent."""
-        self.axes.set_ylim(0, top)
+    def shares(self, top: float = 1.03, low: float = 0.0) -> float:
+        """Make the y axis one of shares, in per cent; returns its lower end."""
+        self.axes.set_ylim(low, top - low * 0.03)
         self.axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.3g}%")
+        return low
 
     def tip(self, artist: Artist, text: str) -> None:
         """Show ``text`` while the pointer is over the artist."""
@@ -229,9 +258,13 @@ def curves_picture(
         (line,) = canvas.axes.plot(curve.x, curve.y, color=colour(curve.role), linewidth=2.0)
         best = f", {said(np.nanmax(curve.y))} at best" if share else ""
         canvas.tip(line, f"{curve.name}: {said(curve.y[-1])} at the end{best}")
-        canvas.axes.plot(curve.x[-1:], curve.y[-1:], "o", color=colour(curve.role), markersize=5)
+    farthest = max(float(x[-1]) for curve in curves for x in (curve.x, *(seed[0] for seed in curve.seeds)))
+    canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
+    canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
+    low = canvas.shares(low=_low_end(curves, farthest)) if share else 0.0
+    _end_dots(canvas, curves)
     last = [float(curve.y[-1]) for curve in curves]
-    close = len(last) == 2 and abs(last[0] - last[1]) < 0.07  # the labels would overlap
+    close = len(last) == 2 and abs(last[0] - last[1]) < 0.07 * (1 - low)  # the labels would overlap
     for curve, value in zip(curves, last, strict=True):
         if ends:
             up = (6.0 if value == max(last) else -6.0) if close else 0.0
@@ -239,13 +272,44 @@ def curves_picture(
                 said(value), (curve.x[-1], value), (6, up), textcoords="offset points", va="center",
                 annotation_clip=False, color=colour(curve.role), fontweight="bold",
             )  # fmt: skip
-    farthest = max(float(x[-1]) for curve in curves for x in (curve.x, *(seed[0] for seed in curve.seeds)))
-    canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
-    canvas.axes.set_xlabel("emulated seconds" if over == "at_s" else "client trips")
-    if share:
-        canvas.shares()
+    when = "emulated_s" if over == "at_s" else "client_trips"
     label = f"{what} over {'emulated time' if over == 'at_s' else 'client trips'}"
-    return Picture(canvas.svg(label), [(curve.role, curve.name) for curve in curves])
+    keys = [(curve.role, curve.name) for curve in curves]
+    return Picture(canvas.svg(label), keys, data=[("curve", when, what.lower()), *_points(curves)])
+
+
+def _points(curves: Sequence[Curve]) -> Iterator[tuple[object, ...]]:
+    """The points of each curve, and those of its seeds by their place."""
+    for curve in curves:
+        yield from ((curve.name, float(x), float(y)) for x, y in zip(curve.x, curve.y, strict=True))
+        for k, seed in enumerate(curve.seeds, 1):
+            yield from ((f"{curve.name}: run {k}", float(x), float(y)) for x, y in seed.T)
+
+
+EARLY = 0.1
+"""The first part of a picture's span, in which curves rise: it does not count where all are near the top."""
+
+
+def _low_end(curves: Sequence[Curve], farthest: float) -> float:
+    """The lower end of an axis of shares: 0, or a little below all curves where they soon stay above 70%."""
+    later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
+    lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
+    return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0
+
+
+def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
+    """A dot at the end of each curve; rings around it for those that end at almost the same place."""
+    across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
+    placed: list[tuple[float, float]] = []
+    for curve in curves:
+        x, y = float(curve.x[-1]) / across, float(curve.y[-1]) / up
+        under = sum(abs(x - a) < 0.02 and abs(y - b) < 0.03 for a, b in placed)
+        placed.append((x, y))
+        fill = colour(curve.role) if not under else "none"
+        canvas.axes.plot(
+            curve.x[-1:], curve.y[-1:], "o", color=colour(curve.role), markersize=5 + 4 * under,
+            markerfacecolor=fill, markeredgewidth=1.6 if under else 0, clip_on=False, zorder=4,
+        )  # fmt: skip
 
 
 def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: float, role: str) -> None:

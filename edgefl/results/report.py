@@ -35,12 +35,12 @@ PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Li
          "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
 
-def write_report(folder: str | Path) -> Path:
-    """Write the run's ``report.html``; returns its path."""
+def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the run's ``report.html``, or the same to the file ``out``; returns its path."""
     with Record(folder) as record:
         text = report(record)
     page.close_fonts()
-    return write_text(Path(folder) / FILE_NAME, text)
+    return write_text(Path(folder) / FILE_NAME if out is None else Path(out), text)
 
 
 def report(record: Record) -> str:
@@ -95,8 +95,35 @@ def report(record: Record) -> str:
         _headline(record, summary),
         sections,
         f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless they say wall.",
+        lead=in_a_sentence(record, summary),
         banner="" if fidelity["valid"] else banner,
     )
+
+
+def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
+    """A sentence of what the run showed: what was learned, in how much time, and how slow phones fared."""
+    trips, versions = many(summary["client_trips"], "client trip"), many(summary["versions"], "version")
+    spent = f"in {seconds(summary['emulated_s'])} of emulated time ({trips}, {versions})"
+    if summary["strategy"]:
+        spent = f"with {summary['strategy']} {spent}"
+    who = many(summary["clients"], "phone")
+    if summary["accuracy"] is not None:
+        text = f"{who} reached {percent(summary['accuracy'])} accuracy {spent}"
+        if summary["best_accuracy"] - summary["accuracy"] >= 0.01:
+            text += f", after {percent(summary['best_accuracy'])} at its best"
+    elif summary["loss"] is not None:
+        text = f"{who} reached a loss of {number(summary['loss'])} {spent}"
+    else:
+        text = f"{who} measured no model {spent}"
+    slow = summary["slow_phones"]
+    whose = " and ".join(slow["profiles"]) if len(slow["profiles"]) < 3 else "the slowest profiles"
+    if slow["accuracy"] is not None:
+        text += f"; on the classes that only {whose} hold, it is {percent(slow['accuracy'])}"
+    if slow["applied_weight"] is not None:
+        text += (
+            f"; each phone of {whose} had {number(slow['applied_weight'])} times its fair share of the weight"
+        )
+    return f"{text}."
 
 
 def _learning(record: Record) -> list[str]:
@@ -350,7 +377,11 @@ def draw_classes(record: Record) -> Picture | None:
     axes.set_xlabel("class")
     canvas.shares(1.09)
     keys = (("c1", "held by faster phones too"), ("c2", "held only by slow phones")) if only else ()
-    return Picture(canvas.svg("Accuracy by class"), keys)
+    data = [
+        (k, right, of, k in only) for k, (right, of) in enumerate(zip(last.correct, last.total, strict=True))
+    ]
+    columns = ("class", "right", "test_examples", "only_slow_phones")
+    return Picture(canvas.svg("Accuracy by class"), keys, data=[columns, *data])
 
 
 @house_style()
@@ -380,7 +411,10 @@ def draw_weights(record: Record) -> Picture | None:
     keys = [(role, name) for name, role in roles.items()][:COLOURS]
     if (rest := len(roles) - COLOURS) > 0:
         keys.append(("muted", f"{rest} slower profiles"))
-    return Picture(canvas.svg("Applied weight by client"), keys)
+    data = [(client, profile.get(client, ""), float(share[client])) for client in ranked]
+    return Picture(
+        canvas.svg("Applied weight by client"), keys, data=[("client", "profile", "weight"), *data]
+    )
 
 
 @house_style()
@@ -431,4 +465,11 @@ def draw_timeline(record: Record) -> Picture | None:
     keys = [("down", "download"), ("compute", "training"), ("up", "upload")]
     if spans["bad"]:
         keys.append(("bad", "lost or dropped"))
-    return Picture(canvas.svg("Timeline of client trips"), keys, wide=True)
+    client_of = {lane: client for client, lane in lane_of.items()}
+    said = {**dict(keys), "bad": "lost or dropped"}
+    data = [
+        (client_of[int(lane)], profile.get(client_of[int(lane)], ""), said[part], start, end)
+        for part, group in spans.items() for start, end, lane in group
+    ]  # fmt: skip
+    head = ("client", "profile", "part", "start_s", "end_s")
+    return Picture(canvas.svg("Timeline of client trips"), keys, wide=True, data=[head, *sorted(data)])

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.results.terms import hint
 from edgefl.terminal import printable
 
 
@@ -81,6 +82,7 @@ def html_table(
     def cell(tag: str, place: int, value: object) -> str:
         number = columns[place].startswith(">")
         kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
+        kind += hint(str(value)) if tag == "th" else ""
         return f"<{tag}{kind}>{escape(figure(value))}</{tag}>"
 
     head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
