@@ -6,6 +6,7 @@
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
 #   make docs       the documentation as pages, into build/docs
 #   make soak       the long proofs: thousands of trips, hundreds of processes
+#   make flower     the tests of edgefl.flower, in a .venv-flower of Flower's own versions
 #   make measure-device CC=aarch64-linux-gnu-gcc
 #                   the kit for devices without Python, into build (docs/measure.md)
 #   make clean      remove what was built and run here
@@ -13,13 +14,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+FLOWER := .venv-flower/bin
 STAMP  := $(VENV)/.edgefl-stamp
 NATIVE := $(wildcard kernels/*.*)
 MEASURE_DEVICE := build/measure-device
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench docs reproduce soak clean measure-device
+.PHONY: help demo test check bench docs reproduce soak flower clean measure-device
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,12 +69,20 @@ docs: $(STAMP)
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# Flower asks for rich below 15 and typer below 0.21, so it has no place beside what constraints.txt pins.
+flower:
+	test -x $(FLOWER)/python || $(PYTHON) -m venv .venv-flower
+	grep -vE '^(rich|typer)==' constraints.txt > .venv-flower/constraints.txt
+	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check -c .venv-flower/constraints.txt \
+	  -e '.[dev,flower]'
+	$(FLOWER)/python -m pytest -q tests/unit/test_flower_*.py tests/process/test_flower_*.py
+
 measure-device:
 	mkdir -p $(dir $(MEASURE_DEVICE))
 	$(CC) -std=c11 -O3 -ffast-math -fopenmp -Wall -Wextra $(CFLAGS) -static -s -o $(MEASURE_DEVICE) \
 	  kernels/device/measure.c
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info edgefl/*/*.so
+	rm -rf $(VENV) .venv-flower build dist runs *.egg-info edgefl/*/*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find edgefl tests -name __pycache__ -type d -exec rm -rf {} +

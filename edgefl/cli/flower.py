@@ -53,7 +53,7 @@ def flower(
     from edgefl.programs import ProgramOptions
 
     runtime.check(app)
-    phones = phones_of([], device or [], fleet, 1, network, [], None)
+    phones = phones_of([], device or [], fleet, None, network, [], None)
     options = ProgramOptions(
         time_scale=scale_of(time_scale), throttle=throttle, memory=memory, seed=seed, out=out
     )

@@ -105,7 +105,7 @@ def test_a_function_that_fails_costs_its_client_a_trip_and_at_the_start_the_run(
     (guide / "failing.py").write_text(FAILING)
     for name, made in (("virtual", virtual), ("wall", experiment)):
         training = Training(steps=2, function="failing:now_and_then")
-        result = edgefl.run(made(training=training, stop=Stop(trips=30)), guide / name)
+        result = edgefl.run(made(training=training, stop=Stop(trips=20)), guide / name)
         with result.record as record:
             incidents = sorted((row.client, row.kind, row.detail) for row in record.incidents if row.client)
             fates, reasons = (record.trips[name].tolist() for name in ("fate", "reason"))
