@@ -11,6 +11,7 @@
     doctor       doctor
     keys         keys
     lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
+    chaos        chaos
     paths        arguments that name files and folders
 
 Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 3 a run is done but
@@ -30,7 +31,7 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import doctor, flower, keys, lab, measure, predict, profiles, programs, run, sweep
+from edgefl.cli import chaos, doctor, flower, keys, lab, measure, predict, profiles, programs, run, sweep
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.terminal import printable, say
 
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, sweep, keys, predict, programs, flower, lab, profiles, measure, doctor):
+for commands in (run, sweep, keys, predict, programs, flower, lab, chaos, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

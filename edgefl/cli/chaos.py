@@ -1,0 +1,119 @@
+"""``edgefl chaos``: kill the processes of an experiment again and again, and see whether all is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.lab import Json
+from edgefl.cli.paths import named_folder
+from edgefl.cli.run import Interrupted
+from edgefl.errors import RunError
+from edgefl.terminal import say
+
+if TYPE_CHECKING:
+    from edgefl.lab.chaos import Findings
+
+
+def add(app: typer.Typer) -> None:
+    app.command()(chaos)
+
+
+def chaos(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
+    kills: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that are killed.")] = 20,
+    only: Annotated[
+        str | None, typer.Option(metavar="KINDS", help="Of these kinds only, such as server,client.")
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds to the next kill.")] = 1.0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
+    ] = None,
+    clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the instants and processes.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder; default runs/chaos-DATE-TIME.", parser=named_folder),
+    ] = None,
+    json: Json = None,
+) -> int:
+    """Kill -9 processes of an experiment at drawn instants, resume it until it is done, and judge it.
+
+    Exit code 1 and a line for each promise that was not held.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from edgefl import new_run_folder
+    from edgefl.files import write_text
+    from edgefl.lab.chaos import KINDS, Plan, disturb
+    from edgefl.results.tables import PlainConsole, show
+
+    plan = Plan(
+        file=file,
+        changes=tuple(set_ or ()),
+        clock=clock,
+        kills=kills,
+        seed=seed,
+        every_s=every,
+        only=frozenset(only.split(",") if only else KINDS),
+    )
+    folder = out or new_run_folder("chaos")
+    console = PlainConsole(stderr=True)
+    columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=kills)
+
+        def tell(findings: Findings, doing: str) -> None:
+            progress.update(task, completed=len(findings.kills), description=doing)
+
+        findings = disturb(plan, folder, tell)
+    show(_table(findings))
+    for line in _lines(findings):
+        say(line)
+    for violation in findings.violations:
+        say(f"VIOLATED: {violation}", err=True)
+    if json is not None:
+        import json as encoder
+
+        write_text(json, encoder.dumps({"file": str(file), "seed": seed, **findings.document()}, indent=1))
+    if findings.violations:
+        return 1
+    if findings.interrupted:
+        raise Interrupted("interrupted; what is said above was found until then")
+    if len(findings.kills) < kills:
+        why = "its runs are over too soon, or --only names what they do not have"
+        raise RunError(f"{file}: {len(findings.kills)} of {kills} kills were made: {why}")
+    return 0
+
+
+def _table(findings: Findings) -> Any:
+    from edgefl.lab.chaos import KINDS
+    from edgefl.results.tables import table
+
+    rows = []
+    for kind in (*KINDS, None):
+        count, found = findings.recovery(kind)
+        if count:
+            rows.append((kind or "all", count, *(found.get(key) for key in ("median_s", "p95_s", "worst_s"))))
+    return table(("killed", ">times", ">recovery median, s", ">p95", ">worst"), rows)
+
+
+def _lines(findings: Findings) -> list[str]:
+    from edgefl.results.tables import many
+
+    judged = [each for each in findings.rounds if each.judged]
+    trips, commands = (sum(getattr(each, name) for each in judged) for name in ("trips", "commands"))
+    held, of = sum(not each.violations for each in judged), f"{findings.clock} clock, {findings.transport}"
+    lines = [f"{of}: {many(len(judged), 'run')} by {many(commands, 'command')}, {many(trips, 'trip')}"]
+    bits = "with the bits of one that nobody disturbed"
+    told = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates on record once"
+    lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else told}")
+    if not findings.violations:
+        longest_s = max((each.outlived_s for each in findings.rounds), default=0.0)
+        lines.append(f"nothing left; no process outlived its supervisor by more than {longest_s:.1f} s")
+    if unjudged := len(findings.rounds) - len(judged):
+        lines.append(f"{many(unjudged, 'run')} not to the end, and not judged")
+    return lines

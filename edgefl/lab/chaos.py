@@ -1,0 +1,501 @@
+"""Chaos: an experiment whose processes are killed at drawn instants, resumed until it is done, and judged.
+
+A round is one run of the experiment, each with the next seed: killed and resumed until it is over, then held
+against what it must be (`edgefl.lab.outcome`). Rounds follow each other until all kills have been made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+
+from edgefl import config
+from edgefl.errors import ConfigError, unknown
+from edgefl.experiment import Experiment
+from edgefl.lab import outcome
+from edgefl.results.record import FILE_NAME
+from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.run import witness
+from edgefl.run.process import adopt_orphans
+from edgefl.seeds import stream
+
+KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "governor")
+"""Kinds of processes of a run."""
+PEERS = {"client", "worker", "evaluator"}
+"""Those whose death ends no command."""
+KEEPERS = {"supervisor", "zygote", "server"}
+"""Those of which any one may die under the wall clock with nothing lost; two at once, only in "disk"."""
+_MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
+EARLY_SHARE, EARLY_S = 0.25, 2.0
+"""Share of the kills that do not wait until the run has recovered from the one before; their mean seconds."""
+COMMITTED_S = 0.15
+"""Seconds after a kill in which versions from before it may still come onto the record."""
+PATIENCE_S = 120.0
+"""Seconds in which a run must make a version, and a command must end."""
+GONE_S = 20.0
+"""Seconds after a command's end in which every process of its run must have ended."""
+POLL_S = 0.02
+MOST_FAILURES = 5
+"""Ends of a command in a row, none by a kill, after which a round is given up."""
+MOST_MORE_DESCRIPTORS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The experiment in ``file`` and the kills of its processes."""
+
+    file: Path
+    changes: tuple[str, ...] = ()
+    """Keys that are changed, such as ``"strategy.name=fedavg"``."""
+    clock: str | None = None
+    kills: int = 20
+    seed: int = 0
+    """Names the draws of instants and processes."""
+    every_s: float = 1.0
+    """Mean seconds from a recovery, or from a kill, to the next kill."""
+    only: frozenset[str] = frozenset(KINDS)
+    """Kinds of processes that are killed."""
+
+    def __post_init__(self) -> None:
+        for kind in sorted(self.only - set(KINDS)):
+            raise ConfigError(f"--only: {unknown('process', kind, KINDS)}")
+
+
+class Kill(msgspec.Struct):
+    """One kill: of which process, in which round, and how long the run took to be ahead of it again."""
+
+    kind: str
+    round: int
+    at_s: float
+    recovery_s: float | None = None
+    """Until a version was on record that had never been before; None where the run was over without one."""
+
+
+class DisturbedRun(msgspec.Struct, kw_only=True):
+    """One run: killed, resumed, judged."""
+
+    seed: int
+    kills: int = 0
+    commands: int = 0
+    """Commands that it took: the run, and each time that it was resumed."""
+    wall_s: float = 0.0
+    versions: int = 0
+    trips: int = 0
+    acknowledged: int = 0
+    """Updates that the server acknowledged, by the clients' account (wall clock)."""
+    outlived_s: float = 0.0
+    """The longest that a process of the run outlived its supervisor."""
+    judged: bool = False
+    violations: list[str] = []
+
+
+@dataclass
+class Findings:
+    """All rounds and kills."""
+
+    clock: str
+    transport: str
+    rounds: list[DisturbedRun] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def violations(self) -> list[str]:
+        """One line for each promise that was not held."""
+        return [f"seed {each.seed}: {line}" for each in self.rounds for line in each.violations]
+
+    def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
+        """The number of kills, of one kind or all; median, 95th percentile and worst of their recoveries."""
+        kills = [kill for kill in self.kills if kind in (None, kill.kind)]
+        seconds = [kill.recovery_s for kill in kills if kill.recovery_s is not None]
+        if not seconds:
+            return len(kills), {}
+        found = np.quantile(seconds, (0.5, 0.95, 1.0)).tolist()
+        return len(kills), dict(zip(("median_s", "p95_s", "worst_s"), found, strict=True))
+
+    def document(self) -> dict[str, Any]:
+        """All of it as plain values, for a JSON file."""
+        kinds = {kind: self.recovery(kind) for kind in KINDS if any(kill.kind == kind for kill in self.kills)}
+        return {
+            "clock": self.clock,
+            "transport": self.transport,
+            "kills": len(self.kills),
+            "interrupted": self.interrupted,
+            "violations": self.violations,
+            "recovery": {kind: {"kills": count, **found} for kind, (count, found) in kinds.items()},
+            "rounds": msgspec.to_builtins(self.rounds),
+            "each_kill": msgspec.to_builtins(self.kills),
+        }
+
+
+Tell = Callable[[Findings, str], None]
+"""Told of the findings so far, often, and of what is being done."""
+
+
+def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
+    """Kill, resume and judge as the ``plan`` says, in the ``folder``, which is made.
+
+    A round that held is removed from the folder. Ctrl-C ends it with what was found. Raises `ConfigError`
+    where the experiment cannot be done.
+    """
+    experiment = config.load(plan.file, plan.changes, clock=plan.clock)
+    findings = Findings(experiment.clock.kind, experiment.server.transport)
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    adopt_orphans()
+    draw = stream(plan.seed, "chaos")
+    killer = _AtInstants(plan, draw, one_keeper=experiment.clock.kind == "wall")
+    try:
+        while killer.more and not _is_hopeless(findings):
+            _Disturbance(plan, experiment, folder, findings, killer, tell).run()
+    except KeyboardInterrupt:
+        findings.interrupted = True
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # where nothing is left to be looked at
+    return findings
+
+
+def _is_hopeless(findings: Findings) -> bool:
+    """Returns True if two rounds in a row passed without a kill: they are over too soon, or cannot go on."""
+    return len(findings.rounds) > 1 and not any(each.kills for each in findings.rounds[-2:])
+
+
+class _Stopwatch:
+    """Seconds in which this process ran: a pause of the whole machine is none of the run's."""
+
+    def __init__(self) -> None:
+        self.now_s, self._looked = 0.0, time.monotonic()
+
+    def look(self) -> float:
+        now = time.monotonic()
+        self.now_s += min(now - self._looked, 1.0)
+        self._looked = now
+        return self.now_s
+
+
+class Command:
+    """One ``edgefl run`` or ``edgefl resume``, in a session of its own."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with open(log, "wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "edgefl", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+
+    def family(self) -> dict[psutil.Process, str]:
+        """Every living process of the run, orphans too, with its kind; empty for a user's own."""
+        found = {}
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError, psutil.Error):
+                if os.getsid(pid) == self.process.pid:
+                    process = psutil.Process(pid)
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found[process] = self._kind(process)
+        return found
+
+    def _kind(self, process: psutil.Process) -> str:
+        if process.pid == self.process.pid:
+            return "supervisor"
+        if (name := process.name()).startswith("edgefl-"):  # cut off at 15 characters
+            label = name.split("-")[1]
+            return next((kind for kind in KINDS if kind.startswith(label)), "")
+        return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
+
+    def said(self) -> list[str]:
+        """The lines that it printed."""
+        return self._log.read_text(errors="replace").splitlines()
+
+    def collect(self) -> list[psutil.Process]:
+        """The processes that have outlived the command; those that fell to this one and ended are reaped."""
+        alive = list(self.family())
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if child.status() == psutil.STATUS_ZOMBIE and child.pid != self.process.pid:
+                    os.waitpid(child.pid, os.WNOHANG)
+        return alive
+
+    def end(self) -> None:
+        """Ctrl-C, and what does not heed it is killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGINT)
+                self.process.wait(GONE_S)
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+        psutil.wait_procs(self.collect(), timeout=1.0)
+
+
+class _AtInstants:
+    """Kills any process at drawn instants: mostly when the run has recovered from the kill before."""
+
+    def __init__(self, plan: Plan, draw: np.random.Generator, *, one_keeper: bool) -> None:
+        self._plan, self._draw, self._left, self._one_keeper = plan, draw, plan.kills, one_keeper
+        self._next()
+
+    def _next(self) -> None:
+        self._early = self._draw.random() < EARLY_SHARE
+        mean_s = max(EARLY_S, self._plan.every_s) if self._early else self._plan.every_s
+        self._gap_s = self._draw.exponential(mean_s)
+        self._from_s: float | None = None
+
+    @property
+    def more(self) -> bool:
+        return self._left > 0
+
+    def turn(self, command: Command, now_s: float, waiting: set[str], *, steady: bool) -> str:
+        """Kill a process if it is time; returns its kind, empty for none."""
+        if self._from_s is None and (steady or self._early):
+            self._from_s = now_s
+        if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
+            return ""
+        spared = KEEPERS - waiting if self._one_keeper and waiting & KEEPERS else set()
+        wanted = self._plan.only - spared
+        family = [(process, kind) for process, kind in command.family().items() if kind in wanted]
+        if not family or command.process.poll() is not None:
+            return ""
+        process, kind = family[self._draw.integers(len(family))]
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            return ""
+        self._left -= 1
+        self._next()
+        return kind
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+
+class _Disturbance:
+    """One round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        experiment: Experiment,
+        folder: Path,
+        findings: Findings,
+        killer: _AtInstants,
+        tell: Tell,
+    ) -> None:
+        self._plan, self._findings, self._killer, self._tell = plan, findings, killer, tell
+        self._virtual = experiment.clock.kind == "virtual"
+        self._number = len(findings.rounds)
+        self._round = DisturbedRun(seed=experiment.seed + self._number)
+        self._folder = folder / f"seed-{self._round.seed}"
+        self._run, self._calm = self._folder / "killed", self._folder / "undisturbed"
+        self._witness, self._temporary = self._folder / "witness", self._folder / "tmp"
+        self._watch = _Stopwatch()
+        self._highest = 0
+        self._waiting: list[Kill] = []
+        """Kills from which the run has not recovered."""
+        self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
+        """The kind of a process, and its open files at the first recovery and at the last."""
+
+    def run(self) -> None:
+        self._findings.rounds.append(self._round)
+        self._temporary.mkdir(parents=True)
+        if self._virtual and not self._make_calm():
+            return
+        failures = 0
+        while failures < MOST_FAILURES:
+            kills = self._round.kills
+            if self._command_ends_run():
+                self._judge()
+                break
+            failures = 0 if self._round.kills > kills else failures + 1
+        else:
+            self._violated(f"{MOST_FAILURES} times in a row it could not go on, though nothing was killed")
+        if not self._round.violations:
+            shutil.rmtree(self._folder)
+
+    def _make_calm(self) -> bool:
+        command = self._start("run", self._calm, {})
+        try:
+            while command.process.poll() is None:
+                self._tell(self._findings, f"seed {self._round.seed}: undisturbed")
+                time.sleep(POLL_S)
+            if command.process.returncode == 0:
+                return True
+        finally:
+            command.end()
+        last = (command.said() or [""])[-1]
+        if command.process.returncode == 2 and not self._number:
+            raise ConfigError(last.removeprefix("edgefl: "))
+        self._violated(f"undisturbed it ended with exit code {command.process.returncode}: {last}")
+        return False
+
+    def _start(self, what: str, folder: Path, disturbance: Mapping[str, str]) -> Command:
+        """Start a run in the folder, or resume the one that is in it."""
+        arguments = [what, str(folder), "--accept-invalid", "--quiet"]
+        if what == "run":
+            changes = [word for change in self._plan.changes for word in ("--set", change)]
+            clock = ["--clock", self._plan.clock] if self._plan.clock else []
+            seed = ["--seed", str(self._round.seed)]
+            to = ["--out", str(folder)]
+            arguments = [what, str(self._plan.file), *changes, *clock, *seed, *to, *arguments[2:]]
+        environment = {witness.VARIABLE: str(self._witness), "TMPDIR": str(self._temporary), **disturbance}
+        return Command(arguments, environment, self._folder / "said.txt")
+
+    def _command_ends_run(self) -> bool:
+        """Start or resume the run and kill until the command ends; returns True if the run is over."""
+        what = "resume" if (self._run / EXPERIMENT_FILE).exists() else "run"
+        command = self._start(what, self._run, self._killer.environment())
+        self._round.commands += 1
+        killed: Counter[str] = Counter()
+        last_s = self._watch.look()
+        try:
+            ended = False
+            while not ended:
+                ended = command.process.poll() is not None
+                now_s = self._watch.look()
+                if self._advanced(now_s, command):
+                    last_s = now_s
+                if now_s - last_s > PATIENCE_S:
+                    self._violated(
+                        f"no version for {PATIENCE_S:g} s after {_in_words(killed) or 'its start'}"
+                    )
+                    return False
+                waiting = {kill.kind for kill in self._waiting}
+                steady = self._highest > 0 and not waiting
+                if kind := self._killer.turn(command, now_s, waiting, steady=steady):
+                    killed[kind] += 1
+                    self._note(Kill(kind, self._number, now_s))
+                self._tell(self._findings, f"seed {self._round.seed}: version {self._highest}")
+                time.sleep(0.0 if ended else POLL_S)
+            self._wait_until_gone(command)
+        finally:
+            command.end()
+        return self._look_at_end(command, what, killed)
+
+    def _note(self, kill: Kill) -> None:
+        self._findings.kills.append(kill)
+        self._waiting.append(kill)
+        self._round.kills += 1
+
+    def _advanced(self, now_s: float, command: Command) -> bool:
+        """Look at the record: returns True if there is a version that there had never been."""
+        version = _versions_made(self._run)
+        if version <= self._highest:
+            return False
+        self._highest = version
+        if self._waiting:
+            self._count_descriptors(command)
+        for kill in list(self._waiting):
+            if kill.kind in PEERS or now_s - kill.at_s > COMMITTED_S:
+                kill.recovery_s = now_s - kill.at_s
+                self._waiting.remove(kill)
+        return True
+
+    def _count_descriptors(self, command: Command) -> None:
+        for process, kind in command.family().items():
+            if kind in ("supervisor", "zygote"):
+                with contextlib.suppress(psutil.Error):
+                    number = process.num_fds()
+                    _, first, _ = self._descriptors.get(process, (kind, number, number))
+                    self._descriptors[process] = kind, first, number
+
+    def _wait_until_gone(self, command: Command) -> None:
+        ended_s = self._watch.look()
+        while alive := command.collect():
+            outlived_s = self._watch.look() - ended_s
+            if outlived_s > GONE_S:
+                names = ", ".join(sorted(_name(process) for process in alive))
+                self._violated(f"left behind {GONE_S:g} s after the supervisor's end: {names}")
+                break
+            self._round.outlived_s = max(self._round.outlived_s, outlived_s)
+            time.sleep(POLL_S)
+        for kind, first, last in self._descriptors.values():
+            if last - first > MOST_MORE_DESCRIPTORS:
+                self._violated(f"the {kind} held {last} open files, {first} at first")
+        self._descriptors.clear()
+        left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
+        if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
+            self._violated(f"left behind: {', '.join(sorted(left))}")
+
+    def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
+        """Returns True if the run is over. A command may end before where it was killed, and in one line."""
+        code, said = command.process.returncode, command.said()
+        last = said[-1] if said else f"exit code {code}"
+        if any("Traceback" in line for line in said):
+            self._violated(f"a traceback of {what} after {_in_words(killed) or 'nothing'}: {last}")
+        if code == 0 or outcome.over(self._run):
+            return True
+        if code == 2:
+            self._violated(f"{what} after {_in_words(killed) or 'nothing'}: {last}")
+        elif not set(killed) - PEERS:
+            self._violated(f"{what} ended, with {_in_words(killed) or 'nothing'} killed: {last}")
+        return False
+
+    def _judge(self) -> None:
+        self._tell(self._findings, f"seed {self._round.seed}: judging")
+        self._round.wall_s = self._watch.look()
+        self._round.versions, self._round.trips = outcome.counts(self._run)
+        for line in self._problems():
+            self._violated(line)
+        self._round.judged = True
+
+    def _problems(self) -> Iterator[str]:
+        problems = list(outcome.unreadable(self._run))
+        yield from problems
+        if problems:
+            return
+        if self._virtual:
+            yield from outcome.differences(self._calm, self._run)
+        else:
+            self._witness.touch()
+            self._round.acknowledged = len(witness.read(self._witness))
+            code = self._plan.file.absolute().parent
+            yield from outcome.broken_promises(self._run, self._witness, code)
+
+    def _violated(self, line: str) -> None:
+        self._round.violations.append(f"{line} ({self._folder})")
+
+
+def _versions_made(folder: Path) -> int:
+    """The newest version on record, −1 while there is none that can be read."""
+    address = f"{(folder / FILE_NAME).resolve().as_uri()}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.0)) as db:
+            return int(db.execute("SELECT COALESCE(MAX(version), 0) FROM versions").fetchone()[0])
+    except sqlite3.Error:
+        return -1
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return f"{process.name()} ({process.pid}, {process.status()})"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _in_words(killed: Counter[str]) -> str:
+    """The processes that a command lost.
+
+    >>> _in_words(Counter(["client", "client", "server"]))
+    '2 × client, server'
+    """
+    return ", ".join(kind if count == 1 else f"{count} × {kind}" for kind, count in sorted(killed.items()))

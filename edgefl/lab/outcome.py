@@ -1,0 +1,138 @@
+"""The outcome of a disturbed run, held against an undisturbed run's, or against its clients' own account.
+
+Under the virtual clock every figure must be the undisturbed run's. Under the wall clock the clients say what
+was acknowledged (`edgefl.run.witness`), and that must stand in the record, once; what the server made of it
+is made again from the journal (`edgefl.run.verify`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import ConfigError, EdgeflError
+from edgefl.parameters import checkpoint
+from edgefl.results.record import FATES, Record
+from edgefl.results.run_folder import CHECKPOINTS, RESULTS, Result, missing_results
+from edgefl.run import witness
+from edgefl.run.verify import verify
+
+TRIP = (
+    "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
+    "steps", "examples", "loss", "checksum_sent", "trip_declared_s",
+)  # fmt: skip
+"""Columns of a trip that are computed, not measured, under the virtual clock."""
+VERSION = ("at_s", "updates", "weight_sum")
+MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
+
+
+def counts(folder: Path) -> tuple[int, int]:
+    """Versions and trips on record, without an error where there is none."""
+    try:
+        with Record(folder) as record:
+            return int(record.versions["version"].max(initial=0)), len(record.trips["task"])
+    except ConfigError:
+        return 0, 0
+
+
+def over(folder: Path) -> bool:
+    """Returns True if the run in ``folder`` is done, and its results are written."""
+    with contextlib.suppress(ConfigError), Record(folder) as record:
+        return record.meta.status == "done" and not missing_results(folder)
+    return False
+
+
+def unreadable(folder: Path) -> Iterator[str]:
+    """Says which of a finished run's files cannot be read."""
+    try:
+        with Record(folder) as record:
+            if record.meta.status != "done":
+                yield f"the record says that the run is {record.meta.status}"
+            if strange := set(record.trips["fate"].tolist()) - {"", *FATES}:
+                yield f"trips on record with unknown fates: {', '.join(sorted(map(str, strange)))}"
+            events = sum(1 for _ in record.events())
+        checkpoint.latest(folder / CHECKPOINTS, journal_seq=events)
+        Result(folder).model()
+    except ConfigError as error:
+        yield str(error)
+    yield from (f"{name} is missing" for name in RESULTS if not (folder / name).is_file())
+
+
+def differences(calm: Path, disturbed: Path) -> Iterator[str]:
+    """Says in which figures a disturbed run under the virtual clock is not the ``calm`` one."""
+    expected, found = _figures(calm), _figures(disturbed)
+    for kind, there in expected.items():
+        here = found[kind]
+        other = [key for key in sorted({*there, *here}) if here.get(key) != there.get(key)]
+        if other:
+            first = _first_difference(other[0], here.get(other[0]), there.get(other[0]))
+            yield f"{len(other)} of {len(there)} {kind} differ from the undisturbed run's, the first: {first}"
+
+
+Figures = Mapping[str, Mapping[int, Mapping[str, str]]]
+
+
+def _figures(folder: Path) -> Figures:
+    with Record(folder) as record:
+        trips = _rows(TRIP, record.trips, record.trips["task"].tolist())
+        versions = _rows(VERSION, record.versions, record.versions["version"].tolist())
+        measured = {
+            row.version: {name: str(getattr(row, name)) for name in MEASURED} for row in record.evaluations
+        }
+        meta = record.meta
+    model = {name: tensor.tobytes().hex() for name, tensor in Result(folder).model().items()}
+    figures = {"model_sha256": meta.model_sha256, "emulated_s": str(meta.emulated_s)}
+    ended = {task: row for task, row in trips.items() if row["fate"]}
+    return {
+        "trips": ended,
+        "versions": versions,
+        "measurements": measured,
+        "runs": {0: figures},
+        "final models": {0: model},
+    }
+
+
+def _rows(names: Iterable[str], columns: Any, keys: list[int]) -> dict[int, dict[str, str]]:
+    values = {name: map(str, columns[name].tolist()) for name in names}
+    return {key: {name: next(value) for name, value in values.items()} for key in keys}
+
+
+def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[str, str] | None) -> str:
+    if here is None or there is None:
+        return f"{key} is only in the {'undisturbed' if here is None else 'disturbed'} one"
+    name = next(name for name in there if here.get(name) != there[name])
+    return f"{key} has {name} {here.get(name, 'none')[:40]}, undisturbed {there[name][:40]}"
+
+
+def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
+    """Says which acknowledged updates of a wall-clock run are not on record as they were sent, once.
+
+    And whether the model is another than its journal makes. ``account`` is the clients' own
+    (`edgefl.run.witness`), ``code`` the folder of the user's modules.
+    """
+    problems = witness.problems(account, folder)
+    with Record(folder) as record:
+        names = ("task", "fate", "reason", "arrived_s", "uses")
+        columns = [record.trips[name].tolist() for name in names]
+        rows = {task: row for task, *row in zip(*columns, strict=True)}
+        summed = Counter(task for _, tasks, _ in record.sums() for task in set(tasks.tolist()))
+    for each in witness.read(account):
+        fate, reason, arrived_s, _ = rows.get(each.task, ("", "", 0.0, 0))
+        if fate == "lost" or (not fate and arrived_s != arrived_s):
+            problems.append(f"{each} is on record as {fate or 'not arrived'}")
+        elif fate == "dropped" and not reason:
+            problems.append(f"{each} was dropped without a reason")
+    for task, row in rows.items():
+        if row[-1] != summed[task]:
+            problems.append(
+                f"task {task} is on record as summed {row[-1]} times, and was {summed[task]} times"
+            )
+    if problems:
+        yield f"{problems[0]}{f', and {len(problems) - 1} more' if len(problems) > 1 else ''}"
+    try:
+        verify(folder, code=code)
+    except EdgeflError as error:
+        yield f"made again from its journal: {error}"

@@ -1,0 +1,97 @@
+"""edgefl chaos: what holds through kills is said to, and what a broken build loses or adds is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl import Checkpoint, Evaluation, Experiment, Model, Stop, Training
+from edgefl.cli import main
+from edgefl.lab import outcome
+
+from .runs import Command, virtual
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)
+TINY: dict[str, Any] = {
+    "model": Model(args={"hidden": [4]}),
+    "training": Training(steps=1, batch_size=8),
+    "checkpoint": Checkpoint(every_s=0.1),
+    "evaluation": Evaluation(every_versions=500),
+    "strategy": {"name": "fedbuff", "buffer_size": 2, "momentum": 0.5},
+}
+
+
+def chaos(
+    wanted: Experiment, folder: Path, *arguments: str, mutant: str = ""
+) -> tuple[int, str, dict[str, Any]]:
+    """The exit code of ``edgefl chaos``, what it says on stderr, and its figures."""
+    file = Command.write(wanted, folder)
+    figures = folder.with_suffix(".json")
+    environment = {"EDGEFL_TEST_MUTANT": mutant, "PYTHONPATH": f"{ROOT / 'tests' / 'mutants'}:{ROOT}"}
+    command = Command(
+        "chaos", str(file), "--out", str(folder), "--json", str(figures), *arguments,
+        environment=environment if mutant else None,
+    )  # fmt: skip
+    _, err = command.process.communicate(timeout=500)
+    assert "Traceback" not in err, err
+    return command.process.returncode, err, json.loads(figures.read_text())
+
+
+def test_a_virtual_run_keeps_its_bits(tmp_path: Path) -> None:
+    wanted = virtual(2, **TINY, stop=Stop(trips=4000))
+    code, err, found = chaos(
+        wanted, tmp_path / "c", "--kills", "8", "--every", "0.1", "--only", "worker,server"
+    )
+    assert (code, err, found["violations"]) == (0, "", [])
+    assert found["kills"] == 8
+    assert all(each["judged"] for each in found["rounds"])
+    assert not (tmp_path / "c").exists()  # nothing to look at
+
+
+def sql(folder: Path, statement: str) -> None:
+    with sqlite3.connect(folder / "record.sqlite") as db:
+        assert db.execute(statement).rowcount == 1
+    db.close()
+
+
+def test_the_first_figure_that_differs_is_named(finished: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(finished, other)
+    assert list(outcome.differences(finished, other)) == list(outcome.unreadable(other)) == []
+    assert outcome.over(other)
+    sql(other, "UPDATE trips SET staleness = staleness + 1 WHERE task = 6")
+    sql(other, "DELETE FROM versions WHERE version = 12")
+    assert [line.split("the first: ")[1] for line in outcome.differences(finished, other)] == [
+        "6 has staleness 3, undisturbed 2",
+        "12 is only in the undisturbed one",
+    ]
+    sql(other, "UPDATE meta SET value = '\"running\"' WHERE key = 'status'")
+    (other / "report.html").unlink()
+    assert list(outcome.unreadable(other)) == [
+        "the record says that the run is running",
+        "report.html is missing",
+    ]
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chaos", str(tmp_path / "none.toml")]) == 2
+    file = Command.write(virtual(), tmp_path / "e")
+    assert main(["chaos", str(file), "--only", "server,kernel"]) == 2
+    assert "--only: process 'kernel' not found" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ["skips-held", "sums-twice"])
+def test_a_broken_build_is_found(mutant: str, tmp_path: Path) -> None:
+    wanted = virtual(2, **TINY, stop=Stop(trips=3000))
+    code, err, _ = chaos(wanted, tmp_path / "c", "--kills", "5", "--only", "server", mutant=mutant)
+    assert code == 1
+    assert "VIOLATED: " in err
