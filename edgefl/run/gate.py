@@ -40,8 +40,8 @@ class Refusal(NamedTuple):
 
 MOST_IDLE = 1000
 """Messages of a peer between two looks at the peers that ask for nothing to be done: more are a flood."""
-MOST_REPEATS = 8
-"""A peer with a task that says its last word so often again has not heard of it."""
+MOST_REPEATS = 2
+"""A client with a task that says its last word so often again has not heard of it: once may have crossed."""
 Checked = messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Refusal
 
 
@@ -118,9 +118,14 @@ class Gate:
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
         """It said this before: nothing to do, unless it does so although it was given a task."""
         peer.repeats += 1
-        leases = self._aggregator.leases.values()
-        if peer.repeats > MOST_REPEATS and any(self._holds(peer, lease) for lease in leases):
-            return (Refusal("hang", "does not hear of its task"),)
+        order = peer.order
+        lease = None if order is None else self._lease_of(peer, order.task)
+        if order is not None and lease is not None and peer.repeats > MOST_REPEATS:
+            if self._buffer.entry_version[order.entry] == order.version:
+                self.send(peer, order, self.transport.model_frames(order.entry))
+            elif self.transport.carries_updates:  # else it has fetched the model, and so has heard
+                self._ended(peer, lease, order.task)
+                return (GivenBack(lease.client, order.task, "failed", "its client has not heard of it"),)
         return self._beat(peer)
 
     def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
@@ -188,10 +193,8 @@ class Gate:
 
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:
         lease = self._aggregator.leases.get(task)
-        return lease if lease is not None and self._holds(peer, lease) else None
-
-    def _holds(self, peer: Peer, lease: Lease) -> bool:
-        return peer.role != control.EVALUATOR and lease.holder == peer.number
+        computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
+        return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
         """Send a message; true if the socket took it. A peer that takes none is refused by `receive`."""
@@ -202,7 +205,8 @@ class Gate:
             return False
         except Unreachable:
             return False
-        peer.repeats = 0
+        if isinstance(message, messages.Task):
+            peer.order, peer.repeats = message, 0
         return True
 
     def goodbye(self, *roles: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from edgefl.experiment import Experiment
 from edgefl.processes import usable_cores
 from edgefl.results.store import Store
-from edgefl.run import control
+from edgefl.run import control, messages
 from edgefl.run.channel import Channel
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.connection import ServerSocket
@@ -45,8 +45,9 @@ class Peer:
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
     """Its last tasks that have ended: what it says of them comes late, or twice."""
+    order: messages.Task | None = None
+    """The last task that it was sent, and ``repeats``, how often it said its last word again since then."""
     repeats: int = 0
-    """Messages that said nothing new since it was sent something."""
     idle: int = 0
     """Messages that asked for nothing to be done, since the last look at the peers."""
 

@@ -230,7 +230,11 @@ def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -
         assert wired.received() == expected
 
 
-def test_who_was_given_a_task_and_still_says_its_last_word_has_not_heard_of_it(parts: Parts) -> None:
+@pytest.mark.parametrize("over", ["shm", "wire"])
+def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
+    parts: Parts, wired: Parts, over: str
+) -> None:
+    parts = wired if over == "wire" else parts
     peer = parts.peer(CLIENT, 1, ready=False)
     for _ in range(MOST_REPEATS + 2):  # ready, and nobody has a task for it yet
         parts.say(peer, ready(peer))
@@ -238,11 +242,21 @@ def test_who_was_given_a_task_and_still_says_its_last_word_has_not_heard_of_it(p
     task, lease = parts.lease(client=1, holder=1)
     order = messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None)
     parts.gate.send(peer, order)
-    for _ in range(MOST_REPEATS):
+    assert parts.socket.told(peer) == [order]
+    for _ in range(2):
+        for _ in range(MOST_REPEATS):
+            parts.say(peer, ready(peer))
+        assert parts.received() == parts.socket.told(peer) == []  # these may have crossed with it
         parts.say(peer, ready(peer))
-    assert parts.received() == []  # these may have crossed with it
-    parts.say(peer, ready(peer))
-    assert parts.received() == [(peer, Refusal("hang", "does not hear of its task"))]
+        assert parts.received() == []
+        assert parts.socket.told(peer) == [order]
+    parts.buffer.retire(lease.entry)
+    for _ in range(MOST_REPEATS + 1):
+        parts.say(peer, ready(peer))
+    back = GivenBack(1, task, "failed", "its client has not heard of it")
+    assert parts.received() == ([(peer, back)] if over == "wire" else [])
+    parts.say(peer, done(task, lease, 5))  # it had heard, and is late
+    assert parts.received() == [] or over == "shm"
 
 
 @pytest.mark.parametrize("what", ["beats", "ready", "gone", "done", "parts"])

@@ -1,0 +1,329 @@
+"""A server's and its clients' real parts around a transport that drops, repeats, delays and reorders.
+
+Real are gate, roster, timeline, engine, core, aggregator, parameter buffer and record, and each client's
+`Connection`; sockets are queues, time is a number, and training is an update that is known beforehand.
+
+    PYTHONPATH=. python tests/unit/faulty_run.py [--messages 1000000] [--transport wire] [--seed 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+from engine_world import CountingStore
+from run_parts import SIZE, Hand, Parts, done, experiment
+
+from edgefl import kernels
+from edgefl.core.events import Sum
+from edgefl.experiment import Server, Stop
+from edgefl.parameters.buffer import SlotState
+from edgefl.run import connection, control, messages
+from edgefl.run.clock import Alarms
+from edgefl.run.connection import Cancelled, Connection, Frame
+from edgefl.run.engine import Engine
+from edgefl.run.gate import Refusal
+from edgefl.run.peers import Roster
+from edgefl.run.slots import Lease
+from edgefl.run.timeline import Happening
+from edgefl.run.wall import WallTimeline
+
+CLIENTS = 12
+HEARTBEAT_S = 6.0
+TICK_S = 0.25
+STALL_S = 600.0
+"""Emulated seconds without a new version that are a stall."""
+FAULT = 0.2
+"""The share of messages that are dropped, repeated, held back by a little and held back by much, each."""
+
+
+class Broken(AssertionError):
+    """An update was counted twice, written into another's slot, or nothing moves any more."""
+
+
+class Network:
+    """Messages under way; each is dropped, repeated, delayed or overtaken by chance."""
+
+    def __init__(self, seed: int, hand: Hand) -> None:
+        self._draw, self._hand = random.Random(seed), hand
+        self._order = itertools.count()
+        self._heap: list[tuple[float, int, bytes | None, Any]] = []
+        self.sent = 0
+        self.faults: Counter[str] = Counter()
+
+    def send(self, to: bytes | None, what: object) -> None:
+        """Send something to the peer of this name, or to the server."""
+        draw, at_s = self._draw.random, self._hand.at
+        self.sent += 1
+        if draw() < FAULT:
+            self.faults["dropped"] += 1
+            return
+        copies = 1 + (draw() < FAULT)
+        self.faults["repeated"] += copies - 1
+        for _ in range(copies):
+            late_s = 0.0
+            if draw() < FAULT:
+                self.faults["delayed"] += 1
+                late_s = HEARTBEAT_S * draw()
+            elif draw() < FAULT:
+                self.faults["overtaken"] += 1
+                late_s = 2 * TICK_S * draw()
+            heapq.heappush(self._heap, (at_s + late_s, next(self._order), to, what))
+
+    def arrived(self) -> Iterator[tuple[bytes | None, Any]]:
+        while self._heap and self._heap[0][0] <= self._hand.at:
+            _, _, to, what = heapq.heappop(self._heap)
+            yield to, what
+
+
+class Line:
+    """A peer's end of the network, in the place of its socket."""
+
+    network: Network
+    lines: dict[bytes, Line]
+
+    def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
+        self._name = name
+        self.inbox: list[Sequence[Frame]] = []
+        self.lines[name] = self
+
+    def watch(self, fd: int) -> None: ...
+
+    def wait(self, timeout_ms: int) -> bool:
+        return False
+
+    def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
+        return self.inbox.pop(0) if self.inbox else None
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        self.network.send(None, (self._name, [bytes(frame) for frame in frames]))
+
+
+@dataclass
+class Client:
+    """One client's process: the real connection, and training that is a wait."""
+
+    spec: control.Spawn
+    connection: Connection
+    task: messages.Task | None = None
+    whole_s: float = 0.0
+
+
+class FaultyRun(Parts):
+    """A run whose messages go over a `Network`."""
+
+    def __init__(self, folder: Path, *, transport: str = "shm", seed: int = 1) -> None:
+        super().__init__(folder, clients=CLIENTS, transport=transport, stop=Stop(versions=10**9))
+        self.transport, self._draw = transport, random.Random(f"clients {seed}")
+        self.store.close()
+        (folder / "counted").mkdir()
+        self.store = CountingStore(folder / "counted")
+        wanted = msgspec.structs.replace(
+            experiment(join_spread_s=0.0), server=Server(heartbeat_s=HEARTBEAT_S, transport=transport)
+        )
+        self.network = Network(seed, self.hand)
+        self.socket.send = self.network.send  # type: ignore[method-assign]
+        self.alarms = Alarms(self.hand)
+        self.orders: list[Any] = []
+        channel: Any = SimpleNamespace(send=self.orders.append)
+        self.roster = Roster(self.peers, wanted, self.store, self.clock, self.alarms, channel)
+        parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
+        self.timeline = WallTimeline(wanted, self.clock, *parts)
+        self.engine = Engine(
+            self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
+        )
+        self.clients: dict[bytes, Client] = {}
+        self.values: dict[int, float] = {}
+        """What each task's update consists of."""
+        self.model = 0.0
+        """The sum of what was applied, reckoned apart from the run."""
+        self.said: set[int] = set()
+        """Tasks whose client said that their update is whole."""
+        self.arrivals: set[int] = set()
+        self.moved_s = self.hand.at
+        self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
+
+    def _watched_sum(self, action: Sum, entry: int) -> Any:
+        result = self._sum(action, entry)
+        if not result.bad:
+            self.moved_s = self.hand.at
+            pairs = zip(action.tasks, action.weights, strict=True)
+            self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
+        return result
+
+    def begin(self) -> None:
+        self.timeline.expect()
+        self.clock.start()
+        self.timeline.start()
+        self.alarms.every(self.roster.look_every_s, lambda: self.roster.find_silent(0.0))
+        for number in range(CLIENTS):
+            self._spawn(number, 0)
+
+    def _spawn(self, number: int, epoch: int) -> None:
+        name = control.routing_id(control.CLIENT, number, epoch)
+        password = control.password(self.socket.secret, name)
+        spec = control.Spawn(control.CLIENT, number, epoch, "", password, 0, 1.0)
+        client = self.clients[name] = Client(spec, Connection(spec, HEARTBEAT_S, -1))
+        client.connection.say(messages.Ready(number, epoch, control.CLIENT, password))
+
+    def turn(self) -> None:
+        """A tick of everybody."""
+        self.hand.at += TICK_S
+        for to, what in self.network.arrived():
+            if to is None:
+                self.socket.incoming.append(what)
+            elif to in self.clients:
+                Line.lines[to].inbox.append(what)
+        for peer, message in self.gate.receive():
+            match message:
+                case Refusal(kind=kind, detail=detail):
+                    self.roster.expel(peer, kind, detail)
+                case messages.Ready():
+                    self._take(self.timeline.ready(peer))
+                case messages.Assessed():
+                    raise Broken("nobody measures here")
+                case _:
+                    self._take(self.timeline.heard(message))
+        self.engine.retry_sum()
+        self._take(self.timeline.due())
+        self.alarms.run_due()
+        self.timeline.flush()
+        orders, self.orders[:] = list(self.orders), []
+        for order in orders:
+            if isinstance(order, control.Replace):
+                self._spawn(order.peer, order.epoch)
+                continue
+            name = control.routing_id(order.role, order.peer, order.epoch)
+            del self.clients[name], Line.lines[name]  # killed: from now on it writes nowhere
+            departure = self.roster.departed(control.Departed(order.role, order.peer, order.epoch, "killed"))
+            assert departure is not None
+            self._take(self.timeline.departed(departure[0], "killed", given_up=departure[1]))
+        for client in self.clients.values():
+            self._act(client)
+        if self.hand.at - self.moved_s > STALL_S:
+            raise Broken(f"no version for {STALL_S:g} s: {len(self.core.idle)} of {CLIENTS} clients are idle")
+
+    def _take(self, happenings: Iterator[Happening]) -> None:
+        for happening in happenings:
+            if hasattr(happening, "done"):
+                task = happening.done.task
+                if task in self.arrivals:
+                    raise Broken(f"task {task} arrives twice")
+                self.arrivals.add(task)
+            self.engine.take(happening)
+
+    def _act(self, client: Client) -> None:
+        connection, task = client.connection, client.task
+        connection.beat()
+        if task is None:
+            if (got := connection.take()) is None or not isinstance(got[0], messages.Task):
+                return
+            client.task = got[0]
+            connection.task = got[0].task
+            self.buffer.fetched[got[0].slot] = 1
+            client.whole_s = self.hand.at + 5.0 * self._draw.random()
+            return
+        try:
+            connection.check()
+        except Cancelled:
+            connection.give_back(task, "cancelled")
+        else:
+            if self.hand.at < client.whole_s:
+                return
+            self._deliver(connection, task)
+        client.task = connection.task = None
+
+    def _deliver(self, connection: Connection, task: messages.Task) -> None:
+        value = self.values[task.task] = float(task.task % 8 + 1)
+        update = np.full(SIZE, value, dtype=np.float32)
+        lease = Lease(task.slot, task.entry, task.client, task.version)
+        if self.transport == "shm":
+            if (self.buffer.task[task.slot], self.buffer.state[task.slot]) != (task.task, SlotState.LEASED):
+                raise Broken(f"task {task.task} writes into a slot that is not its own, or is whole")
+            self.buffer.slot(task.slot)[:] = update
+            checksum = kernels.checksum(self.buffer.slot(task.slot))
+            self.buffer.written(task.slot, task=task.task, checksum=checksum)
+        else:
+            checksum, body = kernels.checksum(update), update.tobytes()
+            for start in (0, len(body) // 2):
+                chunk = messages.Chunk(task.task, task.slot, start)
+                connection.send([messages.encode(chunk), body[start : start + len(body) // 2]])
+        self.said.add(task.task)
+        connection.say(done(task.task, lease, checksum))
+
+    def check(self) -> Counter[str]:
+        """Each task has ended once, or its client has it; returns how they ended."""
+        assert isinstance(self.store, CountingStore)
+        if twice := {task: ends for task, ends in self.store.ends.items() if len(ends) > 1}:
+            raise Broken(f"ended twice: {twice}")
+        open_ = {
+            task for task in self.said if task not in self.store.ends and task not in self.aggregator.leases
+        }
+        if open_:
+            raise Broken(f"said to be whole and forgotten: {open_}")
+        model = self.buffer.model(self.buffer.latest[1])
+        if not np.allclose(model, self.model, rtol=1e-3):
+            raise Broken(f"the model is {model[0]:g}, the updates that were applied make {self.model:g}")
+        return Counter(ends[0] for ends in self.store.ends.values())
+
+
+@contextmanager
+def faulty_run(folder: Path, *, transport: str = "shm", seed: int = 1) -> Iterator[FaultyRun]:
+    """A run over such a network; its clients' sockets and time are the run's."""
+    before = connection.PeerSocket, connection.time
+    made = FaultyRun(folder, transport=transport, seed=seed)
+    Line.network, Line.lines = made.network, {}
+    clock: Any = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))
+    connection.PeerSocket, connection.time = Line, clock  # type: ignore[misc, assignment]
+    try:
+        made.begin()
+        yield made
+    finally:
+        connection.PeerSocket, connection.time = before  # type: ignore[misc]
+        made.close()
+
+
+def campaign(folder: Path, messages: int, transport: str, seed: int) -> str:
+    """Send so many messages; returns what came of them in a line. `Broken` if it is not what is promised."""
+    began = time.monotonic()
+    with faulty_run(folder, transport=transport, seed=seed) as run:
+        for turn in itertools.count():
+            if run.network.sent >= messages:
+                break
+            run.turn()
+            if turn % 1000 == 0:
+                run.store.commit()
+        ends, faults = run.check(), run.network.faults
+        versions, expelled = run.core.version, dict(run.roster.incidents)
+    return (
+        f"{transport}: {run.network.sent} messages, {dict(faults)}; {versions} versions, "
+        f"{len(run.said)} updates said to be whole, ends {dict(ends)}, none twice; incidents {expelled}; "
+        f"{time.monotonic() - began:.1f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Messages over a transport that loses, repeats and delays.")
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--transport", choices=["shm", "wire"], default="wire")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(campaign(Path(folder), given.messages, given.transport, given.seed))
+
+
+if __name__ == "__main__":
+    main()
