@@ -189,6 +189,7 @@ class Gate:
     def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
+        peer.deaths_in_a_row = 0
         return (answer,)
 
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:

@@ -165,8 +165,10 @@ def test_only_the_evaluator_measures(parts: Parts) -> None:
     parts.say(parts.peer(CLIENT, 0), answer)
     assert refused(parts) == "client 0 is no evaluator"
     evaluator = parts.peer(EVALUATOR, 0)
+    evaluator.deaths_in_a_row = 3
     parts.say(evaluator, answer)
     assert parts.received() == [(evaluator, answer)]
+    assert evaluator.deaths_in_a_row == 0  # it is one that works
 
 
 def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired: Parts) -> None:
