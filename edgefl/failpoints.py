@@ -14,10 +14,18 @@ third. Off unless the variable is set, and read once, so that a run does not pay
 | `memory`  | allocates more than its device has                                      |
 | `leave`   | gives the task back                                                     |
 
-``"torn:0:7"`` kills a process when it passes the named place for the eighth time:
+``"torn:0:7"`` kills the server when it passes the named place for the eighth time, ``"torn:1:7"`` the one
+that was started in its place:
 
 | name      | the server is killed                                                    |
 |-----------|-------------------------------------------------------------------------|
+| `commit`  | before events and rows are committed                                    |
+| `committed` | when they are, before anyone is told                                    |
+| `sum`     | before a sum                                                            |
+| `summed`  | when a version is made, before it is published                          |
+| `published` | when it is published, before that is journaled                        |
+| `payload` | when a part of an update is written to the log                          |
+| `synced`  | when the log is on the disk, before its events are                      |
 | `event`   | after an event of the virtual clock's agenda                            |
 | `torn`    | when it has written a part of a checkpoint                              |
 | `unnamed` | when a checkpoint is whole, before it has its name                      |
@@ -35,10 +43,11 @@ from collections import Counter
 
 from edgefl.errors import ConfigError
 
-NAMES = (
-    "die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave",
+OF_SERVER = (
+    "commit", "committed", "sum", "summed", "published", "payload", "synced",
     "event", "torn", "unnamed", "renamed", "named",
 )  # fmt: skip
+NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER)
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
@@ -74,11 +83,13 @@ def hit(name: str, client: int, trip: int) -> bool:
 
 
 _passed: Counter[str] = Counter()
+restarts = 0
+"""The servers of this run before this process."""
 
 
 def pass_by(name: str) -> None:
     """A place without a client: the process ends here if a test asked for that."""
     if _points:
-        if (name, 0, _passed[name]) in _points:
+        if (name, restarts, _passed[name]) in _points:
             os.kill(os.getpid(), signal.SIGKILL)
         _passed[name] += 1

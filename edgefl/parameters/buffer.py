@@ -5,7 +5,7 @@
     slot headers   64 bytes each: whose update lies there, from which version, its checksum, its state
     ring           entries of one model and the server optimiser's state vectors, float32[D] each
     slots          one update each, in the run's `edgefl.parameters.update_format`
-    sides          which of a client's two kept blocks is the one to go on from
+    sides          which of a client's two kept blocks is the one to go on from, and since which task
     kept           two blocks a client of what it keeps from trip to trip: its strategy's vectors, and what
                    rounding left where updates are rounded with error feedback
 
@@ -22,6 +22,7 @@ import errno
 import mmap
 import os
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -276,13 +277,26 @@ class ParameterBuffer:
 
         ``new`` is where its next trip writes what it leaves, which counts from `accepted` on.
         """
-        place = 2 * client + (self.side[client] ^ new)
+        place = 2 * client + (self.side[client] & 1 ^ new)
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
-    def accepted(self, client: int) -> None:
+    def accepted(self, client: int, task: int) -> None:
         """The client's update arrived: its next one starts from what this one left."""
-        if self.shape.clients:
-            self.side[client] ^= 1
+        if self.shape.clients:  # side and task are one word: a kill leaves the one with the other
+            self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
+
+    def take_back(self, tasks: Container[int]) -> None:
+        """Undo what was `accepted` for these tasks, which have not arrived after all."""
+        for client, word in enumerate(self.side):
+            if word >> 1 and (word >> 1) - 1 in tasks:
+                self.side[client] = word & 1 ^ 1
+
+    def clear(self) -> None:
+        """Empty every entry, slot and kept block. Only once nobody else uses them."""
+        self._entries[:, 0] = self._latest_version[0] = self._latest_entry[0] = -1
+        for slot in range(self.shape.slots):
+            self.free(slot)
+        self.memory[self.shape.offsets[2] :] = 0
 
 
 def blocks(size: int, vectors: int = 0) -> list[slice]:

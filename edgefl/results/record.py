@@ -320,9 +320,14 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
 
 
-def read_events(db: sqlite3.Connection) -> Iterator[tuple[int, Event]]:
-    """The events with their numbers, in order."""
-    for seq, event in db.execute("SELECT seq, event FROM journal ORDER BY seq"):
+def read_events(
+    db: sqlite3.Connection, after: int = 0, until: int | None = None
+) -> Iterator[tuple[int, Event]]:
+    """The events behind number ``after``, to ``until``, with their numbers, in order."""
+    ends = (after, 2**63 - 1 if until is None else until)
+    for seq, event in db.execute(
+        "SELECT seq, event FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq", ends
+    ):
         yield seq, event_decoder.decode(event)
 
 

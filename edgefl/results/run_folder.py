@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +33,8 @@ RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 
 
 @contextlib.contextmanager
-def new(folder: Path, experiment: str) -> Iterator[None]:
-    """Make ``folder``, write the ``experiment`` into it, and hold it.
+def new(folder: Path, experiment: str) -> Iterator[int]:
+    """Make ``folder``, write the ``experiment`` into it, and hold it; gives the lock's descriptor.
 
     If what follows fails before there is a checkpoint, nothing is left: the same command works again.
     Raises `ConfigError` if the folder is not empty or cannot be made.
@@ -54,7 +55,7 @@ def new(folder: Path, experiment: str) -> Iterator[None]:
         os.write(file, experiment.encode())
         os.fsync(file)
         flush_folder(folder)
-        yield
+        yield file
     except BaseException:
         if not resumable(folder):
             with contextlib.suppress(OSError):
@@ -99,15 +100,18 @@ def restore_experiment(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the ``folder`` of a run. Raises `ConfigError` if another process does, or there is no run."""
+def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
+    """Hold the ``folder`` of a run; gives the lock's descriptor.
+
+    Raises `ConfigError` if another process holds it for longer than ``patience_s``, or there is no run.
+    """
     try:
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR)
     except OSError as error:
         raise ConfigError(f"{folder / EXPERIMENT_FILE}: cannot be written: {error.strerror}") from None
     try:
-        _lock(file, folder)
-        yield
+        _lock(file, folder, patience_s)
+        yield file
     finally:
         os.close(file)
 
@@ -178,13 +182,20 @@ def clear(folder: Path) -> None:
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 
 
-def _lock(file: int, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"{folder}: another edgefl process runs it; wait for its end or stop it") from None
-    except OSError:
-        pass  # a file system without locks
+def _lock(file: int, folder: Path, patience_s: float = 0.0) -> None:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                way_on = "wait for its end or stop it"
+                raise ConfigError(f"{folder}: another edgefl process runs it; {way_on}") from None
+            time.sleep(0.05)  # a lock that is waited for has no time-out
+            continue
+        except OSError:
+            pass  # a file system without locks
+        return
 
 
 class Result:

@@ -57,15 +57,15 @@ class Channel(Generic[R]):
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: Any, *, fd: int | None = None) -> None:
-        """Send a message, and with it a descriptor. Raises `Closed` if nobody is there to read it.
+    def send(self, message: Any, *fds: int) -> None:
+        """Send a message, and with it descriptors. Raises `Closed` if nobody is there to read it.
 
         Waits while the other end is behind, and takes in what it says meanwhile: two ends that both have more
         to say than a socket holds (some 280 small messages) would else wait for each other for good.
         """
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
-        rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         while data:
             try:
                 data = data[self._socket.sendmsg([data], rights, socket.MSG_DONTWAIT) :]
@@ -79,10 +79,10 @@ class Channel(Generic[R]):
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise Closed from error
 
-    def tell(self, message: Any, *, fd: int | None = None) -> None:
+    def tell(self, message: Any, *fds: int) -> None:
         """Send a message; that nobody is there to read it is for `receive` to notice."""
         with contextlib.suppress(Closed):
-            self.send(message, fd=fd)
+            self.send(message, *fds)
 
     @property
     def has_room(self) -> bool:
@@ -124,7 +124,7 @@ class Channel(Generic[R]):
         return self._decoder.decode(message)
 
     def descriptor(self) -> int:
-        """Returns the descriptor that came with the message received last."""
+        """Returns the next of the descriptors that came with the message received last."""
         return self._descriptors.pop(0)
 
     def close(self) -> None:

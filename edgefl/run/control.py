@@ -94,7 +94,13 @@ class Spawn(_OfPeer, frozen=True, tag="spawn"):
     time_scale: float
 
 
-ToZygote = Prepare | Adopt | Spawn | Expel
+class Clear(msgspec.Struct, frozen=True, tag="clear"):
+    """End every client, worker and evaluator: their server is gone."""
+
+    restarts: int
+
+
+ToZygote = Prepare | Adopt | Spawn | Expel | Clear
 
 # ---- zygote → supervisor -----------------------------------------------------------------------
 
@@ -128,7 +134,13 @@ class Spawned(_OfPeer, frozen=True, tag="spawned"):
     pid: int
 
 
-FromZygote = Prepared | Adopted | Spawned | Departed | Refused
+class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
+    """They have ended; the answer to `Clear`."""
+
+    restarts: int
+
+
+FromZygote = Prepared | Adopted | Spawned | Departed | Cleared | Refused
 
 # ---- supervisor → server -----------------------------------------------------------------------
 
@@ -145,6 +157,10 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     load: float
     workers: int
     resume: bool
+    restarts: int = 0
+    """Servers of this run before this one, which were killed."""
+    recover: bool = False
+    """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):

@@ -7,8 +7,8 @@ given to a `Timeline`, versions to be measured to an `EvaluationQueue`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from edgefl.devices.plan import End
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
+from edgefl.run.durability import WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
@@ -106,10 +107,15 @@ class Engine:
     _dynamics: Dynamics | None = None
     restored: Iterable[int] = ()
     """The updates of before an interruption: their trips are on record already."""
+    running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
+    """Tasks that were running then, and when they were given out."""
+    ahead: WriteAhead | None = None
+    """Secures what has happened before clients hear of it, where they do."""
 
     def __post_init__(self) -> None:
-        timeline, self._clock, self._restored = self.timeline, self.timeline.clock, frozenset(self.restored)
-        self._open: dict[int, _OpenTrip] = {}  # by task: trips that are not on record yet
+        timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
+        # By task: trips that are not on record yet.
+        self._open = {task: _OpenTrip(*given) for task, given in self.running.items()}
         self._assessing: dict[int, tuple[float, int]] = {}
         """Versions at the evaluator: when each was published, and the client trips until then."""
         shape = self.aggregator.buffer.shape
@@ -132,14 +138,29 @@ class Engine:
         event = self._arrived(*happening)
         actions = self._decide(event)
         if self._keeps and taken(event.task, actions):
-            self.aggregator.buffer.accepted(event.client)
+            self.aggregator.buffer.accepted(event.client, event.task)
+        if self.ahead is not None:
+            self._put_on_record(event.task)
+            self.ahead.arrived(
+                event.task, self.aggregator.leases[event.task], held=taken(event.task, actions)
+            )
         self.carry_out(actions)
+
+    def secure(self) -> None:
+        """Commit what has happened; with it, what is kept for that."""
+        if self.ahead is not None:
+            self.ahead.secure()
+        else:
+            self.store.commit()
 
     def carry_out(self, actions: list[Action]) -> None:
         """Do what the core says, or had said before an interruption."""
         for action in actions:  # a sum's own actions come behind those that are waiting
             if type(action) is Sum:
                 entry = self.aggregator.free_entry()
+                if entry is None and self.ahead is not None:
+                    self.ahead.secure()
+                    entry = self.aggregator.free_entry()
                 if entry is None:
                     self.aggregator.deferred = action
                 else:
@@ -218,7 +239,14 @@ class Engine:
         self._watch.to(before)
         return actions
 
+    def _put_on_record(self, task: int) -> None:
+        """Put the trip of an update that has arrived on record, while what the client said of it is there."""
+        self.store.trip(self._open.pop(task).row(self._size_bytes))
+        self._on_record.add(task)
+
     def _train(self, action: Train) -> None:
+        if self.ahead is not None and self.aggregator.full:
+            self.ahead.secure()
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
         self.timeline.give(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
@@ -247,7 +275,8 @@ class Engine:
             trip = self._open.pop(task, None)
             if trip is not None:
                 self.store.trip(trip.row(self._size_bytes, seen))
-            elif task in self._restored:
+            elif task in self._on_record:
+                self._on_record.remove(task)
                 self.store.checksum_seen(task, seen)
         for task in result.bad:
             kind = "checksum" if task in result.altered else "non-finite"
@@ -271,6 +300,7 @@ class Engine:
         trip = self._open.pop(action.task, None)
         if trip is not None:
             self.store.trip(trip.row(self._size_bytes))
+        self._on_record.discard(action.task)
         self.store.released(action.task, action.fate, action.reason)
         self.aggregator.release(action.task)
 

@@ -76,7 +76,7 @@ class ForkServer:
         """Like `start_process`, with the environment that this process had when the fork server began."""
         ours, theirs = pair()
         with theirs:
-            self._channel.tell(Fork(module, arguments), fd=theirs.fileno())
+            self._channel.tell(Fork(module, arguments), theirs.fileno())
         try:
             return ForkedChild(self._expect(Forked).pid, self), Channel(ours, incoming)
         except BaseException:

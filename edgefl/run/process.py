@@ -105,6 +105,18 @@ def outlive_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
+def die_soon_after_parent() -> None:
+    """Die some seconds after the parent at the latest, and not with it: the caller watches its channel.
+
+    The system calls the C library's ``alarm`` as the signal's handler, with the signal's number for seconds:
+    ten. So whatever this process is at, and in whatever language, it ends.
+    """
+    if (libc := _libc) is not None:
+        libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        libc.signal(signal.SIGUSR1, ctypes.cast(libc.alarm, ctypes.c_void_p))
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """Make processes that this process's children leave behind its own children, where the system can."""
     if _libc is not None:

@@ -1,24 +1,27 @@
-"""Stopping and carrying on: a checkpoint of the run's state, and the state from a checkpoint.
+"""Stopping and carrying on: a checkpoint of the run's state, the state from one, or from what a kill left.
 
 Replaying the journal through a fresh core says what was under way; a checkpoint holds the numbers that belong
-to it, under the virtual clock also of work in flight. So a resumed run goes on with the same bits.
+to it, under the virtual clock also of work in flight. So a resumed run goes on with the same bits. `restore`
+does that. `recover` takes the numbers from the parameter buffer of a server that was killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from edgefl.core import Core
-from edgefl.core.events import Arrived, Evaluate, Evaluated, Left, Release, Train
+from edgefl.core.events import Action, Arrived, Evaluate, Evaluated, Event, Left, Release, Sum, Summed, Train
 from edgefl.devices.dynamics import Dynamics
-from edgefl.errors import ConfigError
-from edgefl.parameters import checkpoint
+from edgefl.errors import ConfigError, SlotError
+from edgefl.parameters import checkpoint, update_log
 from edgefl.parameters.checkpoint import Layout, SavedState
+from edgefl.parameters.update_log import Logged
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
-from edgefl.run.engine import Engine
+from edgefl.run.engine import Engine, taken
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import OF_TRAINING, Ahead, Answer, Restored
 
@@ -53,36 +56,84 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
         layout,
         final=final,
     )
+    if engine.ahead is not None:
+        engine.ahead.saved(store.seq)
 
 
-def restore(
-    folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
-) -> Restored:
-    """Rewind the record to the last checkpoint, replay it through fresh parts, and refill the buffer."""
-    last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
-    store.truncate(last.journal_seq)
-    tasks: dict[int, tuple[Train, float]] = {}
-    assessing: dict[int, tuple[float, int]] = {}
-    deaths: dict[int, list[float]] = {}
-    for _, event in store.replay():
+class _Replay:
+    """The journal through a fresh core and the clients' conditions: what is under way."""
+
+    def __init__(self, core: Core, dynamics: Dynamics | None) -> None:
+        self._core, self._dynamics = core, dynamics
+        self._tasks: dict[int, tuple[Train, float]] = {}
+        self._deaths: dict[int, list[float]] = {}
+        self._assessing: dict[int, tuple[float, int]] = {}
+
+    def take(self, event: Event) -> list[Action]:
+        """The core's answer to the next event."""
+        core = self._core
         actions = core.handle(event)
         match event:
             case Evaluated(version=version):
-                assessing.pop(version, None)
+                self._assessing.pop(version, None)
             case Arrived(client=client):
-                deaths.pop(client, None)
+                self._deaths.pop(client, None)
             case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(OF_TRAINING):
-                deaths.setdefault(client, []).append(at_s)
+                self._deaths.setdefault(client, []).append(at_s)
         for action in actions:
             match action:
                 case Train(task=task):
-                    tasks[task] = action, core.now_s
+                    self._tasks[task] = action, core.now_s
                 case Release(task=task):
-                    tasks.pop(task, None)
+                    self._tasks.pop(task, None)
                 case Evaluate(version=version):
-                    assessing[version] = core.now_s, core.trips
-        if dynamics is not None:
-            dynamics.observe(event, actions, core.now_s)
+                    self._assessing[version] = core.now_s, core.trips
+        if self._dynamics is not None:
+            self._dynamics.observe(event, actions, core.now_s)
+        return actions
+
+    def state(self, last: SavedState, entries: dict[int, int], answers: Iterable[Answer] = ()) -> Restored:
+        """What a run goes on from; ``entries`` are the versions in the ring."""
+        return Restored(
+            checkpoint=last,
+            emulated_s=max(last.emulated_s, self._core.now_s),
+            tasks={task: self._tasks[task] for task in sorted(self._core.tasks)},
+            # A version that is not there any more had been passed over for a newer one.
+            assessing={version: asked for version, asked in self._assessing.items() if version in entries},
+            entries=entries,
+            answers={answer.task: answer for answer in answers},
+            deaths=self._deaths,
+        )
+
+
+def restore(
+    folder: Path,
+    core: Core,
+    aggregator: Aggregator,
+    store: Store,
+    dynamics: Dynamics | None = None,
+    *,
+    durable: bool = False,
+) -> Restored:
+    """Rewind the record to the last checkpoint, replay it through fresh parts, and refill the buffer.
+
+    Of a ``durable`` run what is on the disk beyond the checkpoint is done again instead of being rewound.
+    """
+    last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
+    replay, reached = _Replay(core, dynamics), last.journal_seq
+    for _, event in store.replay(until=reached):
+        replay.take(event)
+    entries = _refill(folder, last, core, aggregator)
+    if durable:
+        log, beyond = update_log.read(folder / CHECKPOINTS), store.replay(after=reached)
+        reached = _roll_forward(replay, core, aggregator, log, beyond) or reached
+        entries = _versions(aggregator)
+    store.truncate(reached)
+    return replay.state(last, entries, _answers.decode(last.answers) if last.answers else ())
+
+
+def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) -> dict[int, int]:
+    """Put a checkpoint's numbers into the buffer; returns the ring entry of each of its versions."""
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
@@ -107,8 +158,82 @@ def restore(
             raise ConfigError(f"the checkpoint in {folder} lacks the update of task {held.task}")
         update = last.held[held.task]
         aggregator.restore(task=held.task, client=held.client, version=held.base_version, update=update)
-    answers = {answer.task: answer for answer in _answers.decode(last.answers)} if last.answers else {}
-    running = {task: tasks[task] for task in sorted(core.tasks)}
-    # A version that is not there any more had been passed over for a newer one.
-    measurable = {version: asked for version, asked in assessing.items() if version in entries}
-    return Restored(last, running, measurable, entries, answers, deaths)
+    aggregator.settle()
+    return entries
+
+
+def _versions(aggregator: Aggregator) -> dict[int, int]:
+    """The versions in the ring, and their entries."""
+    return {version: entry for entry, version in enumerate(aggregator.buffer.entry_version) if version >= 0}
+
+
+def _roll_forward(
+    replay: _Replay,
+    core: Core,
+    aggregator: Aggregator,
+    log: Mapping[int, Logged],
+    events: Iterable[tuple[int, Event]],
+) -> int:
+    """Do again what happened beyond a checkpoint, with the updates in the log, as far as they are there.
+
+    Returns the number of the last event; 0 for none.
+    """
+    buffer, reached = aggregator.buffer, 0
+    order = next((action for action in core.pending() if isinstance(action, Sum)), None)
+    for seq, event in events:
+        if isinstance(event, Arrived) and event.task not in log:
+            break  # a power cut tore the log here: nobody was told of anything from here on
+        if isinstance(event, Summed) and not event.bad and order is not None:
+            entry = aggregator.free_entry()
+            assert entry is not None, "nobody else reads this ring"
+            if aggregator.sum(order, entry).bad:
+                raise ConfigError(f"version {event.version} cannot be made again: the log is not of this run")
+        actions = replay.take(event)
+        if isinstance(event, Arrived) and taken(event.task, actions):
+            logged = log[event.task]
+            lease = aggregator.restore(
+                task=event.task, client=event.client, version=event.base_version, update=logged.update
+            )
+            buffer.checksum[lease.slot] = logged.checksum
+            if buffer.shape.clients:
+                buffer.kept(event.client, new=True)[:] = logged.kept
+                buffer.accepted(event.client, event.task)
+        for action in actions:
+            if isinstance(action, Sum):
+                order = action
+            elif isinstance(action, Release):
+                aggregator.release(action.task)
+        aggregator.settle()
+        reached = seq
+    return reached
+
+
+def recover(
+    folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
+) -> Restored:
+    """Go on from the buffer of a server that was killed, and from all that it had committed.
+
+    The buffer may be ahead of the record, never behind: what it is ahead by nobody was told, and is undone.
+    Raises `ConfigError` where they do not belong together.
+    """
+    last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
+    replay, unended = _Replay(core, dynamics), store.unended()
+    for _, event in store.replay():
+        _end(store, unended, replay.take(event))
+    buffer, entries = aggregator.buffer, _versions(aggregator)
+    for version in [version for version in entries if version > core.version]:
+        buffer.retire(entries.pop(version))
+    try:
+        buffer.publish(core.version, entries[core.version])
+        buffer.take_back(core.tasks)
+        aggregator.take_over(core.held)
+    except (KeyError, SlotError) as error:
+        raise ConfigError(f"the parameter buffer is not that of the record in {folder}: {error}") from None
+    return replay.state(last, entries)
+
+
+def _end(store: Store, unended: Collection[int], actions: list[Action]) -> None:
+    """Put ends of trips on record that were decided when the server was killed, and not written yet."""
+    for action in actions:
+        if isinstance(action, Release) and action.task in unended:
+            store.released(action.task, action.fate, action.reason)

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
 from edgefl.run import control, messages, resume
-from edgefl.run.channel import Channel
+from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
@@ -64,16 +64,19 @@ class ServerLoop:
             self._take(self._timeline.restore(restored, self._engine.order))
         self._timeline.expect()
         self._peers.expect(control.EVALUATOR, 0)
-        socket = self._gate.socket
-        self._channel.send(control.Listening(socket.root, socket.secret, os.getpid()))
         self._gate.socket.watch(self._channel.fileno())
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
         self._alarms.every(self._roster.look_every_s, self._find_silent)
         self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
-        # Until it is stopped, and the last evaluation is in (or nobody waits for it).
-        while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
-            self._turn()
+        try:
+            socket = self._gate.socket
+            self._channel.send(control.Listening(socket.root, socket.secret, os.getpid()))
+            # Until it is stopped, and the last evaluation is in (or nobody waits for it).
+            while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
+                self._turn()
+        except Closed:  # the supervisor was killed: what was acknowledged goes into a last checkpoint
+            self._interrupted, self._stopped = True, self._stopped or "interrupted"
         self._conclude()
 
     def _turn(self) -> None:
@@ -113,7 +116,7 @@ class ServerLoop:
         if self._started or self._roster.returning + self._peers.unready:
             return
         self._started = True
-        if not self._plan.resume:
+        if not self._plan.resume or self._experiment.server.durability == "disk":
             self._checkpoint()  # whatever happens from now on, the run can be resumed
         self._clock.start()
         if self._core.stopped is not None:  # it was over but for its last evaluation
@@ -130,7 +133,7 @@ class ServerLoop:
 
     def _commit(self) -> None:
         before = self._watch.to("record")
-        self._store.commit()
+        self._engine.secure()
         self._watch.to(before)
 
     def _stop(self, reason: str) -> None:
@@ -140,6 +143,7 @@ class ServerLoop:
         """
         self._stopped = reason
         self._flush()
+        self._engine.secure()
         self._gate.goodbye(*CLIENTS)
 
     def _heard(self, peer: Peer, message: Checked) -> None:
@@ -192,7 +196,7 @@ class ServerLoop:
         before = self._watch.to("report")
         connected = sum(peer.ready for peer in self._peers.of(*CLIENTS)) if not self._started else None
         incidents = sum(self._roster.incidents.values())
-        self._channel.send(self._gauge.progress(self._core, self._clock, connected, incidents))
+        self._channel.tell(self._gauge.progress(self._core, self._clock, connected, incidents))
         self._watch.to(before)
 
     def _checkpoint(self, *, final: bool = False) -> None:
@@ -230,4 +234,4 @@ class ServerLoop:
             self._store.cost(stage, ns / 1e9, watch.calls[stage])
         self._store.sync()
         self._report()
-        self._channel.send(control.Finished(reason, interrupted))
+        self._channel.tell(control.Finished(reason, interrupted))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from edgefl import config, kernels
+from edgefl import config, failpoints, kernels
 from edgefl.core import Core
-from edgefl.devices.dynamics import dynamics_of
+from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import Trips, device_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, FolderError, RunError, damaged
@@ -27,22 +27,25 @@ from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.parameters.update_log import UpdateLog
 from edgefl.results import run_folder
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
+from edgefl.results.tables import many
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
+from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers, Roster
-from edgefl.run.process import allow_open_files, become_child
+from edgefl.run.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
-from edgefl.run.timeline import Timeline
+from edgefl.run.timeline import Restored, Timeline
 from edgefl.run.transport import SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
@@ -56,12 +59,14 @@ SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensor
 
 def main(channel_fd: int, parent_pid: int) -> int:
     become_child(parent_pid, "edgefl-server")
+    die_soon_after_parent()
     set_time_slice()
     allow_open_files()
     channel: Channel[control.ToServer] = Channel.inherit(channel_fd, control.ToServer)
     try:
         plan = channel.receive()
         assert isinstance(plan, control.Serve)
+        failpoints.restarts = plan.restarts
         return _serve(channel, plan)
     except Closed:
         return 1
@@ -86,14 +91,18 @@ def build(
     examples = [known.examples for known in prepared.clients]
     trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes)
     dynamics = dynamics_of(experiment, clients, trips)
-    restored, emulated_s, wall_s = None, 0.0, 0.0
-    if plan.resume:
-        restored = resume.restore(Path(plan.run_dir), core, aggregator, store, dynamics)
-        emulated_s, wall_s = restored.checkpoint.emulated_s, restored.checkpoint.wall_s
+    emulated_s = wall_s = 0.0
+    restored = _restored(plan, core, aggregator, store, dynamics)
+    if restored is not None:
+        last, emulated_s = restored.checkpoint, restored.emulated_s
+        wall_s = last.wall_s + (0.0 if virtual else (emulated_s - last.emulated_s) * plan.time_scale)
     else:
         aggregator.begin()
         describe(store, plan, strategy, trips)
     store.set_meta(status="running")
+    if plan.restarts:
+        from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
+        store.incident(emulated_s, None, "restart", f"the server was killed: the run goes on {from_here}")
     store.commit()
 
     watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic, socket)
@@ -101,19 +110,47 @@ def build(
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
     timeline: Timeline
+    ahead = None
     if virtual:
         instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
         timeline = VirtualTimeline(experiment, instant, *parts, plan.workers, trips)
     else:
         clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
-        timeline = WallTimeline(experiment, clock, *parts)
+        durable = experiment.server.durability == "disk"
+        log = UpdateLog(Path(plan.run_dir) / run_folder.CHECKPOINTS) if durable else None
+        ahead = WriteAhead(store, aggregator, watch, log)
+        timeline = WallTimeline(experiment, clock, *parts, ahead)
+    running = {} if restored is None else restored.tasks
     engine = Engine(
-        core, aggregator, store, timeline, evaluation, watch, dynamics, restored=aggregator.leases
+        core,
+        aggregator,
+        store,
+        timeline,
+        evaluation,
+        watch,
+        dynamics,
+        restored=aggregator.leases,
+        running=running,
+        ahead=ahead,
     )
     roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(
         channel, plan, gate, timeline, engine, evaluation, peers, roster, alarms, gauge, watch, restored
     )
+
+
+def _restored(
+    plan: control.Serve, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None
+) -> Restored | None:
+    """The state that an interrupted run goes on from, now in these parts; None for a new run."""
+    folder, durable = Path(plan.run_dir), plan.experiment.server.durability == "disk"
+    if plan.recover:
+        return resume.recover(folder, core, aggregator, store, dynamics)
+    if not plan.resume:
+        return None
+    if plan.restarts:
+        aggregator.buffer.clear()
+    return resume.restore(folder, core, aggregator, store, dynamics, durable=durable)
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
@@ -195,10 +232,13 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
         _require_descriptors(plan.workers + 1)
         buffer = ParameterBuffer.attach(channel.descriptor())
+        channel.descriptor()  # the folder's lock, which is kept until this process ends
         largest_bytes = max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
         with (
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
-            Store(Path(plan.run_dir), create=False) as store,
+            Store(
+                Path(plan.run_dir), create=False, durable=plan.experiment.server.durability == "disk"
+            ) as store,
             closing(ServerSocket(largest_bytes)) as socket,
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():

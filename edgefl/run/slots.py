@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 
-from edgefl import kernels
+from edgefl import failpoints, kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
 from edgefl.kernels.steps import ServerOptimizer, start
-from edgefl.parameters.buffer import ParameterBuffer, blocks
+from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
 from edgefl.results.record import Aggregation
 from edgefl.strategies.base import Privacy, Strategy, VectorSum
+from edgefl.strategies.base import Update as HeldUpdate
 from edgefl.strategies.noise import TreeNoise
 
 ENTRIES_NOT_LENT = 5
@@ -69,6 +70,8 @@ class Aggregator:
     """Clients may train from ring entries themselves, which then stay until the update is whole."""
     measures: bool = False
     """Ring entries stay, besides, until the updates of the tasks that start from them are measured."""
+    recoverable: bool = False
+    """What the committed record needs stays until `settle`: slots of released tasks, and its last version."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
@@ -87,6 +90,8 @@ class Aggregator:
         self._lent: dict[int, int] = {}  # slot → ring entry, until the update is whole
         self._borrowers: dict[int, int] = {}  # ring entry → slots that it is lent to
         self._bases: dict[int, int] = {}  # slot → ring entry, until its update is measured
+        self._released: list[int] = []  # slots that are free when their release is committed
+        self._settled = -1  # the ring entry of the last version that is committed
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
 
@@ -183,8 +188,46 @@ class Aggregator:
         if lease is not None:
             self._unread.pop(lease.slot, None)
             self.delivered(lease.slot)
-            self.buffer.free(lease.slot)
-            self._free.append(lease.slot)
+            if self.recoverable:
+                self._released.append(lease.slot)
+            else:
+                self._vacate(lease.slot)
+
+    def settle(self) -> None:
+        """The record is committed: what only the one before it needed may be overwritten."""
+        self._settled = self.buffer.latest[1]
+        while self._released:
+            self._vacate(self._released.pop())
+
+    def _vacate(self, slot: int) -> None:
+        self.buffer.free(slot)
+        self._free.append(slot)
+
+    @property
+    def full(self) -> bool:
+        """True if there is no slot for another task before the next `settle`."""
+        return not self._free
+
+    def take_over(self, held: Iterable[HeldUpdate]) -> None:
+        """Go on in the place of a server that was killed: slots of ``held`` updates stay, others are free.
+
+        Raises `SlotError` where one is not there.
+        """
+        buffer = self.buffer
+        written = {
+            task: slot
+            for slot, task in enumerate(buffer.task)
+            if task >= 0 and buffer.state[slot] == SlotState.WRITTEN
+        }
+        for update in held:
+            if update.task not in written:
+                raise SlotError(f"no update slot holds the update of task {update.task}")
+            slot = written[update.task]
+            self.leases[update.task] = Lease(slot, -1, update.client, update.base_version)
+            self._free.remove(slot)
+        for slot in self._free:
+            buffer.free(slot)
+        self.settle()
 
     def cost(self) -> Aggregation:
         """The cost of all sums so far, for the summary."""
@@ -206,6 +249,8 @@ class Aggregator:
             fetched = self.buffer.fetched
             self._unread = {slot: entry for slot, entry in self._unread.items() if not fetched[slot]}
         taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned, *self._borrowers}
+        if self.recoverable:
+            taken.add(self._settled)
         taken.update(self._bases.values())
         for entry in range(self.buffer.shape.ring):
             if entry not in taken:
@@ -216,6 +261,7 @@ class Aggregator:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
+        failpoints.pass_by("sum")
         started = time.perf_counter()
         buffer.retire(entry)
         norms, seen = self._make_model(action, slots, entry)
@@ -236,7 +282,9 @@ class Aggregator:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # though every update is: the largest
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
+        failpoints.pass_by("summed")
         buffer.publish(action.version, entry)
+        failpoints.pass_by("published")
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
         self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from edgefl import config, kernels
@@ -41,7 +42,7 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, ring_entries
 from edgefl.processes import usable_cores
 from edgefl.results import run_folder
-from edgefl.results.record import MemoryUse
+from edgefl.results.record import MemoryUse, Record
 from edgefl.results.run_folder import Result
 from edgefl.results.store import Store
 from edgefl.run import control
@@ -55,6 +56,10 @@ from edgefl.strategies.base import Strategy
 
 GRACE_S = 10.0
 """Time that a process is given to leave before it is killed."""
+LAST_CHECKPOINT_S = 3.0
+"""Time that a resume waits for the server of a killed supervisor, which writes its last checkpoint."""
+MOST_DEATHS = 3
+"""A server that is killed so often without a new version ends the run."""
 
 
 def run(
@@ -77,11 +82,11 @@ def run(
     base = (base or Path.cwd()).absolute()
     experiment = checked(experiment, base)
     out = out.absolute()
-    with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)):
+    with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
         view = make_view(experiment, quiet)
         return _Supervisor(
-            experiment, out, base, view, enforcement, workload=workload, fork_server=fork_server
+            experiment, out, base, view, enforcement, lock, workload=workload, fork_server=fork_server
         ).run()
 
 
@@ -110,7 +115,7 @@ def resume(folder: Path, quiet: bool = False, *, fork_server: ForkServer | None 
     folder = folder.absolute()
     run_folder.restore_experiment(folder)
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-    with enforced(experiment) as enforcement, run_folder.held(folder):
+    with enforced(experiment) as enforcement, run_folder.held(folder, LAST_CHECKPOINT_S) as lock:
         if missing := run_folder.missing_results(folder):
             write_results(folder, missing)
             return Result(folder)
@@ -123,7 +128,7 @@ def resume(folder: Path, quiet: bool = False, *, fork_server: ForkServer | None 
             run_folder.begin(folder, base)
         view = make_view(experiment, quiet)
         return _Supervisor(
-            experiment, folder, base, view, enforcement, resuming=begun, fork_server=fork_server
+            experiment, folder, base, view, enforcement, lock, resuming=begun, fork_server=fork_server
         ).run()
 
 
@@ -179,6 +184,8 @@ class _Supervisor:
     _base: Path
     _view: RunView
     _enforcement: Enforcement
+    _lock: int
+    """Descriptor of the folder's lock: the server, which may live a little longer, has it too."""
     resuming: bool = False
     workload: str | None = None
     fork_server: ForkServer | None = None
@@ -201,6 +208,12 @@ class _Supervisor:
         self._usage = UsageMeter() if self.fork_server is None else UsageMeter(self.fork_server.cpu_s)
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
+        self._restarts = self._deaths = self._died_at = 0
+        """Restarts of the server; its deaths in a row without a new version, and the version at the last."""
+        self._serving = False
+        """The server has its plan, and hears of what happens."""
+        self._broken = ""
+        """The end of a process that the run cannot go on without, while the server leaves a checkpoint."""
         self._wakeup = os.pipe()
         self._end: control.Finished | None = None
 
@@ -211,8 +224,8 @@ class _Supervisor:
             arguments = [self.workload] if self.workload else []
             self._zygote = self._start("zygote", "zygote", control.FromZygote, *arguments)
             stack.callback(self._zygote.close)
-            self._server = self._start("server", "server_process", control.FromServer)
-            stack.callback(self._server.close)
+            self._start_server()
+            stack.callback(lambda: self._server.close())
             self._zygote.tell(
                 control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
             )
@@ -227,54 +240,112 @@ class _Supervisor:
             way_on = run_folder.way_on(self._folder) if end.interrupted else ""
             what = "the run's summary, report or trace cannot be written"
             raise RunError(f"{what}: {error}{way_on}") from error
+        if self._broken:
+            raise RunError(f"{self._broken}{run_folder.way_on(self._folder)}")
         if end.interrupted:
             raise KeyboardInterrupt
         return Result(self._folder)
 
     def _loop(self) -> control.Finished:
-        channels: dict[str, Channel[Any]] = {"zygote": self._zygote, "server": self._server}
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup[0], selectors.EVENT_READ)
-            for channel in channels.values():
-                selector.register(channel, selectors.EVENT_READ)
-            while self._end is None:
-                # The sockets do not tell of messages that were taken in while another was being sent.
-                unheard = any(channel.waiting for channel in channels.values())
+        while self._end is None:
+            channels: dict[str, Channel[Any]] = {"server": self._server}
+            if not self._broken:
+                channels["zygote"] = self._zygote
+            # The sockets do not tell of messages that were taken in while another was being sent.
+            unheard = any(channel.waiting for channel in channels.values())
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wakeup[0], selectors.EVENT_READ)
+                for channel in channels.values():
+                    selector.register(channel, selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(0 if unheard else None)}
-                if self._wakeup[0] in ready:
-                    os.read(self._wakeup[0], 64)
-                    if self._interrupts > 1 or self._listening is None:
-                        raise KeyboardInterrupt
-                    self._view.say("interrupted: writing a checkpoint (again to stop at once)")
-                    self._server.tell(control.Interrupt("interrupted"))
-                for name, channel in channels.items():
-                    if channel.fileno() not in ready and not channel.waiting:
-                        continue
-                    try:
-                        for message in channel.receive_ready():
-                            self._take(message)
-                    except Closed:
-                        if self._end is None:
-                            how = "closed its channel"
-                            with contextlib.suppress(subprocess.TimeoutExpired):
-                                code = self._children[name].wait(1.0)
-                                how = (
-                                    f"ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
-                                )
-                            way_on = run_folder.way_on(self._folder)
-                            raise RunError(f"the {name} process {how}{way_on}") from None
+            if self._wakeup[0] in ready:
+                os.read(self._wakeup[0], 64)
+                self._interrupted()
+            for name, channel in channels.items():
+                if channel.fileno() not in ready and not channel.waiting:
+                    continue
+                try:
+                    for message in channel.receive_ready():
+                        self._take(message)
+                except Closed:
+                    if self._end is None:
+                        self._ended_early(name)
         return self._end
+
+    def _interrupted(self) -> None:
+        """Ctrl-C: have the server end the run; a second one ends it without a checkpoint."""
+        if self._interrupts > 1 or self._listening is None:
+            self._children["server"].kill()
+            raise KeyboardInterrupt
+        self._view.say("interrupted: writing a checkpoint (again to stop at once)")
+        self._stop_serving()
+
+    def _stop_serving(self) -> None:
+        """Have the server leave a checkpoint, as soon as it hears."""
+        if self._serving and (self._interrupts or self._broken):
+            self._server.tell(control.Interrupt("interrupted"))
+
+    def _ended_early(self, name: str) -> None:
+        """Go on without a process that has ended. `RunError` where that cannot be done."""
+        how, killed = "closed its channel", False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._children[name].wait(1.0)
+            killed = code < 0
+            how = f"ended early ({f'signal {-code}' if killed else f'exit code {code}'})"
+        what = f"the {name} process {how}"
+        if name == "zygote" and self._listening and self._serving:
+            self._broken, self._pids = what, {}
+            self._view.say(f"{what}: writing a checkpoint")
+            self._stop_serving()
+        elif name == "server" and killed and self._listening and not self._broken:
+            self._restart_server(what)
+        else:
+            raise RunError(f"{what}{run_folder.way_on(self._folder)}")
+
+    def _start_server(self) -> None:
+        self._server = self._start("server", "server_process", control.FromServer)
+
+    def _restart_server(self, what: str) -> None:
+        """Start another server on the same buffer, as soon as nobody writes into that any more."""
+        version, under_way = _version_on_record(self._folder), run_folder.resumable(self._folder)
+        self._deaths = 1 if version > self._died_at else self._deaths + 1
+        self._died_at = max(version, self._died_at)
+        if self._deaths == MOST_DEATHS:
+            often = f"{MOST_DEATHS} times in a row without a new version"
+            raise RunError(f"{what}, {often}{run_folder.way_on(self._folder)}")
+        self._restarts += 1
+        self._view.restarted(f"{what}: starting it again")
+        self._server.close()
+        self._serving = False
+        self._start_server()
+        # A server has listened, so the buffer is whole. Under the virtual clock no record is kept up with it.
+        recover = under_way and not self._virtual
+        self._plan = msgspec.structs.replace(
+            self._plan, resume=under_way, recover=recover, restarts=self._restarts
+        )
+        self._zygote.tell(control.Clear(self._restarts))
+
+    def _serve(self) -> None:
+        """Tell the server what to serve."""
+        assert self._buffer is not None
+        self._server.tell(self._plan, self._buffer.fd, self._lock)
+        self._serving = True
+        self._stop_serving()
 
     def _take(self, message: control.FromZygote | control.FromServer) -> None:
         match message:
             case control.Prepared():
                 self._prepared(message)
             case control.Adopted():
-                assert self._buffer is not None
-                self._server.tell(self._plan, fd=self._buffer.fd)
+                self._serve()
+            case control.Cleared(restarts=restarts):
+                if restarts == self._restarts:  # and the server was not killed again meanwhile
+                    self._pids.clear()
+                    self._serve()
             case control.Listening():
+                if self._listening is None:
+                    self._usage.begin()
                 self._listening = message
-                self._usage.begin()
                 self._spawn(control.EVALUATOR, 0, 0)
                 for number in range(self._workers):
                     self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
@@ -282,7 +353,8 @@ class _Supervisor:
                 self._pids[role, peer] = pid
             case control.Departed(role=role, peer=peer):
                 self._pids.pop((role, peer), None)
-                self._server.tell(message)
+                if self._serving:
+                    self._server.tell(message)
             case control.Progress():
                 self._view.update(message)
                 if message.trips >= self._measured_at_trips and message.connected is None:
@@ -316,7 +388,7 @@ class _Supervisor:
         )
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
         self._buffer = ParameterBuffer.create(shape)
-        self._zygote.tell(control.Adopt(initialise=not self.resuming), fd=self._buffer.fd)
+        self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
         at_once = self._experiment.fleet.join_spread_s == 0.0
@@ -397,6 +469,13 @@ class _Supervisor:
             self._buffer.close()
         for fd in self._wakeup:
             os.close(fd)
+
+
+def _version_on_record(folder: Path) -> int:
+    """The last version that is committed; 0 without any."""
+    with contextlib.suppress(ConfigError), Record(folder) as record:
+        return int(record.select("SELECT COALESCE(MAX(version), 0) FROM versions")[0][0])
+    return 0
 
 
 def _proportional_mib(pid: int | None) -> float | None:

@@ -59,6 +59,8 @@ class Restored:
     """The state that a resumed run goes on from, besides its core, its buffer and its record."""
 
     checkpoint: SavedState
+    emulated_s: float
+    """The instant of this state, which may be later than the checkpoint's."""
     tasks: dict[int, tuple[Train, float]]
     """Tasks that were running, and when they were given out, emulated s; in order."""
     assessing: dict[int, tuple[float, int]]

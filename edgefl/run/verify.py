@@ -129,7 +129,7 @@ class _Replay:
                         say(version, versions)
             actions = self._core.handle(event)
             if isinstance(event, Arrived) and taken(event.task, actions):
-                self.buffer.accepted(event.client)
+                self.buffer.accepted(event.client, event.task)
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):

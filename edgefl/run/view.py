@@ -94,6 +94,11 @@ class RunView:
         """Take in what goes on, such as ``"loading data and model"``."""
         self.note = text
 
+    def restarted(self, text: str) -> None:
+        """Take in that the clients are started again, and why."""
+        self.running = False
+        self.say(text)
+
     def describe(
         self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:

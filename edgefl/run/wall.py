@@ -14,6 +14,7 @@ from edgefl.core.events import Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
 from edgefl.run import control, messages
 from edgefl.run.clock import JOIN, LEAVE, TICK, Due
+from edgefl.run.durability import WriteAhead
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import Peer
 from edgefl.run.timeline import Delivery, Happening, Order, Restored, Timeline
@@ -26,8 +27,10 @@ AT_ONCE = 16
 class WallTimeline(Timeline):
     """Gives tasks to the clients' own processes, a few at once, and knows who comes and goes by itself.
 
-    Each task wakes a client, which may take the server's processor.
+    Each task wakes a client, which may take the server's processor, and acknowledges its last update.
     """
+
+    ahead: WriteAhead
 
     def __post_init__(self) -> None:
         self._tasks: list[messages.Task] = []
@@ -52,6 +55,8 @@ class WallTimeline(Timeline):
 
     def flush(self) -> None:
         tasks, self._tasks = self._tasks, []
+        if tasks:
+            self.ahead.secure()
         for task in tasks:
             peer = self.peers.get(control.CLIENT, task.client)
             if peer is not None and task.task in self.aggregator.leases:

@@ -114,6 +114,9 @@ class Zygote:
                 self._channel.send(control.Adopted())
             case control.Spawn():
                 self._spawn(message)
+            case control.Clear(restarts=restarts):
+                self._end_peers()
+                self._channel.send(control.Cleared(restarts))
             case control.Expel(role=role, peer=peer, epoch=epoch):
                 for pid, (spec, _) in self._children.items():
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
@@ -191,14 +194,23 @@ class Zygote:
             limits.remove()
 
     def _end_children(self) -> None:
-        pids = [*self._children, *([self._governor] if self._governor else [])]
-        for pid in pids:
+        if self._governor:
+            _kill(self._governor)
+        self._end_peers()
+        if self._governor:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._governor, 0)
+
+    def _end_peers(self) -> None:
+        for pid in self._children:
             _kill(pid)
-        for pid in pids:
+        for pid, (spec, limits) in self._children.items():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-        for _, limits in self._children.values():
             limits.remove()
+            if spec.role == control.CLIENT and self._workload is not None:
+                self._workload.gone(spec.peer)
+        self._children.clear()
 
 
 def _kill(pid: int) -> None:

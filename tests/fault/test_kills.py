@@ -14,6 +14,7 @@ import pytest
 
 from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
 from edgefl.results.record import Record
+from edgefl.run import witness
 from tests.process.runs import (
     DEVICES,
     PATIENCE_S,
@@ -38,10 +39,18 @@ def running(folder: Path, wanted: Experiment | None = None) -> Command:
 
     One run is disturbed again and again: what each disturbance leaves is what the next start resumes.
     """
-    more = versions_of(folder) + 4
-    command = Command.run(wanted, folder) if wanted else Command("resume", str(folder))
+    more, seen = versions_of(folder) + 4, {witness.VARIABLE: str(account_of(folder))}
+    if wanted is None:
+        command = Command("resume", str(folder), environment=seen)
+    else:
+        command = Command.run(wanted, folder, environment=seen)
     wait_for_versions(folder, more, command)
     return command
+
+
+def account_of(folder: Path) -> Path:
+    """Where the run's clients say what was acknowledged."""
+    return folder.parent / "account"
 
 
 def check_every_update_counted_once(folder: Path) -> None:
@@ -59,13 +68,18 @@ def check_every_update_counted_once(folder: Path) -> None:
     assert len(set(tasks)) == len(tasks)
 
 
-def test_a_killed_process_ends_the_run_with_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_what_was_acknowledged_outlives_a_kill_of_each_process(tmp_path: Path) -> None:
+    """A server is replaced within the run, any other ends it with one line; nothing is left of it."""
     folder = tmp_path / "run"
-    command = running(folder, long_run())
-    for victim in ("edgefl-server", "edgefl-zygote"):
-        command.child(victim).kill()
-        command.ends(1, f"edgefl resume {folder}")
-        command = running(folder)
+    command = running(folder, experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=1e6)))
+    for more in (4, 8):
+        more += versions_of(folder)
+        command.child("edgefl-server").kill()
+        wait_for_versions(folder, more, command)
+    command.child("edgefl-zygote").kill()
+    command.ends(1, f"the zygote process ended early (signal 9); carry on with: edgefl resume {folder}")
+    assert witness.problems(account_of(folder), folder) == []
+    command = running(folder)
     family = command.family()
     assert len(family) >= 9  # zygote, server, evaluator, six clients
     command.process.kill()
@@ -73,6 +87,9 @@ def test_a_killed_process_ends_the_run_with_one_line_and_leaves_nothing(tmp_path
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     check_every_update_counted_once(folder)
+    assert len(witness.read(account_of(folder))) > 50
+    assert witness.problems(account_of(folder), folder) == []
+    assert summary(folder)["incidents"]["restart"] == 2
 
 
 @pytest.mark.parametrize("every_s", [0.2, 1e6], ids=["later", "before its first regular checkpoint"])

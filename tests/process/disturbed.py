@@ -10,6 +10,7 @@ import pytest
 import edgefl
 from edgefl import Model, RunError
 from edgefl.run import supervisor
+from tests.process.runs import incidents
 
 MODEL = """
 import os
@@ -76,15 +77,22 @@ def left(folder: Path) -> list[str]:
 
 
 def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch: pytest.MonkeyPatch) -> int:
-    """Make a run whose server dies at each of these points and is resumed; returns how often it did."""
-    for deaths, point in enumerate((*points, "")):
-        patch.setenv("EDGEFL_FAILPOINTS", point)
+    """Make a run whose servers die, each at the next of these points; returns how often one did.
+
+    Most are replaced within the run; after three in a row without a new version it is resumed.
+    """
+    points, deaths = list(points), 0
+    while True:
+        places = (point.split(":") for point in points[deaths:])
+        named = (f"{name}:{server}:{at}" for server, (name, _, at) in enumerate(places))
+        patch.setenv("EDGEFL_FAILPOINTS", ",".join(named))
+        before = len(incidents(folder, "restart")) if folder.exists() else 0
         try:
-            if deaths:
+            if folder.exists():
                 supervisor.resume(folder, quiet=True)
             else:
                 edgefl.run(wanted, folder)
-            return deaths
+            return deaths + len(incidents(folder, "restart")) - before
         except RunError as error:
-            assert "server process ended early (signal 9)" in str(error)
-    pytest.fail("the run never ended")
+            assert "ended early (signal 9), 3 times in a row without a new version" in str(error)
+        deaths += len(incidents(folder, "restart")) - before + 1

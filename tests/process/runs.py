@@ -16,7 +16,7 @@ import pytest
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
 from edgefl.limits.groups import Groups, NoGroup
-from edgefl.results.record import Record
+from edgefl.results.record import IncidentRow, Record
 
 MINUTE_S = 60.0
 PATIENCE_S = 30.0
@@ -132,6 +132,12 @@ class Command:
     def child(self, name: str) -> psutil.Process:
         """The process of the run with this name, such as ``edgefl-server``."""
         return next(process for process in self.family() if process.name().startswith(name))
+
+
+def incidents(folder: Path, kind: str) -> list[IncidentRow]:
+    """Incidents of this kind on record."""
+    with Record(folder) as record:
+        return [row for row in record.incidents if row.kind == kind]
 
 
 def wait_for_versions(folder: Path, versions: int, command: Command) -> None:

@@ -271,7 +271,10 @@ def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -
     assert not made or files(folder) == []
 
 
-def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(tmp_path: Path) -> None:
+def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LAST_CHECKPOINT_S", 0.0)
     folder = tmp_path / "run"
     command = Command.run(experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=0.2)), folder)
     wait_for_versions(folder, 3, command)

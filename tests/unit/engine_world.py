@@ -18,8 +18,10 @@ from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Ticked
 from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.parameters.update_log import UpdateLog
 from edgefl.results.store import Store
 from edgefl.run import messages, resume
+from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator
@@ -85,7 +87,10 @@ class World:
         faults: Faults | None = None,
         seed: int = 5,
         resuming: bool = False,
+        durability: str | None = None,
+        left: ParameterBuffer | None = None,
     ) -> None:
+        """``durability`` is None for the virtual clock, ``left`` the buffer of a server that was killed."""
         self.faults = faults or Faults()
         self.seed = seed
         self.now = 0.0
@@ -99,25 +104,37 @@ class World:
         self._order = itertools.count()
         slots = strategy.slots(CLIENTS)
         optimizer = strategy.optimizer()
-        self.buffer = ParameterBuffer.create(Shape(SIZE, ring, slots, optimizer.vectors))
+        keeps = (CLIENTS, 2) if durability else ()
+        self.buffer = left or ParameterBuffer.create(
+            Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps)
+        )
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
         self.store = CountingStore(folder)
         self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
-        if resuming:
-            restored = resume.restore(folder, self.core, self.aggregator, self.store)
-            self.now = restored.checkpoint.emulated_s
+        parts, restored = (folder, self.core, self.aggregator, self.store), None
+        if left is not None:
+            restored = resume.recover(*parts)
+        elif resuming:
+            restored = resume.restore(*parts, durable=durability == "disk")
+        if restored is not None:
+            self.now = restored.emulated_s
         else:
             self.buffer.model(0)[:] = stream(seed, "model").normal(size=SIZE)
             start(optimizer, self.buffer.vectors(0))
             self.buffer.publish(version=0, entry=0)
+        watch = Stopwatch("test")
+        log = UpdateLog(folder / "checkpoints") if durability == "disk" else None
+        self.ahead = WriteAhead(self.store, self.aggregator, watch, log) if durability else None
         self.engine = Engine(
             self.core,
             self.aggregator,
             self.store,
             self,
             self,
-            Stopwatch("test"),
+            watch,
             restored=self.aggregator.leases,
+            running={} if restored is None else restored.tasks,
+            ahead=self.ahead,
         )
 
     @property
@@ -134,6 +151,8 @@ class World:
         self._at(self.now + read_s, lambda: self._fetch(task, draw))
 
     def flush(self) -> None:
+        if self.ahead is not None and self.unsent:
+            self.ahead.secure()
         self.unsent.clear()
 
     def cancel(self, client: int, task: int) -> None:

@@ -184,7 +184,7 @@ def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> No
 def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     for message, fd in (("before", None), ("with it", passed[0]), ("after", None)):
-        left.send(message, fd=fd)
+        left.send(message, fd)
     assert [right.receive() for _ in range(3)] == ["before", "with it", "after"]
     same_file(right.descriptor(), passed[0])
 
@@ -192,7 +192,7 @@ def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) ->
 def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     bodies = [random.Random(seed).randbytes(3 << 20) for seed in range(2)]
-    sender = in_thread(lambda: [left.send(body, fd=fd) for body, fd in zip(bodies, passed, strict=True)])
+    sender = in_thread(lambda: [left.send(body, fd) for body, fd in zip(bodies, passed, strict=True)])
     for body, fd in zip(bodies, passed, strict=True):
         assert right.receive() == body
         same_file(right.descriptor(), fd)
@@ -235,7 +235,7 @@ def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
     right.close()
     for fd in (None, passed[0]):
         with pytest.raises(Closed):
-            left.send("hello?", fd=fd)
+            left.send("hello?", fd)
 
 
 def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: Ends) -> None:

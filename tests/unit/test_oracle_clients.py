@@ -178,7 +178,7 @@ class RealParts:
                 event = queue.pop(0) if queue else arriving.pop(0)
                 actions = core.handle(event)
                 if isinstance(event, Arrived) and taken(event.task, actions):
-                    buffer.accepted(event.client)
+                    buffer.accepted(event.client, event.task)
                 for action in actions:
                     match action:
                         case Train(client=client, task=task, version=version, trip=trip):

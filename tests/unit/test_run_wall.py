@@ -14,6 +14,7 @@ from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticke
 from edgefl.devices.dynamics import Transition
 from edgefl.run import messages, wall
 from edgefl.run.control import CLIENT, EVALUATOR
+from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
 from edgefl.run.timeline import Delivery
@@ -61,12 +62,19 @@ class Wall(Parts):
         super().__init__(folder, transport=transport)
         self.book = Book()
         wanted = experiment(**fleet_fields)
+        self.ahead = WriteAhead(self.store, self.aggregator, self.watch)
         self.timeline = WallTimeline(
             wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store,
+            self.gate, self.store, self.ahead,
         )  # type: ignore[arg-type]  # fmt: skip
         self.engine = Engine(
-            self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
+            self.core,
+            self.aggregator,
+            self.store,
+            self.timeline,
+            self.evaluation,
+            self.watch,
+            ahead=self.ahead,
         )
         self.timeline.expect()
         for peer in self.peers.of(CLIENT):

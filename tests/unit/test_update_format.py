@@ -88,7 +88,7 @@ def test_nothing_is_lost_but_delayed(buffer: ParameterBuffer) -> None:
         )
         if trip % 3 == 1:
             continue  # the client was killed: its next trip finds what the last accepted one left
-        buffer.accepted(1)
+        buffer.accepted(1, task=0)
         kernels.weighted_sum(decoded, None, [buffer.slot(0)], [1.0], scales=[scales])
         meant += update
         sent += decoded

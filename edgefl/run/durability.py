@@ -1,0 +1,58 @@
+"""What is kept before a client is told that its update was taken in: by its next task.
+
+Under the wall clock the record is committed before any task is sent, and the parameter buffer keeps what the
+committed record needs until the next commit. The supervisor holds the buffer, so a killed server's successor
+has both. With ``server.durability = "disk"`` the updates are on the disk first, and then the record is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgefl import failpoints
+from edgefl.parameters.update_log import Entry, UpdateLog
+from edgefl.results.store import Store
+from edgefl.run.progress import Stopwatch
+from edgefl.run.slots import Aggregator, Lease
+
+
+@dataclass(eq=False)
+class WriteAhead:
+    """Secures what has happened since the last time, all of it together."""
+
+    store: Store
+    aggregator: Aggregator
+    watch: Stopwatch
+    log: UpdateLog | None = None
+    """Where updates go, too, if they have to outlive a power cut."""
+    _arrived: list[Entry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.aggregator.recoverable = True
+        self.aggregator.settle()
+
+    def arrived(self, task: int, lease: Lease, *, held: bool) -> None:
+        """An update arrived, and is held or of no use."""
+        if self.log is not None:
+            buffer = self.aggregator.buffer
+            checksum = buffer.checksum[lease.slot]
+            self._arrived.append(Entry(task, lease.client, checksum, lease.slot if held else -1))
+
+    def saved(self, journal_seq: int) -> None:
+        """A checkpoint holds everything up to that event."""
+        self.aggregator.settle()
+        if self.log is not None:
+            self._arrived.clear()
+            self.log.restart(journal_seq)
+
+    def secure(self) -> None:
+        """Commit: from now on anyone may be told."""
+        before = self.watch.to("record")
+        if self.log is not None:
+            self.log.append(self._arrived, self.aggregator.buffer)
+            self._arrived.clear()
+        failpoints.pass_by("commit")
+        self.store.commit()
+        failpoints.pass_by("committed")
+        self.aggregator.settle()
+        self.watch.to(before)

@@ -1,0 +1,57 @@
+"""Servers killed at every named place: what was acknowledged is there, once, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl import Checkpoint, Experiment, Server, Stop
+from edgefl.results.record import Record
+from edgefl.run import witness
+from edgefl.run.verify import verify
+from tests.process.disturbed import killed
+from tests.process.runs import PATIENCE_S, experiment
+
+pytestmark = pytest.mark.timeout(300)
+PLACES = ("commit", "committed", "sum", "summed", "published")
+ON_DISK = ("payload", "synced")
+
+
+def wanted(**server: Any) -> Experiment:
+    return experiment(
+        strategy={"name": "fedbuff", "buffer_size": 3, "momentum": 0.5},
+        server=Server(heartbeat_s=PATIENCE_S, **server),
+        checkpoint=Checkpoint(every_s=1e6),
+        stop=Stop(versions=25),
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "places"),
+    [
+        pytest.param({}, PLACES, id="memory"),
+        pytest.param(
+            {"transport": "wire", "update_format": "int8"}, PLACES, id="wire, int8", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"durability": "disk", "update_format": "int8"},
+            (*PLACES, *ON_DISK),
+            id="disk",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
+    server: dict[str, Any], places: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, account = tmp_path / "run", tmp_path / "account"
+    monkeypatch.setenv(witness.VARIABLE, str(account))
+    points = [f"{name}:0:{7 if name in ('commit', 'committed', *ON_DISK) else 2}" for name in places]
+    assert killed(wanted(**server), folder, points, monkeypatch) == len(points)
+    assert witness.problems(account, folder) == []
+    assert len(witness.read(account)) > 40
+    with Record(folder) as record:
+        assert (record.trips["fate"] == "applied").sum() == 75
+    assert verify(folder).versions == 25
