@@ -27,7 +27,7 @@ _MAGIC = b"edgeflU1"
 _NONE: Raw = np.empty(0, np.uint8)
 
 
-class Entry(NamedTuple):
+class Delivered(NamedTuple):
     """An update that arrived; ``slot`` is where it lies, −1 where it was of no use and is not kept."""
 
     task: int
@@ -52,7 +52,7 @@ class UpdateLog:
     >>> from edgefl.parameters.buffer import Shape
     >>> buffer = ParameterBuffer.create(Shape(size=2, ring=2, slots=1)); buffer.slot(0)[:] = [1, 2]
     >>> log = UpdateLog(folder); log.restart(journal_seq=0)
-    >>> log.append([Entry(task=7, client=0, checksum=5, slot=0)], buffer); log.close()
+    >>> log.append([Delivered(task=7, client=0, checksum=5, slot=0)], buffer); log.close()
     >>> read(folder)[7].update.view("float32").tolist()
     [1.0, 2.0]
     >>> buffer.close()
@@ -73,7 +73,7 @@ class UpdateLog:
                 old.unlink()
         flush_folder(self._folder)
 
-    def append(self, entries: Sequence[Entry], buffer: ParameterBuffer) -> None:
+    def append(self, entries: Sequence[Delivered], buffer: ParameterBuffer) -> None:
         """Have the disk confirm these updates and what their clients keep."""
         for entry in entries:
             update = buffer.raw(entry.slot) if entry.slot >= 0 else _NONE

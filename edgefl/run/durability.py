@@ -1,4 +1,4 @@
-"""What is kept before a client is told that its update was taken in: by its next task.
+"""The work that comes before a client is told, by its next task, that its update was taken in.
 
 Under the wall clock the record is committed before any task is sent, and the parameter buffer keeps what the
 committed record needs until the next commit. The supervisor holds the buffer, so a killed server's successor
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgefl import failpoints
-from edgefl.parameters.update_log import Entry, UpdateLog
+from edgefl.parameters.update_log import Delivered, UpdateLog
 from edgefl.results.store import Store
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
@@ -25,7 +25,7 @@ class WriteAhead:
     watch: Stopwatch
     log: UpdateLog | None = None
     """Where updates go, too, if they have to outlive a power cut."""
-    _arrived: list[Entry] = field(default_factory=list)
+    _arrived: list[Delivered] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.aggregator.recoverable = True
@@ -36,7 +36,7 @@ class WriteAhead:
         if self.log is not None:
             buffer = self.aggregator.buffer
             checksum = buffer.checksum[lease.slot]
-            self._arrived.append(Entry(task, lease.client, checksum, lease.slot if held else -1))
+            self._arrived.append(Delivered(task, lease.client, checksum, lease.slot if held else -1))
 
     def saved(self, journal_seq: int) -> None:
         """A checkpoint holds everything up to that event."""

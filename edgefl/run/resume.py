@@ -60,7 +60,7 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
         engine.ahead.saved(store.seq)
 
 
-class _Replay:
+class _UnderWay:
     """The journal through a fresh core and the clients' conditions: what is under way."""
 
     def __init__(self, core: Core, dynamics: Dynamics | None) -> None:
@@ -93,7 +93,7 @@ class _Replay:
         return actions
 
     def state(self, last: SavedState, entries: dict[int, int], answers: Iterable[Answer] = ()) -> Restored:
-        """What a run goes on from; ``entries`` are the versions in the ring."""
+        """The state that a run goes on from; ``entries`` are the versions in the ring."""
         return Restored(
             checkpoint=last,
             emulated_s=max(last.emulated_s, self._core.now_s),
@@ -120,7 +120,7 @@ def restore(
     Of a ``durable`` run what is on the disk beyond the checkpoint is done again instead of being rewound.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
-    replay, reached = _Replay(core, dynamics), last.journal_seq
+    replay, reached = _UnderWay(core, dynamics), last.journal_seq
     for _, event in store.replay(until=reached):
         replay.take(event)
     entries = _refill(folder, last, core, aggregator)
@@ -168,7 +168,7 @@ def _versions(aggregator: Aggregator) -> dict[int, int]:
 
 
 def _roll_forward(
-    replay: _Replay,
+    replay: _UnderWay,
     core: Core,
     aggregator: Aggregator,
     log: Mapping[int, Logged],
@@ -217,7 +217,7 @@ def recover(
     Raises `ConfigError` where they do not belong together.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
-    replay, unended = _Replay(core, dynamics), store.unended()
+    replay, unended = _UnderWay(core, dynamics), store.unended()
     for _, event in store.replay():
         _end(store, unended, replay.take(event))
     buffer, entries = aggregator.buffer, _versions(aggregator)
