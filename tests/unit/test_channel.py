@@ -183,10 +183,11 @@ def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> No
 
 def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) -> None:
     left, right = ends
-    for message, fd in (("before", None), ("with it", passed[0]), ("after", None)):
-        left.send(message, fd)
-    assert [right.receive() for _ in range(3)] == ["before", "with it", "after"]
-    same_file(right.descriptor(), passed[0])
+    for message, fds in (("before", []), ("with them", passed), ("after", [])):
+        left.send(message, *fds)
+    assert [right.receive() for _ in range(3)] == ["before", "with them", "after"]
+    for fd in passed:
+        same_file(right.descriptor(), fd)
 
 
 def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(ends: Ends, passed: list[int]) -> None:
@@ -233,9 +234,9 @@ def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[
 def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     right.close()
-    for fd in (None, passed[0]):
+    for fds in ([], passed):
         with pytest.raises(Closed):
-            left.send("hello?", fd)
+            left.send("hello?", *fds)
 
 
 def test_a_sender_that_waits_hears_of_the_other_ends_death(ends: Ends) -> None:
