@@ -1,6 +1,7 @@
 """Simulated faults of the machine, by the thousand: what a run makes of them (docs/reliability.md).
 
     python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
+    python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
 
 Exit code 1 if any of them cost something that it must not.
 """
@@ -18,8 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
 
 from edgefl import Checkpoint, Experiment, Stop, seeds
-from tests.fault import power_cut, shim
+from tests.fault import bit_flips as flipped
+from tests.fault import disk, power_cut, shim
 from tests.process import runs
+from tests.process.test_virtual_resume import outcome
 
 
 def small_run(clock: str, versions: int) -> Experiment:
@@ -44,23 +47,45 @@ def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
     return said
 
 
-GOOD = ("as it should be", "resumed by the command, the same outcome")
+def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
+    """A finished run, and one that was killed, each with a bit flipped that is then read."""
+    changes = power_cut.record(small_run("virtual", 60), place / "files", shim.build(place))
+    disk.write(flipped.killed(changes), place / "killed")
+    said: Counter[str] = Counter()
+    for kind, folder in (("finished", place / "files" / "run"), ("killed", place / "killed" / "run")):
+        read = flipped.Reader(folder, place / f"{kind}-spoilt")
+        for flip in flipped.flips(folder, asked.flips // 2, asked.seed):
+            said[f"{kind}: {read(flip)}"] += 1
+        for flip in flipped.flips(folder, asked.commands // 2, asked.seed + 1):
+            found = flipped.commanded(folder, flip, place / "run")
+            same = kind == "finished" or outcome(place / "run") == outcome(place / "files" / "run")
+            said[found if same or "exit code 0" not in found else f"{found}: another outcome"] += 1
+    return said
+
+
+GOOD = (
+    "as it should be", "resumed by the command, the same outcome",
+    *(f"{kind}: {words}" for kind in ("finished", "killed") for words in flipped.GOOD),
+    *(f"{kind}: {words}" for kind in ("verify", "resume") for words in ("exit code 0", "one line")),
+)  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("fault", choices=["power-cuts"])
+    parser.add_argument("fault", choices=["power-cuts", "bit-flips"])
     parser.add_argument("--states", type=int, default=4, help="states after each change")
     parser.add_argument("--resumes", type=int, default=30, help="states resumed by the command itself")
+    parser.add_argument("--flips", type=int, default=20_000, help="bits flipped and read")
+    parser.add_argument("--commands", type=int, default=50, help="bits flipped and read by a command")
     parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     started = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
-        said = {"power-cuts": power_cuts}[asked.fault](asked, place)
+        said = {"power-cuts": power_cuts, "bit-flips": bit_flips}[asked.fault](asked, place)
     finally:
         shutil.rmtree(place)
     for words, count in said.most_common():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,18 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     with Record(folder) as record:
         text = report(record)
     page.close_fonts()
+    text += _mark(text.encode())
     return write_text(Path(folder) / FILE_NAME if out is None else Path(out), text)
+
+
+def _mark(content: bytes) -> str:
+    return f"<!-- sha256 of all before: {hashlib.sha256(content).hexdigest()} -->\n"
+
+
+def is_whole(content: bytes) -> bool:
+    """Return whether a report's file holds what was written."""
+    text = content[: content.rfind(b"<!--")]
+    return content == text + _mark(text).encode()
 
 
 def report(record: Record) -> str:

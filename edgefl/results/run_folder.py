@@ -90,13 +90,28 @@ def require_free(folder: Path, mine: str) -> None:
 
 
 def restore_experiment(folder: Path) -> None:
-    """Write the experiment's file anew from the record, where a power cut or a mishap took it."""
-    path = folder / EXPERIMENT_FILE
-    if (path.is_file() and path.stat().st_size) or not (folder / FILE_NAME).is_file():
+    """Write the experiment's file anew from the record, where a power cut or a mishap took it.
+
+    Raises `ConfigError` if it is there and another than the run began with.
+    """
+    try:
+        with Record(folder) as record:
+            text = record.meta.toml
+    except ConfigError:  # there is none yet, or whoever reads it next says what is wrong with it
         return
-    with Record(folder) as record:
-        if record.meta.toml:
-            write_text(path, record.meta.toml)
+    path = folder / EXPERIMENT_FILE
+    if text and not (path.is_file() and path.stat().st_size):
+        write_text(path, text)
+    check_experiment(folder, text)
+
+
+def check_experiment(folder: Path, recorded: str) -> None:
+    """Raise `ConfigError` unless the experiment's file is what the record says that the run began with."""
+    path = folder / EXPERIMENT_FILE
+    if recorded and path.read_bytes() != recorded.encode():
+        raise ConfigError(
+            f"{path}: not what this run began with; remove it, and edgefl resume writes it from the record"
+        )
 
 
 @contextlib.contextmanager
@@ -140,8 +155,9 @@ def begun(folder: Path) -> bool:
 
 def begin(folder: Path, base: Path) -> None:
     """Make the record, with what is needed to carry on or to start again."""
+    toml = (folder / EXPERIMENT_FILE).read_text("utf-8")
     with Store(folder) as store:
-        store.set_meta(base=str(base))
+        store.set_meta(base=str(base), toml=toml)
 
 
 def missing_results(folder: Path) -> list[str]:
@@ -261,12 +277,13 @@ class Result:
     def model(self) -> dict[str, NDArray[np.float32]]:
         """The final global model: a float32 array for each of its tensors, by name."""
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+
+        from edgefl.parameters.checkpoint import read_sealed
 
         path = self.dir / CHECKPOINTS / "final.safetensors"
         if not path.is_file():
             raise ConfigError(f"{self.dir} has no {path.relative_to(self.dir)}: the run did not end")
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
+            return read_sealed(path)[1]
+        except (SafetensorError, OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from None

@@ -366,8 +366,12 @@ def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 def write_summary(folder: str | Path) -> Path:
     """Write `summarize` of the run to ``<folder>/summary.json``; returns its path."""
-    text = json.dumps(summarize(folder), indent=2, ensure_ascii=False, allow_nan=False)
-    return write_text(Path(folder) / SUMMARY_FILE, text + "\n")
+    return write_text(Path(folder) / SUMMARY_FILE, summary_text(folder))
+
+
+def summary_text(run: str | Path | Record) -> str:
+    """`summarize` as the text of ``summary.json``."""
+    return json.dumps(summarize(run), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _staleness(record: Record) -> dict[str, Any]:

@@ -33,13 +33,18 @@ def write_trace(folder: str | Path) -> Path:
 
 def write_events(path: Path, records: Sequence[Record]) -> Path:
     """Write one trace of one or several runs, each with its own processes."""
+    return write_text(path, trace_text(records))
+
+
+def trace_text(records: Sequence[Record]) -> str:
+    """The trace of one or several runs as the text of its file."""
     events: list[Event] = []
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
         events.extend(_events(record, k * PIDS_A_RUN, prefix))
     # one event a line: a trace can be read with a text editor too
     body = ",\n".join(msgspec.json.encode(event).decode() for event in events)
-    return write_text(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n')
+    return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n'
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:

@@ -27,6 +27,11 @@ from edgefl.loading import own_code
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results import run_folder
 from edgefl.results.record import EvaluationRow, Record
+from edgefl.results.report import FILE_NAME as REPORT_FILE
+from edgefl.results.report import is_whole
+from edgefl.results.summary import summary_text
+from edgefl.results.trace import FILE_NAME as TRACE_FILE
+from edgefl.results.trace import trace_text
 from edgefl.run.engine import taken
 from edgefl.run.slots import Aggregator
 from edgefl.run.supervisor import fleet_of, shape_of
@@ -54,14 +59,15 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     """Make the run in ``folder`` again and compare it with its record.
 
     Each update's checksum, loss, steps, staleness and instant, each version's updates, weights and instant,
-    each measurement, the last model's hash and the model on disk must be what the record says. Modules that
-    the run names are imported only from the folder ``code``, which the caller trusts.
+    each measurement, the last model's hash, the model on disk and the files made of the record must be what
+    it says. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
 
     Raises `RunError` naming the first that is not what the record says, `ConfigError` where there is
     no run that has ended.
     """
     folder = Path(folder)
     with Record(folder) as record:
+        run_folder.check_experiment(folder, record.meta.toml)
         if (status := record.meta.status) not in ("done", "interrupted"):
             raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
         experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
@@ -199,7 +205,17 @@ class _Replay:
             there = saved.get(part.name)
             if there is None or there.shape != part.shape or there.tobytes() != here.tobytes():
                 raise RunError(f"{folder}: {part.name} of the final model is not that of version {version}")
+        check_results(folder, self._record)
         return Verdict(version, self._updates, made)
+
+
+def check_results(folder: Path, record: Record) -> None:
+    """Raise `RunError` unless the files that were made of the record, as far as they are there, are its."""
+    for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
+        if (path := folder / name).is_file() and path.read_bytes() != text.encode():
+            raise RunError(f"{path} is not what the record gives")
+    if (path := folder / REPORT_FILE).is_file() and not is_whole(path.read_bytes()):
+        raise RunError(f"{path} is not as it was written")
 
 
 def _same(here: Any, there: Any) -> bool:

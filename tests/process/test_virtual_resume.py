@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import edgefl
-from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training
+from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training, files
 from edgefl.core.events import Joined, Left
 from edgefl.experiment import Cells, Churn
+from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import IncidentRow, Record
 from edgefl.run import supervisor
@@ -262,11 +262,11 @@ def sql(statement: str) -> Callable[[Path], None]:
 
 def other_model(folder: Path) -> None:
     path = folder / "checkpoints" / "final.safetensors"
-    tensors = load_file(path)
+    metadata, tensors = checkpoint.read_sealed(path)
     name = sorted(tensors)[0]
     first = tensors[name].reshape(-1)
     first[0] = np.nextafter(first[0], np.float32(np.inf))
-    save_file(tensors, path)
+    files.replace(path, checkpoint._safetensors(tensors, metadata))
 
 
 def no_model(folder: Path) -> None:
@@ -278,6 +278,16 @@ def other_seed(folder: Path) -> None:
     text = path.read_text()
     assert "seed = 0" in text
     path.write_text(text.replace("seed = 0", "seed = 1"))
+
+
+def other_summary(folder: Path) -> None:
+    path = folder / "summary.json"
+    path.write_text(path.read_text().replace('"versions": 12', '"versions": 13'))
+
+
+def other_report(folder: Path) -> None:
+    path = folder / "report.html"
+    path.write_bytes(path.read_bytes().replace(b"12", b"13", 1))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +308,8 @@ def other_seed(folder: Path) -> None:
         (sql("UPDATE evaluations SET loss = 0.0 WHERE version = 12"), "version 12 has loss"),
         (other_model, "is not that of version 12"),
         (no_model, "cannot be read"),
-        (other_seed, "version 0 has loss"),
+        (other_summary, "summary.json is not what the record gives"),
+        (other_report, "report.html is not as it was written"),
     ],
 )
 def test_changes_are_named(finished: Path, tmp_path: Path, change: Callable[[Path], None], says: str) -> None:
@@ -307,6 +318,13 @@ def test_changes_are_named(finished: Path, tmp_path: Path, change: Callable[[Pat
     change(folder)
     with pytest.raises(RunError, match=says):
         verify(folder)
+
+
+def test_another_experiment_is_no_verdict_on_this_one(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    other_seed(tmp_path / "run")
+    with pytest.raises(edgefl.ConfigError, match="not what this run began with"):
+        verify(tmp_path / "run")
 
 
 def test_a_run_that_has_not_ended_is_refused(finished: Path, tmp_path: Path) -> None:

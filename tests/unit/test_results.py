@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
-from safetensors.numpy import save_file
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import write_text
+from edgefl.parameters import checkpoint
+from edgefl.parameters.checkpoint import SavedState
 from edgefl.results import summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
@@ -459,8 +460,8 @@ def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the run did not end"):
         result.model()
     path = tmp_path / "checkpoints" / "final.safetensors"
-    path.parent.mkdir()
-    save_file({"w": np.arange(6, dtype=np.float32).reshape(2, 3)}, path)
+    state = SavedState(0, 0, 0.0, 0.0, np.arange(6, dtype=np.float32), [], {})
+    checkpoint.write(path.parent, state, [("w", [2, 3], 0)], final=True)
     assert result.model()["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     path.write_bytes(b"garbage!" * 4)
     with pytest.raises(ConfigError, match=r"final\.safetensors cannot be read"):

@@ -1,0 +1,69 @@
+"""A flipped bit in any file of a run is noticed, or changes nothing; without the seals it would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.parameters import checkpoint
+from edgefl.results import seal
+from tests.fault import disk
+from tests.fault.bit_flips import GOOD, NOTICED, Flip, Reader, commanded, flips, killed
+from tests.fault.conftest import Recorded
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(params=["finished", "killed"])
+def folder(request: pytest.FixtureRequest, recorded: Recorded, tmp_path: Path) -> Path:
+    """A run's folder."""
+    if request.param == "finished":
+        return recorded.folder
+    disk.write(killed(recorded.changes), tmp_path / "killed")
+    return tmp_path / "killed" / "run"
+
+
+def test_no_flipped_bit_gives_another_result(folder: Path, tmp_path: Path) -> None:
+    read = Reader(folder, tmp_path / "spoilt")
+    found = Counter(map(read, flips(folder, 400)))
+    assert found.keys() <= set(GOOD)
+    assert found[NOTICED] > 100
+
+
+@pytest.mark.slow
+def test_commands_say_it_in_one_line(folder: Path, tmp_path: Path) -> None:
+    for flip in flips(folder, 5, seed=1):
+        found = commanded(folder, flip, tmp_path / "run")
+        assert found.endswith((": exit code 0", ": one line")), found
+
+
+def results(read: Reader, name: str, part: float = 1.0) -> Iterator[str]:
+    """What becomes of bits of a file, or of its first part."""
+    size = int(8 * (read.whole / name).stat().st_size * part)
+    return (read(Flip(name, bit)) for bit in range(0, size, size // 400))
+
+
+def test_a_checkpoint_whose_header_is_not_sealed_is_caught(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was before the seal covered versions, times and places of updates."""
+    read = Reader(recorded.folder, tmp_path / "spoilt")
+    newest = max((recorded.folder / "checkpoints").glob("journal-*"))
+    with checkpoint.safe_open(newest, framework="numpy") as file:
+        metadata = file.metadata()
+    sealed = {key: value for key, value in metadata.items() if key != "seal"}
+    real = checkpoint._seal
+    monkeypatch.setattr(checkpoint, "_seal", lambda tensors, _: real(tensors, sealed))
+    found = results(read, f"checkpoints/{newest.name}", 0.01)
+    assert any(said.startswith("another result") for said in found)
+
+
+def test_a_record_without_a_seal_is_caught(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Reader(recorded.folder, tmp_path / "spoilt")
+    monkeypatch.setattr(seal, "check", lambda record: None)
+    assert any(said.startswith("another result") for said in results(read, "record.sqlite"))
