@@ -65,6 +65,7 @@ setup(
         "edgefl.kernels": ["*.pyi"],
         "edgefl.lab": ["*.pyi"],
         "edgefl.results": ["*.css"],
+        "edgefl.run": ["*.html"],
         "edgefl._kernels_src": ["*.c", "*.cu", "*.cuh", "*.h"],
         "edgefl._profiles": ["**/*.toml", "**/*.trace", "**/*.csv"],
         "edgefl._experiments": ["**/*.toml"],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +26,11 @@ AcceptInvalid = Annotated[
 INVALID = 3
 """Exit code of a run that is done and whose emulation missed its bounds."""
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+Web = Annotated[bool, typer.Option("--web", help="Show the run live as a page, to this machine only.")]
+WebPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; implies --web. Default: any."),
+]
 
 
 class Interrupted(EdgeflError):
@@ -54,6 +61,8 @@ def run(
         ),
     ] = None,
     accept_invalid: AcceptInvalid = False,
+    web: Web = False,
+    web_port: WebPort = None,
     quiet: Quiet = False,
 ) -> int:
     """Run one experiment."""
@@ -65,25 +74,33 @@ def run(
     from edgefl.run import supervisor
 
     base = file.parent.absolute()
-    while True:
-        try:
-            valid = _finish(partial(supervisor.run, experiment, folder, quiet, base), folder, quiet)
-            return 0 if valid or accept_invalid else INVALID
-        except FolderTaken:
-            if out is not None:
-                raise
-            folder = new_run_folder(experiment.name)  # another run was started at the same moment
+    with _page(web, web_port) as page:
+        while True:
+            try:
+                begin = partial(supervisor.run, experiment, folder, quiet, base, page)
+                valid = _finish(begin, folder, quiet)
+                return 0 if valid or accept_invalid else INVALID
+            except FolderTaken:
+                if out is not None:
+                    raise
+                folder = new_run_folder(experiment.name)  # another run was started at the same moment
 
 
-def resume(folder: RunFolder, accept_invalid: AcceptInvalid = False, quiet: Quiet = False) -> int:
+def resume(
+    folder: RunFolder,
+    accept_invalid: AcceptInvalid = False,
+    web: Web = False,
+    web_port: WebPort = None,
+    quiet: Quiet = False,
+) -> int:
     """Carry on with a run after a crash or Ctrl-C.
 
     A run that was killed before its first checkpoint starts again.
     """
     from edgefl.run import supervisor
 
-    with damaged(str(folder)):
-        valid = _finish(lambda: supervisor.resume(folder, quiet), folder, quiet)
+    with _page(web, web_port) as page, damaged(str(folder)):
+        valid = _finish(lambda: supervisor.resume(folder, quiet, page), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
 
 
@@ -155,6 +172,18 @@ def verify(
     else:
         say("no update arrived in this run; its model is still the first one, and that is the same")
     say(f"model_sha256 {found.model_sha256}")
+
+
+@contextmanager
+def _page(web: bool, port: int | None) -> Iterator[socket.socket | None]:
+    """The socket on which the run is shown, where it is to be."""
+    if not web and port is None:
+        yield None
+        return
+    from edgefl.run.web import listening
+
+    with listening(port or 0) as page:
+        yield page
 
 
 def _free(out: Path) -> Path:

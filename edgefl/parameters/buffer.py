@@ -44,6 +44,14 @@ WORDS = 8
 """64-bit words in the header of a ring entry or slot: one line of the processor's cache."""
 
 
+class TripPhase:
+    """The part of a trip that a client is in, once it has fetched the model: said in ``fetched``."""
+
+    DOWN = 1
+    COMPUTE = 2
+    UP = 3
+
+
 class SlotState:
     """State of a slot: no writer, the client that it is leased to, or none until it is released."""
 

@@ -494,6 +494,24 @@ class Record:
             return rows[0]
         raise KeyError(f"no trip has task {task}")
 
+    def phone(
+        self, client: int, trips: int, incidents: int, tasks: int
+    ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
+        """A client's row, its last ``trips`` among the last ``tasks`` of all, and its last ``incidents``.
+
+        Newest first, and found without reading the rest; no row while the fleet is not on record.
+        """
+        rows = self._rows(ClientRow, "clients WHERE client = ?", (client,))
+        since = "(SELECT COALESCE(MAX(task), 0) FROM trips) - ?"
+        last = f"trips WHERE client = ? AND task > {since} ORDER BY task DESC LIMIT ?"
+        return (
+            next(iter(rows), None),
+            self._rows(TripRow, last, (client, tasks, trips)),
+            self._rows(
+                IncidentRow, "incidents WHERE client = ? ORDER BY id DESC LIMIT ?", (client, incidents)
+            ),
+        )
+
     def events(self) -> Iterator[tuple[int, Event]]:
         """The journal, with each event's number, in order."""
         with self._errors():

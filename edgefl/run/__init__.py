@@ -16,5 +16,6 @@ update          train → amplify → write → checksum, for all of them
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers
 channel         pipes between supervisor, zygote and server; control is their language
 process         the start of a child process
+web             the live page: what the supervisor tells web_process, which serves web_page by web_http
 verify          a finished run, made again from its journal
 """

@@ -22,7 +22,7 @@ from edgefl.limits.confinement import ClientLimits
 from edgefl.limits.held import Cost, HeldPhase
 from edgefl.limits.memory import peak_resident_mib
 from edgefl.limits.pacing import Pacer, Phase
-from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.parameters.buffer import ParameterBuffer, TripPhase
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection, Frame
@@ -97,7 +97,7 @@ class ClientProcess:
                 self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
             room = self._own
         self._raw = room
-        self._buffer.fetched[task.slot] = 1
+        self._buffer.fetched[task.slot] = TripPhase.DOWN
         end = None if task.cut is None else task.cut.end
         plan = workload.plan(task.client, task.trip, end, task.condition)
         vector = workload.flat.whole
@@ -111,6 +111,7 @@ class ClientProcess:
             vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
 
         down = move(pacer, plan.down, load, workload.share(task.client, "down"))
+        self._buffer.fetched[task.slot] = TripPhase.COMPUTE
         paced = plan.compute(pacer)
         phase: Phase | HeldPhase = paced  # the training's: it waits, or the governor holds the process
         if self._governor is not None and self._cost is not None and plan.work_s:
@@ -130,6 +131,7 @@ class ClientProcess:
             compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
         if failpoints.armed():
             self._fail(task)
+        self._buffer.fetched[task.slot] = TripPhase.UP
         share = workload.share(task.client, "up")
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b), share)
         if base is not self._copy:

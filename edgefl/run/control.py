@@ -14,6 +14,7 @@ import msgspec
 from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
 from edgefl.learning.operations import BatchWork
+from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
 from edgefl.strategies.base import Client
 
@@ -22,6 +23,8 @@ CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
 
+ABSENT, IDLE = range(2)
+"""States of a client; on a trip it is IDLE and the trip's phase more."""
 OUT_OF_MEMORY = "device out of memory"
 """Start of the reason why a process ended that was killed at its memory limit."""
 
@@ -63,6 +66,37 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     config: bool
     """True if the experiment is at fault (exit code 2), False if the run is (exit code 1)."""
+
+
+# ---- supervisor → web process ------------------------------------------------------------------
+
+
+class Shown(msgspec.Struct, frozen=True, tag="shown"):
+    """The run that is shown, and its folder."""
+
+    experiment: Experiment
+    folder: str
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """What goes on, as `RunView.say` takes it."""
+
+    text: str
+
+
+class Described(msgspec.Struct, frozen=True, tag="described"):
+    """The fleet, the workload in words, and the time scale."""
+
+    fleet: list[tuple[str, str, int]]
+    """Profile, network and count of clients, in the clients' order."""
+    workload: str
+    scale: TimeScale
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The run is over; how, in a word or two."""
+
+    outcome: str
 
 
 # ---- supervisor → zygote -----------------------------------------------------------------------
@@ -161,6 +195,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """Servers of this run before this one, which were killed."""
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
+    states: bool = False
+    """Tell each client's state, for somebody who looks: `Progress.states`."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
@@ -204,6 +240,8 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     incidents: int
     by_profile: dict[str, list[int]]
     """Profile → [idle, training, absent, trips]."""
+    states: bytes = b""
+    """By client `ABSENT`, or `IDLE` and the `TripPhase` of its trip; now and then, if `Serve` asks for it."""
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
@@ -217,4 +255,5 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     interrupted: bool
 
 
+ToWeb = Shown | Said | Described | Progress | Ended
 FromServer = Listening | Progress | Replace | Expel | Finished | Refused

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
 from edgefl.run import control, messages, resume
@@ -27,6 +29,10 @@ from edgefl.run.timeline import Delivery, Happening, Restored, Timeline
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
+STATES_EVERY = 4
+"""Reports of progress to one that tells the clients' states, where somebody asks for them."""
+MOST_STATES = 100_000
+"""Clients whose states are told, at most."""
 CHECKPOINT_SHARE = 0.05
 """Most of the time that checkpoints may take."""
 
@@ -56,6 +62,7 @@ class ServerLoop:
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
         self._interrupted = self._started = False
+        self._reports = 0
 
     def run(self) -> None:
         """Serve until the run is over, then leave the record and a checkpoint behind."""
@@ -196,7 +203,12 @@ class ServerLoop:
         before = self._watch.to("report")
         connected = sum(peer.ready for peer in self._peers.of(*CLIENTS)) if not self._started else None
         incidents = sum(self._roster.incidents.values())
-        self._channel.tell(self._gauge.progress(self._core, self._clock, connected, incidents))
+        progress = self._gauge.progress(self._core, self._clock, connected, incidents)
+        wanted = self._plan.states and len(self._plan.clients) <= MOST_STATES
+        if wanted and (self._stopped is not None or self._reports % STATES_EVERY == 0):
+            progress = msgspec.structs.replace(progress, states=self._timeline.states())
+        self._reports += 1
+        self._channel.tell(progress)
         self._watch.to(before)
 
     def _checkpoint(self, *, final: bool = False) -> None:

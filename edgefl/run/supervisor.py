@@ -15,6 +15,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Collection, Iterator
@@ -51,6 +52,7 @@ from edgefl.run.fork_server import ForkServer
 from edgefl.run.process import Child, start_process
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.run.view import RunView, make_view
+from edgefl.run.web import with_page
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -67,6 +69,7 @@ def run(
     out: Path,
     quiet: bool = False,
     base: Path | None = None,
+    web: socket.socket | None = None,
     *,
     workload: str | None = None,
     fork_server: ForkServer | None = None,
@@ -75,6 +78,7 @@ def run(
 
     ``workload`` names another class for what the clients compute than `zygote.WORKLOAD`, for measurements.
     A ``fork_server`` starts the run's processes warm.
+    ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page while it goes on.
 
     Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
@@ -84,7 +88,7 @@ def run(
     out = out.absolute()
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
-        view = make_view(experiment, quiet)
+        view = with_page(make_view(experiment, quiet), web, out)
         return _Supervisor(
             experiment, out, base, view, enforcement, lock, workload=workload, fork_server=fork_server
         ).run()
@@ -105,7 +109,13 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     return experiment
 
 
-def resume(folder: Path, quiet: bool = False, *, fork_server: ForkServer | None = None) -> Result:
+def resume(
+    folder: Path,
+    quiet: bool = False,
+    web: socket.socket | None = None,
+    *,
+    fork_server: ForkServer | None = None,
+) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
     Of a run that was killed between its end and its summary the results that are missing are written.
@@ -126,7 +136,7 @@ def resume(folder: Path, quiet: bool = False, *, fork_server: ForkServer | None 
         else:
             run_folder.clear(folder)
             run_folder.begin(folder, base)
-        view = make_view(experiment, quiet)
+        view = with_page(make_view(experiment, quiet), web, folder)
         return _Supervisor(
             experiment, folder, base, view, enforcement, lock, resuming=begun, fork_server=fork_server
         ).run()
@@ -385,6 +395,7 @@ class _Supervisor:
             load=scale.load,
             workers=self._workers,
             resume=self.resuming,
+            states=self._view.states,
         )
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
         self._buffer = ParameterBuffer.create(shape)

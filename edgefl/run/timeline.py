@@ -107,6 +107,19 @@ class Timeline:
     def flush(self) -> None:
         """Send what waits to be sent."""
 
+    def phase(self, task: int) -> int:
+        """Returns the part of its trip that a running task is in now, one of `TripPhase`."""
+        raise NotImplementedError
+
+    def states(self) -> bytes:
+        """Returns each client's state, a byte a client, as `control.Progress` tells it."""
+        states = bytearray(self.core.present)  # IDLE where it is there
+        for client in self.core.running:
+            task = self.core.task_of(client)
+            assert task is not None
+            states[client] = control.IDLE + self.phase(task)
+        return bytes(states)
+
     def ready(self, peer: Peer) -> Iterator[Happening]:
         """A process that takes another's place is there: a worker waits for the next `flush`."""
         return iter(())

@@ -78,6 +78,8 @@ class RunView:
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
+        self.states = False
+        """Each client's state is wanted: `control.Progress.states`."""
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""

@@ -18,7 +18,7 @@ from edgefl.core.events import Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import Trips, joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
-from edgefl.parameters.buffer import SlotState
+from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Died, Dispatch
@@ -38,6 +38,7 @@ class Trip(msgspec.Struct):
 
     task: messages.Task
     plan: TripPlan
+    sent_s: float
     took: tuple[float, float] | None = None
     """Seconds of download and upload where they were not known at the start: links are shared."""
     cancelled: bool = False
@@ -154,7 +155,7 @@ class VirtualTimeline(Timeline):
         plan = None if dynamics is None else dynamics.plan(client)
         if plan is None:
             plan = self.trips.plan(client, task.trip, None if task.cut is None else task.cut.end)
-        trip = self._under_way[task.task] = Trip(task, plan)
+        trip = self._under_way[task.task] = Trip(task, plan, sent_s)
         breaks_s = plan.breaks_s
         due_s = sent_s + min(plan.total_s, breaks_s)
         if dynamics is not None and dynamics.lost_at_s(client) < due_s:
@@ -175,6 +176,14 @@ class VirtualTimeline(Timeline):
         trip.cancelled, trip.doomed = True, False
         self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
         self._give_up(task)
+
+    def phase(self, task: int) -> int:
+        trip = self._under_way[task]
+        down_s = trip.plan.down_s if trip.took is None else trip.took[0]
+        past_s = self.clock.now_s() - trip.sent_s - down_s
+        if past_s < 0:
+            return TripPhase.DOWN
+        return TripPhase.COMPUTE if past_s < trip.plan.compute_s else TripPhase.UP
 
     def _give_up(self, task: int) -> None:
         if (worker := self._dispatch.held_by(task)) is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edgefl.core.events import Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
+from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import JOIN, LEAVE, TICK, Due
 from edgefl.run.durability import WriteAhead
@@ -63,6 +64,10 @@ class WallTimeline(Timeline):
                 frames = self.gate.transport.model_frames(task.entry)
                 if self.gate.send(peer, task, frames) and frames:
                     self.aggregator.fetched(task.slot)
+
+    def phase(self, task: int) -> int:
+        fetched = self.aggregator.buffer.fetched[self.aggregator.leases[task].slot]
+        return fetched or TripPhase.DOWN
 
     def cancel(self, client: int, task: int) -> None:
         self.flush()

@@ -133,9 +133,9 @@ def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: 
     (here / "o").mkdir()  # an empty folder will do
     changes = ["--set", "seed=2", "--set", "name=n", "--seed", "3", "--clock", "wall"]
     assert edgefl.shows("run", "e.toml", *changes, "--out", "o", "-q") == ""
-    [(experiment, folder, quiet, base)] = runs
+    [(experiment, folder, quiet, base, page)] = runs
     assert (experiment.seed, experiment.name, experiment.clock.kind) == (3, "n", "wall")
-    assert (folder, quiet, base) == (Path("o"), True, here)
+    assert (folder, quiet, base, page) == (Path("o"), True, here, None)
 
 
 def test_runs_go_to_a_folder_of_their_own(here: Path, runs: Calls) -> None:
@@ -295,7 +295,7 @@ def test_resume_and_compare_call_what_they_should(
     calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
     edgefl.shows("resume", "old", "-q")
-    assert calls == [(Path("old"), True)]
+    assert calls == [(Path("old"), True, None)]
     with monkeypatch.context() as bad:
         bad.setitem(SUMMARY, "fidelity", {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False})
         assert edgefl.refuses(3, "resume", "old", "-q").startswith("INVALID: ")

@@ -1,0 +1,115 @@
+"""The live page's half in the supervisor: it starts the process that serves the page, and tells it the news.
+
+Nothing here waits for that process: a page that is behind misses a picture, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self
+
+from edgefl.devices.fleet import ClientInfo
+from edgefl.errors import ConfigError
+from edgefl.limits.capacity import TimeScale
+from edgefl.run import control
+from edgefl.run.channel import Channel
+from edgefl.run.process import start_process
+from edgefl.run.view import RunView
+from edgefl.terminal import say
+
+GRACE_S = 5.0
+"""Time that the process is given to tell its readers of the end."""
+
+
+def listening(port: int = 0) -> socket.socket:
+    """A socket that listens on this machine's own address; port 0 is any that is free.
+
+    Raises `ConfigError` where the port cannot be had.
+
+    >>> with listening() as page:
+    ...     page.getsockname()[0]
+    '127.0.0.1'
+    """
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        why = error.strerror or str(error)
+        raise ConfigError(f"--web-port {port}: {why}; another port is allowed, or 0 for any") from None
+    return found
+
+
+def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
+    """Returns a view that shows the run as ``view`` does, and as a page to those who ask the ``listener``."""
+    return view if listener is None else _PageView(view, listener, folder)
+
+
+class _PageView(RunView):
+    """Passes everything on: to the view that was there, and to the process that serves the page."""
+
+    def __init__(self, view: RunView, listener: socket.socket, folder: Path) -> None:
+        super().__init__(view.experiment)
+        self.states = True
+        self._view, self._listener, self._folder = view, listener, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel[Any]
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        self._view.say(text)
+        self._tell(control.Said(text))
+
+    def describe(
+        self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
+    ) -> None:
+        super().describe(clients, prepared, scale, remark)
+        self._view.describe(clients, prepared, scale, remark)
+        groups = groupby((info.profile, info.network) for info in clients)
+        fleet = [(*kind, sum(1 for _ in of_kind)) for kind, of_kind in groups]
+        self._tell(control.Described(fleet, self.workload, scale))
+
+    def update(self, progress: control.Progress) -> None:
+        super().update(progress)
+        self._view.update(progress)
+        self._tell(progress)
+
+    def __enter__(self) -> Self:
+        with self._listener as listener:
+            fd = listener.fileno()
+            self._process, self._channel = start_process(
+                "edgefl.run.web_process", None, dict(os.environ), str(fd), inherited=[fd]
+            )
+            say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}/", err=True)
+        self._tell(control.Shown(self.experiment, str(self._folder)))
+        self._tell(control.Said(self.note))
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._view.__exit__(kind, error, trace)
+        finally:
+            self._tell(control.Ended(self._view.outcome(error)))
+            self._channel.close()
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+            self._process.kill()
+            self._process.wait()
+
+    def _tell(self, message: control.ToWeb) -> None:
+        """Tell the process, unless it is not there or has fallen behind."""
+        if self._process is not None and self._channel.has_room:
+            self._channel.tell(message)

@@ -1,0 +1,130 @@
+"""A web server for one page on this machine: GET of a few paths, all that a stranger may do bounded.
+
+At most so many connections, so many bytes of a request, so long to send it, so long to read the answer; one
+request a connection. It answers only who calls it by this machine's own name, so that no other site's script
+reaches it by pointing a name of its own here (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import NamedTuple
+
+MOST_CONNECTIONS = 64
+MOST_HEAD_BYTES = 8192
+PATIENCE_S = 10.0
+"""Time that a client is given to send its request, and to read what it was sent."""
+NAMES = ("127.0.0.1", "localhost")
+"""What a request may call this machine, whatever the port: a tunnel's may be another."""
+HEADERS = (
+    "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+    "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
+)
+
+
+class WebReply(NamedTuple):
+    """The answer to a path: a body, or one that comes part by part."""
+
+    kind: str
+    """Its Content-Type."""
+    body: bytes | AsyncIterator[bytes]
+    headers: str = ""
+
+
+Answer = Callable[[str], WebReply | None]
+"""The reply for a path, or None: there is nothing."""
+
+
+class _Refused(Exception):
+    def __init__(self, status: HTTPStatus, headers: str = "") -> None:
+        super().__init__(status)
+        self.status, self.headers = status, headers
+
+
+class WebServer:
+    """Answers on one listening socket until `close`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+
+    async def start(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._connected, sock=listener, limit=MOST_HEAD_BYTES)
+
+    async def close(self, patience_s: float) -> None:
+        """Take no more requests; give the last answers that long to be read, then drop their connections."""
+        self._server.close()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=patience_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            try:
+                reply = await self._reply(reader)
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {reply.kind}\r\n{reply.headers}"
+            except _Refused as refused:
+                status = refused.status
+                reply = WebReply("text/plain; charset=utf-8", f"{status.phrase}\n".encode())
+                head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {reply.kind}\r\n"
+                head += refused.headers
+            if isinstance(reply.body, bytes):
+                head += f"Content-Length: {len(reply.body)}\r\n"
+                await _send(writer, f"{head}{HEADERS}\r\n".encode() + reply.body)
+            else:
+                await _send(writer, f"{head}{HEADERS}\r\n".encode())
+                async for part in reply.body:
+                    await _send(writer, part)
+            async with asyncio.timeout(PATIENCE_S):
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, TimeoutError):
+            pass  # whoever asked is gone, or too slow
+        finally:
+            writer.transport.abort()
+
+    async def _reply(self, reader: asyncio.StreamReader) -> WebReply:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise _Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE) from None
+        request, *lines = head.decode("latin-1").split("\r\n")
+        method, _, rest = request.partition(" ")
+        path, _, version = rest.partition(" ")
+        if version not in ("HTTP/1.0", "HTTP/1.1"):
+            raise _Refused(HTTPStatus.BAD_REQUEST)
+        hosts = [value.strip() for name, _, value in (line.partition(":") for line in lines)
+                 if name.lower() == "host"]  # fmt: skip
+        if len(hosts) != 1 or hosts[0].lower().partition(":")[0] not in NAMES:
+            raise _Refused(HTTPStatus.MISDIRECTED_REQUEST)
+        if method != "GET":
+            raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET\r\n")
+        reply = self._answer(path)
+        if reply is None:
+            raise _Refused(HTTPStatus.NOT_FOUND)
+        return reply
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    with suppress(ConnectionResetError):
+        async with asyncio.timeout(PATIENCE_S):
+            await writer.drain()
+            return
+    raise EOFError

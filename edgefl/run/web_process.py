@@ -1,0 +1,367 @@
+"""The process that serves a run's live page: the supervisor tells it the figures, the record the rest.
+
+It reads the record as anyone may, takes the processor only when the clients leave it, and goes with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import math
+import os
+import socket
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from html import escape
+from importlib import resources
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.devices.fleet import device_of
+from edgefl.errors import EdgeflError
+from edgefl.experiment import Experiment
+from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
+from edgefl.results.tables import html_table, many, number, percent, seconds
+from edgefl.run import control
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.process import become_child
+from edgefl.run.view import PACE_S, RunView
+from edgefl.run.web_http import WebReply, WebServer
+
+HTML = "text/html; charset=utf-8"
+EVERY_S = 0.9
+"""Time between two pictures at least."""
+FAREWELL_S = 2.0
+"""Time that readers are given to take in the last picture."""
+MOST_POINTS = 600
+"""Points of a curve at most: beyond, every second one is left out."""
+RECENT = 200
+"""Trips whose staleness is averaged for a point."""
+LAST_TRIPS, LAST_INCIDENTS = 12, 6
+"""Rows of a phone's page."""
+LAST_TASKS = 500_000
+"""Tasks among which a phone's last trips are looked for."""
+STATES = ("absent", "idle", "downloading", "training", "uploading")
+"""By `control.Progress.states`."""
+
+
+def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
+    become_child(parent_pid, "edgefl-web")
+    os.nice(10)  # the host is the clients'
+    channel: Channel[control.ToWeb] = Channel.inherit(channel_fd, control.ToWeb)
+    try:
+        shown = channel.receive()
+    except Closed:
+        return 1
+    assert isinstance(shown, control.Shown)
+    with socket.socket(fileno=listener_fd) as listener:
+        asyncio.run(_serve(channel, LivePage(shown.experiment, Path(shown.folder)), listener))
+    return 0
+
+
+async def _serve(channel: Channel[control.ToWeb], page: LivePage, listener: socket.socket) -> None:
+    ended = asyncio.Event()
+
+    def news() -> None:
+        try:
+            for message in channel.receive_ready():
+                page.take(message)
+        except Closed:
+            asyncio.get_running_loop().remove_reader(channel.fileno())
+            ended.set()
+
+    server = WebServer(page.answer)
+    await server.start(listener)
+    asyncio.get_running_loop().add_reader(channel.fileno(), news)
+    news()  # what came together with the first message
+    await ended.wait()
+    page.end("ended")
+    await server.close(FAREWELL_S)
+
+
+def document() -> tuple[str, str, str]:
+    """The page, one document with its style and script: what is before its first picture, and what behind.
+
+    And the header that lets no other script run in it, and nothing be asked of anybody else.
+    """
+    text = resources.files("edgefl.run").joinpath("web_page.html").read_text(encoding="utf-8")
+    style = resources.files("edgefl.results").joinpath("page.css").read_text(encoding="utf-8")
+    text = text.replace("/* page.css */", style)
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    before, _, behind = text.partition("/* picture */")
+    return before, behind, f"Content-Security-Policy: {policy}\r\n"
+
+
+class LivePage:
+    """The state of the page: what the supervisor told, the curves so far, and the paths that show it."""
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self._experiment, self._folder = experiment, folder
+        self._view = RunView(experiment)
+        self._document = document()
+        self._fleet: list[tuple[str, str, int]] = []
+        self._states = b""
+        self._curve: list[tuple[float, ...]] = []
+        """Emulated s, wall s, trips, share of the way, mean staleness of late, median and p95 error."""
+        self._drawn_s = -math.inf
+        self._ended = ""
+        self._picture = b""
+        self._new = asyncio.Event()
+
+    def take(self, message: control.ToWeb) -> None:
+        """Take in what the supervisor says; at most one picture a second comes of it."""
+        match message:
+            case control.Said(text=text):
+                self._view.say(text)
+            case control.Described():
+                self._fleet, view = message.fleet, self._view
+                view.total = sum(count for _, _, count in message.fleet)
+                view.workload, view.scale = message.workload, message.scale
+                view.note = "starting the clients"
+            case control.Progress():
+                self._view.update(message)
+                self._states = message.states or self._states
+                if time.monotonic() - self._drawn_s < EVERY_S:
+                    return
+                self._add_point(message)
+            case control.Ended(outcome=outcome):
+                self._ended = outcome
+            case control.Shown():
+                pass
+        self._drawn_s = time.monotonic()
+        self._draw()
+
+    def end(self, outcome: str) -> None:
+        """The supervisor is gone."""
+        self._ended = self._ended or outcome
+        self._draw()
+
+    def _draw(self) -> None:
+        self._picture = b""
+        new, self._new = self._new, asyncio.Event()
+        new.set()
+
+    def _drawn(self) -> bytes:
+        """The last picture as JSON, made once for all who look."""
+        self._picture = self._picture or msgspec.json.encode(self.picture())
+        return self._picture
+
+    def answer(self, path: str) -> WebReply | None:
+        """The reply to a request: the page, its pictures as they are drawn, or one phone."""
+        if path == "/":
+            before, behind, policy = self._document
+            picture = self._drawn().replace(b"<", b"\\u003c")
+            return WebReply(HTML, before.encode() + picture + behind.encode(), policy)
+        if path == "/events":
+            return WebReply("text/event-stream", self._pictures())
+        name, _, digits = path.rpartition("/")
+        if name == "/phone" and digits.isascii() and digits.isdigit() and len(digits) <= 9:
+            client = int(digits)
+            if client < self._view.total:
+                return WebReply(HTML, self._phone(client).encode())
+        return None
+
+    async def _pictures(self) -> AsyncIterator[bytes]:
+        while True:
+            new, ended = self._new, self._ended
+            yield b"data: " + self._drawn() + b"\n\n"
+            if ended:
+                return
+            await new.wait()
+
+    def _add_point(self, progress: control.Progress) -> None:
+        if progress.connected is not None:
+            return
+        (staleness,) = self._select(
+            "SELECT AVG(staleness) FROM (SELECT staleness FROM trips WHERE staleness IS NOT NULL "
+            f"ORDER BY task DESC LIMIT {RECENT})"
+        ) or [(None,)]
+        known = (staleness[0], progress.fidelity_median, progress.fidelity_p95)
+        share = self._view.goal(progress).share
+        numbers = (math.nan if value is None else value for value in known)
+        self._curve.append((progress.emulated_s, progress.wall_s, progress.trips, share, *numbers))
+        if len(self._curve) > MOST_POINTS:
+            del self._curve[1:-1:2]
+
+    def _select(self, statement: str) -> list[tuple[Any, ...]]:
+        try:
+            with Record(self._folder) as record:
+                return record.select(statement)
+        except EdgeflError:  # there is none yet
+            return []
+
+    # ---- the picture of now --------------------------------------------------------------------
+
+    def picture(self) -> dict[str, Any]:
+        """The page's content, as its script takes it."""
+        view, progress = self._view, self._view.progress
+        about = [f"{self._experiment.clock.kind} clock"]
+        if view.scale is not None:
+            scale = f"time scale {view.scale.value:.3g}"
+            about += [scale] * (self._experiment.clock.kind == "wall")
+            about += [many(view.total, "phone"), view.workload]
+        found: dict[str, Any] = {
+            "title": view.title,
+            "sub": ", ".join(about),
+            "note": view.note,
+            "ended": self._ended,
+            "report": str(self._folder / "report.html"),
+            "fleet": self._fleet,
+            "states": "".join(map(str, self._states)),
+            "names": STATES,
+        }
+        if progress is not None:
+            goal = view.goal(progress)
+            found["goal"] = {"share": goal.share, "text": goal.text, "left": self._left(goal.steady)}
+            found["cards"] = self._cards(progress)
+            found["charts"] = self._charts()
+        return found
+
+    def _left(self, steady: bool) -> str:
+        """The time that is left at the pace of the last minutes, in words; empty while nobody can tell."""
+        if not steady or len(self._curve) < 3 or self._ended:
+            return ""
+        last = self._curve[-1]
+        first = self._curve[bisect_left(self._curve, last[1] - PACE_S, key=lambda point: point[1])]
+        gained, took_s = last[3] - first[3], last[1] - first[1]
+        return f"{seconds((1 - last[3]) * took_s / gained)} left" if gained > 0 else ""
+
+    def _cards(self, progress: control.Progress) -> list[tuple[str, str, str, str]]:
+        """Name, figure, note and tone of each headline card."""
+        view, fidelity = self._view, self._view.fidelity(progress)
+        figures = view.figures(progress)
+        own = [f"{name} {number(value, 4)}" for name, value in progress.metrics.items()]
+        loss = [f"loss {number(progress.loss)}"] if progress.loss is not None else []
+        lost = [f"{progress.dropped:,} dropped"] * bool(progress.dropped)
+        lost += [f"{many(progress.incidents, 'process')} failed"] * bool(progress.incidents)
+        invalid = fidelity == "INVALID"
+        why = view.reason(progress) if invalid else f"error {figures['error']}" if "error" in figures else ""
+        learned = ("Accuracy", percent(progress.accuracy), ", ".join([*loss, *own]) or "not measured yet", "")
+        if progress.accuracy is None and loss:
+            learned = ("Loss", number(progress.loss), ", ".join(own) or "no accuracy", "")
+        return [
+            learned,
+            ("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost", ""),
+            ("Throughput", f"{number(self._rate())}/s", "trips, of late", ""),
+            ("Version", f"{progress.version:,}", "of the global model", ""),
+            ("Staleness", number(progress.staleness_mean), f"mean; {progress.staleness_max:,} max", ""),
+            ("Emulated time", seconds(progress.emulated_s), f"{seconds(progress.wall_s)} on the wall", ""),
+            ("Fidelity", fidelity or "–", why, "bad" if invalid else "good" if fidelity == "VALID" else ""),
+        ]
+
+    def _rate(self) -> float | None:
+        """Trips a wall second over the last few points."""
+        if len(self._curve) < 2:
+            return None
+        first, last = self._curve[max(0, len(self._curve) - 6)], self._curve[-1]
+        return (last[2] - first[2]) / (last[1] - first[1]) if last[1] > first[1] else None
+
+    def _charts(self) -> list[dict[str, Any]]:
+        """The curves over emulated time: a title, how to write a value, and a line for each series."""
+        rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
+        rows = rows[:: -(-len(rows) // MOST_POINTS)] if rows else []
+        at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        now_s, wall_s, trips, _, staleness, median, p95 = np.array(self._curve).reshape(-1, 7).T
+        rate = np.divide(np.diff(trips), np.diff(wall_s), out=np.zeros(max(0, trips.size - 1)),
+                         where=np.diff(wall_s) > 0)  # fmt: skip
+        return [
+            _chart("Accuracy", "of the global model on the server's test examples", "share",
+                   ("accuracy", at_s, accuracy)),
+            _chart("Loss", "of the global model on the server's test examples", "", ("loss", at_s, loss)),
+            _chart("Throughput", "client trips a wall second", "", ("trips/s", now_s[1:], rate)),
+            _chart("Staleness", f"versions, mean of the last {RECENT} trips", "",
+                   ("staleness", now_s, staleness)),
+            _chart("Enforcement error", "of late, achieved against declared time", "share",
+                   ("median", now_s, median), ("95th percentile", now_s, p95)),
+        ]  # fmt: skip
+
+    # ---- one phone -----------------------------------------------------------------------------
+
+    def _phone(self, client: int) -> str:
+        """A phone's device and link, last trips and incidents, as HTML."""
+        trips: list[TripRow] = []
+        incidents: list[IncidentRow] = []
+        facts = self._facts(client)
+        with suppress(EdgeflError), Record(self._folder) as record:  # while there is none, nothing is said
+            row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
+            facts |= {} if row is None else _of_row(row)
+        state = STATES[self._states[client]] if client < len(self._states) else "not connected"
+        terms = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
+        none = '<p class="about">No {} yet.</p>'
+        shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
+        return (
+            f"<h3>Phone {client}: {escape(state)}</h3><dl>{''.join(terms)}</dl>"
+            + (html_table(TRIP_COLUMNS, map(_trip, trips)) if trips else none.format("trip has ended"))
+            + (html_table(INCIDENT_COLUMNS, shown) if shown else none.format("incident"))
+        )
+
+    def _facts(self, client: int) -> dict[str, str]:
+        ends = accumulate(count for _, _, count in self._fleet)
+        profile, network, _ = self._fleet[next(place for place, end in enumerate(ends) if client < end)]
+        facts = {"Profile": profile, "Network": network}
+        with suppress(EdgeflError):
+            device = device_of(self._experiment, client, profile)
+            about = (device.name, device.soc, str(device.year or ""))
+            facts["Device"] = ", ".join(filter(None, about))
+        return facts
+
+
+def _of_row(row: ClientRow) -> dict[str, str]:
+    """A client's facts from the record, in words."""
+    return {
+        "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
+        "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",
+        "Link": f"{_mbps(row.down_mbps)} down, {_mbps(row.up_mbps)} up",
+        "Examples": f"{row.examples:,}",
+        "Classes": ", ".join(map(str, row.labels[:20])) + (", …" if len(row.labels) > 20 else ""),
+    }
+
+
+def _mbps(rate: float | None) -> str:
+    return "no limit" if rate is None else f"{number(rate)} Mbit/s"
+
+
+INCIDENT_COLUMNS = (">At, s", "Incident", "Detail")
+TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Training, s", ">Upload, s",
+                ">Error", ">Loss", "Fate")  # fmt: skip
+
+
+def _trip(row: TripRow) -> Sequence[object]:
+    """A trip's cells; each part as it was achieved, of what was declared."""
+    parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
+             (row.up_s, row.up_declared_s))  # fmt: skip
+    times = [
+        "–" if took is None or said is None else f"{number(took, 4)} of {number(said, 4)}"
+        for took, said in parts
+    ]
+    took, said = row.trip_achieved_s, row.trip_declared_s
+    error = f"{(took / said - 1) * 100:+.2f}%" if took is not None and said else "–"
+    fate = row.fate or ("held" if row.arrived_s is not None else "running")
+    return (row.trip, row.base_version, row.staleness, *times, error, number(row.loss),
+            f"{fate}: {row.reason}" if row.reason else fate)  # fmt: skip
+
+
+def _chart(title: str, about: str, kind: str, *lines: tuple[str, Any, Any]) -> dict[str, Any]:
+    series = []
+    for name, x, y in lines:
+        known = np.isfinite(x) & np.isfinite(y)
+        points = [[float(f"{value:.6g}") for value in values[known].tolist()] for values in (x, y)]
+        series.append([name, *points])
+    return {"title": title, "about": about, "kind": kind, "lines": series}
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,131 @@
+"""Chromium without a window, driven over the pipe of its DevTools protocol."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-pipe"
+)
+
+
+class Browser:
+    """One tab. What it asked the network for is in ``requests``, what went wrong in it in ``errors``."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._in, self._out = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+        self._numbers = itertools.count(1)
+        self._session = ""
+        self._rest = b""
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """One command of the protocol; returns its result."""
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        self._out.write(json.dumps(message).encode() + b"\0")
+        self._out.flush()
+        while (answer := self._next()).get("id") != number:
+            self._heard(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _next(self) -> Any:
+        while b"\0" not in self._rest:
+            part = os.read(self._in.fileno(), 1 << 16)
+            assert part, "the browser ended"
+            self._rest += part
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+    def _heard(self, event: Any) -> None:
+        method, parameters = event.get("method"), event.get("params")
+        if method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(str(parameters["exceptionDetails"]))
+        elif method == "Log.entryAdded":
+            self.errors.append(str(parameters["entry"]["text"]))
+
+    def open(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
+        """Go to a page, on a screen of this size."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url=url)
+
+    def value(self, script: str) -> Any:
+        """The value of an expression in the page, or of what it promises."""
+        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, script: str) -> Any:
+        """The value of an expression once it is true: looked at in the page, at each of its frames."""
+        return self.value(
+            "new Promise((done, fail) => { const until = Date.now() + 30000; const look = () => {"
+            f" let found = null; try {{ found = {script}; }} catch (error) {{}}"
+            " if (found) done(found); else if (Date.now() > until) fail(document.body.innerText);"
+            " else setTimeout(look, 50); }; look(); })"
+        )
+
+    def picture(self, file: Path) -> None:
+        """The whole page as PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser with its profile in ``folder``; the test is skipped where there is none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    ours_in, theirs_out = os.pipe()
+    theirs_in, ours_out = os.pipe()
+    # The protocol's pipes are descriptors 3 and 4, which a shell can say.
+    command = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+    process = subprocess.Popen(
+        ["sh", "-c", command, program, *FLAGS.split(), f"--user-data-dir={folder}"],
+        pass_fds=[theirs_in, theirs_out],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        tab = Browser(ours_in, ours_out)
+        try:
+            yield tab
+        finally:
+            tab._session = ""
+            tab.call("Browser.close")
+            tab._in.close()
+            tab._out.close()
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
