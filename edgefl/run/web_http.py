@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class WebReply(NamedTuple):
 
     kind: str
     """Its Content-Type."""
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | AsyncGenerator[bytes, None]
     headers: str = ""
 
 
@@ -88,8 +88,9 @@ class WebServer:
                 await _send(writer, f"{head}{HEADERS}\r\n".encode() + reply.body)
             else:
                 await _send(writer, f"{head}{HEADERS}\r\n".encode())
-                async for part in reply.body:
-                    await _send(writer, part)
+                async with aclosing(reply.body) as parts:
+                    async for part in parts:
+                        await _send(writer, part)
             async with asyncio.timeout(PATIENCE_S):
                 writer.close()
                 await writer.wait_closed()

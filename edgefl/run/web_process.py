@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from html import escape
 from importlib import resources
@@ -174,7 +174,7 @@ class LivePage:
                 return WebReply(HTML, self._phone(client).encode())
         return None
 
-    async def _pictures(self) -> AsyncIterator[bytes]:
+    async def _pictures(self) -> AsyncGenerator[bytes, None]:
         while True:
             new, ended = self._new, self._ended
             yield b"data: " + self._drawn() + b"\n\n"

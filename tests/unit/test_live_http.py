@@ -1,0 +1,189 @@
+"""The page's web server: a few paths for who calls this machine by its name, bounds for everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.run import web_http
+from edgefl.run.web import listening
+from edgefl.run.web_http import MOST_CONNECTIONS, MOST_HEAD_BYTES, WebReply, WebServer
+
+HOST = "Host: 127.0.0.1:{}\r\n"
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+class Site:
+    """A server with a page, a stream and a flood, and requests to it as bytes."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.more, self.gone = asyncio.Event(), asyncio.Event()
+
+    def answer(self, path: str) -> WebReply | None:
+        if path == "/":
+            return WebReply("text/plain", b"here")
+        parts = {"/events": self._parts, "/flood": self._flood}.get(path)
+        return WebReply("text/event-stream", parts()) if parts else None
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        await self.more.wait()
+        yield b"data: 2\n\n"
+
+    async def _flood(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"x" * (1 << 20)
+        finally:
+            self.gone.set()
+
+    async def ask(self, request: str, host: str = HOST) -> bytes:
+        """The whole answer to a request, until the server closes; b"" if it closes without one."""
+        async with connected(self.port) as (reader, writer):
+            with suppress(OSError):
+                writer.write(f"{request}\r\n{host.format(self.port)}\r\n".encode("latin-1"))
+                return await reader.read()
+        return b""
+
+
+def serve(body: Callable[[Site], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with listening() as listener:
+            site = Site(listener.getsockname()[1])
+            server = WebServer(site.answer)
+            await server.start(listener)
+            try:
+                await body(site)
+            finally:
+                await server.close(0.0)
+
+    asyncio.run(main())
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_a_page_is_read_and_nobody_may_keep_frame_or_read_it_from_elsewhere() -> None:
+    async def body(site: Site) -> None:
+        head, _, page = (await site.ask("GET / HTTP/1.1")).partition(b"\r\n\r\n")
+        assert (head.split(b"\r\n")[0], page) == (b"HTTP/1.1 200 OK", b"here")
+        for header in (b"Content-Length: 4", b"Connection: close", b"Cache-Control: no-store",
+                       b"Cross-Origin-Resource-Policy: same-origin"):  # fmt: skip
+            assert header in head.split(b"\r\n")
+        assert b"access-control" not in head.lower()
+
+    serve(body)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "expected"),
+    [
+        *((f"{method} / HTTP/1.1", 405) for method in ("POST", "PUT", "HEAD", "OPTIONS", "DELETE", "get")),
+        *((f"GET {path} HTTP/1.1", 404) for path in
+          ("/favicon.ico", "/?x=1", "//", "/../etc/passwd", "/%2e%2e/", "http://127.0.0.1/", "*", "")),
+        ("GET /", 400),
+        ("GET / HTTP/2", 400),
+        ("", 400),
+        ("\x16\x03\x01\x02", 400),
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused(request_line: str, expected: int) -> None:
+    async def body(site: Site) -> None:
+        assert status(await site.ask(request_line)) == expected
+
+    serve(body)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("Host: localhost\r\n", 200),
+        ("hOST:   LocalHost:8000\r\n", 200),  # at the other end of a tunnel
+        ("", 421),
+        ("Host: evil.example\r\n", 421),
+        ("Host: 127.0.0.1.evil.example\r\n", 421),
+        ("Host: [::1]\r\n", 421),
+        ("Host: localhost\r\nHost: evil.example\r\n", 421),
+    ],
+)
+def test_only_this_machines_own_name_is_answered(host: str, expected: int) -> None:
+    async def body(site: Site) -> None:
+        assert status(await site.ask("GET / HTTP/1.1", host)) == expected
+
+    serve(body)
+
+
+def test_a_long_request_is_refused_and_costs_no_more_than_its_bound() -> None:
+    async def body(site: Site) -> None:
+        fits = "X: " + "x" * (MOST_HEAD_BYTES - 100) + "\r\n"
+        assert status(await site.ask("GET / HTTP/1.1", HOST + fits)) == 200
+        answer = await site.ask("GET / HTTP/1.1", HOST + "X: " + "x" * 2 * MOST_HEAD_BYTES + "\r\n")
+        assert answer == b"" or status(answer) == 431  # a reset may overtake the answer
+        assert status(await site.ask("GET / HTTP/1.1")) == 200
+
+    serve(body)
+
+
+def test_who_sends_nothing_or_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_http, "PATIENCE_S", 0.05)
+
+    async def body(site: Site) -> None:
+        async with connected(site.port) as (reader, writer):
+            writer.write(b"GET / HT")
+            assert await reader.read() == b""
+        async with connected(site.port) as (reader, writer):
+            writer.write(f"GET /flood HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
+            await site.gone.wait()  # nothing was read, and what a connection holds is full
+
+    serve(body)
+
+
+def test_of_a_thousand_connections_some_are_served_and_the_others_closed_at_once() -> None:
+    async def body(site: Site) -> None:
+        async with AsyncExitStack() as kept:
+            for _ in range(MOST_CONNECTIONS):
+                await kept.enter_async_context(connected(site.port))
+            for _ in range(1000 - MOST_CONNECTIONS):
+                async with connected(site.port) as (reader, _writer):
+                    with suppress(ConnectionResetError):
+                        assert await reader.read() == b""
+        while True:  # the server hears of the ends as they come
+            if answer := await site.ask("GET / HTTP/1.1"):
+                assert status(answer) == 200
+                return
+
+    serve(body)
+
+
+def test_a_stream_goes_on_beside_other_requests_and_ends_with_the_server() -> None:
+    async def body(site: Site) -> None:
+        async with connected(site.port) as (reader, writer):
+            writer.write(f"GET /events HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
+            assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readuntil(b"\n\n") == b"data: 1\n\n"
+            assert status(await site.ask("GET / HTTP/1.1")) == 200
+            site.more.set()
+            assert await reader.read() == b"data: 2\n\n"
+
+    serve(body)
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with listening() as listener, pytest.raises(ConfigError, match=r"--web-port \d+: .*in use"):
+        listening(listener.getsockname()[1])
