@@ -79,7 +79,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """What goes on, as `RunView.say` takes it."""
+    """An activity besides training, as `RunView.say` takes it."""
 
     text: str
 
