@@ -16,6 +16,7 @@ from edgefl.results.record import Record
 from edgefl.strategies import names
 
 from .runs import Command, experiment, summary
+from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_virtual_resume import disturbed, outcome, resumable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -113,3 +114,35 @@ def _kill_one(command: Command, draw: np.random.Generator) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(
+            "aso-fed",
+            "asyncfeded",
+            "ca2fl",
+            "feddyn",
+            "fedfix",
+            "mifa",
+            "pisces",
+            "quafl",
+            "safa",
+            "scaffold",
+        ),
+    ],
+)
+def test_phones_that_come_go_and_die_have_the_same_bits_and_stop_no_strategy(
+    strategy: str, tmp_path: Path
+) -> None:
+    interval = {"interval_s": 0.3} if strategy in ("fedfix", "quafl") else {}
+    phones = Fleet(
+        devices={"pixel-4": 4, "moto-g4": 2}, network="lte", join_spread_s=1.0, churn=CHURN, rejoin_s=0.2
+    )
+    for workers in (1, 4):
+        run = resumable(workers, strategy={"name": strategy, **interval}, fleet=phones, stop=Stop(trips=400))
+        figures = edgefl.run(run, tmp_path / str(workers)).summary()
+        check_every_task_has_one_fate(tmp_path / str(workers), figures)
+        assert figures["versions"] >= 5
+    assert outcome(tmp_path / "1") == outcome(tmp_path / "4")

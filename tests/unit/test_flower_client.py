@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from torch import nn
 from torch.optim import optimizer
 
 from edgefl.errors import ConfigError, TrainingError
+from edgefl.experiment import Training
 from edgefl.learning.custom import CustomTrainer
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule
@@ -190,3 +194,27 @@ def test_without_flower_one_line_says_what_to_install(trip: Any, monkeypatch: py
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ConfigError, match=r"'flower:apps:app' needs Flower: pip install 'edgefl\[flower\]'"):
         FlowerTraining("flower:apps:app", [], 2)
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+
+
+def test_the_guides_snippets_run(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    (server,) = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
+    exec(server, names)
+    assert type(names["strategy"]).__name__ == "FastFedAvgM"
+    (table,) = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    training = msgspec.convert(tomllib.loads(table)["training"], Training)
+    assert training.function is not None
+    module, _, _ = training.function.removeprefix("flower:").partition(":")
+    file = (tmp_path / module.replace(".", "/")).with_suffix(".py")
+    file.parent.mkdir()
+    file.write_text(HEAD + MESSAGE)
+    flat, rule = FlatModel(nn.Linear(2, 3)), LocalRule.of(training)
+    own = FlowerTraining(training.function, [tmp_path], 7)
+    trainer = CustomTrainer(flat, own, training.function, rule)
+    x, y, given = np.zeros((9, 2), np.float32), np.zeros(9, np.int64), Given(6, flat.array.copy())
+    result = trainer.run(x, y, np.arange(9), 0, 0, given, np.random.default_rng(0))
+    assert (result.steps, result.counted) == (training.steps, 5)
+    np.testing.assert_array_equal(flat.array, given.start + 1)
