@@ -47,23 +47,27 @@ LOG_ROWS = 50_000
 
 
 class _End(msgspec.Struct):
-    """The end of a trip, known after its row was written: the parameters of `FINISH_TRIP`."""
+    """The end of a trip, known after its row was written."""
 
     task: int
     fate: str | None = None
     reason: str = ""
     version: int | None = None
-    uses: int = 0
-    weight: float = 0.0
+    weights: list[float] = []
+    """Of each version that its update was summed into."""
     seq: int = 0
 
     def use(self, version: int, weight: float, seq: int) -> None:
         """The update was summed with ``weight`` into ``version``, as event ``seq`` was journaled."""
         if self.version is None:
             self.version = version
-        self.uses += 1
-        self.weight += weight
+        self.weights.append(weight)
         self.seq = seq
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Parameters of `FINISH_TRIP`, for each use: the sum has the same bits, whenever it is written."""
+        for weight in self.weights or [0.0]:
+            yield self.task, self.fate, self.reason, self.version, len(self.weights[:1]), weight, self.seq
 
 
 class Store:
@@ -221,11 +225,12 @@ class Store:
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
         ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
+        often = {task: ends.pop(task) for task, end in self._ends.items() if len(end.weights) > 1}
         batches: list[tuple[str, list[Any]]] = [
             ("INSERT INTO journal VALUES (?, ?)", list(events)),
             (INSERT_TRIP, [_trip_columns(*trip, ends.pop(trip[0].task, None)) for trip in self._trips]),
             ("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", self._sums),
-            (FINISH_TRIP, list(map(astuple, ends.values()))),
+            (FINISH_TRIP, [row for end in (*ends.values(), *often.values()) for row in end.rows()]),
             *self._rows.items(),
         ]
         if count := sum(len(rows) for _, rows in batches):
@@ -302,7 +307,7 @@ class Store:
             used = _by_task(np.frombuffer(tasks, "<i8").tolist(), np.frombuffer(weights, "<f8").tolist())
             for task in used.keys() & cut:
                 kept.setdefault(task, _End(task)).use(version, used[task], seq)
-        self._db.executemany(FINISH_TRIP, map(astuple, kept.values()))
+        self._db.executemany(FINISH_TRIP, [row for end in kept.values() for row in end.rows()])
 
     def unended(self) -> set[int]:
         """Committed trips without a fate."""
@@ -398,9 +403,9 @@ def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
     columns[_PLACE["applied_version"]] = end.version
     columns[_PLACE["fate"]] = end.fate or row.fate
     columns[_PLACE["reason"]] = end.reason or row.reason
-    if end.uses:
-        columns[_PLACE["weight"]] = end.weight
-    return [*columns, end.uses, seq, end.seq]
+    if end.weights:
+        columns[_PLACE["weight"]] = end.weights[0]
+    return [*columns, len(end.weights), seq, end.seq]
 
 
 def _columns(row: msgspec.Struct) -> tuple[Any, ...]:

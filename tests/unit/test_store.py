@@ -370,3 +370,23 @@ def test_a_failed_commit_keeps_what_waits(tmp_path: Path, store: Store) -> None:
     store.commit()
     with Record(tmp_path) as record:
         assert len(record.meta.toml) == 1_000_000
+
+
+def test_the_weight_of_an_update_in_many_versions_has_the_same_bits_whenever_it_is_written(
+    tmp_path: Path,
+) -> None:
+    weights = []
+    for every in (1, 2, 3, 50):
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        with Store(folder) as store:
+            store.trip(trip(0))
+            for number in range(1, 40):
+                store.applied(number, [0], [1.0 / (3 + number)])
+                if number % every == 0:
+                    store.commit()
+            store.released(0, "applied")
+        with Record(folder) as record:
+            row = record.trip(0)
+            weights.append((row.weight, row.applied_version, row.fate, record.trips["uses"][0]))
+    assert set(weights) == {(sum(1.0 / (3 + number) for number in range(1, 40)), 1, "applied", 39)}
