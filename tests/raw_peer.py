@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-from edgefl.run import control
-
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + bytes(32)
 MORE, LONG, COMMAND = 1, 2, 4
 
@@ -18,18 +16,16 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 class RawPeer:
-    """The peer of this name, once the server has called it and let it in; on Linux."""
+    """The peer of this name, which waits ``where`` the server calls it; on Linux."""
 
-    def __init__(self, root: str, secret: str, name: bytes, timeout_s: float = 20.0) -> None:
-        where = control.address(root, secret, name)
+    def __init__(self, where: str, name: bytes, password: str, timeout_s: float = 20.0) -> None:
         with socket.socket(socket.AF_UNIX) as waiting:
             waiting.settimeout(timeout_s)
             waiting.bind("\0" + where.removeprefix("ipc://@"))
             waiting.listen(1)
             self.socket, _ = waiting.accept()
         self.socket.settimeout(timeout_s)
-        self._password = control.password(secret, name).encode()
-        self._name = name
+        self._name, self._password = name, password.encode()
 
     def greet(self) -> None:
         """Introduce itself; the server must be looking at its connections meanwhile."""

@@ -182,15 +182,15 @@ class ServerSocket(_Socket):
             self._spoke.add(name)
             yield name, frames[1:]
 
-    def endless(self) -> list[bytes]:
-        """The peers that fill this process's memory with a message that does not end."""
+    def endless(self) -> bytes | None:
+        """The peer that fills this process's memory with a message that does not end."""
         if not self._unfinished.due:
-            return []
+            return None
         spoke = {self._called[name] for name in self._spoke if name in self._called}
         found = self._unfinished.look(spoke, all_read=self._all_read)
         self._spoke.clear()
         self._all_read = False
-        return [name for name, where in self._called.items() if where in found]
+        return next((name for name, where in self._called.items() if where == found), None)
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""

@@ -93,9 +93,9 @@ class Gate:
             if type(message) is messages.Done:
                 self._gauge.cost(now_ns - began_ns)
             began_ns = now_ns
-        for name in self.socket.endless():
-            if (peer := self._peers.heard(name)) is not None and not peer.expelled:
-                yield peer, Refusal("malformed", "a message without an end")
+        endless = self.socket.endless()
+        if endless is not None and (peer := self._peers.heard(endless)) is not None:
+            yield peer, Refusal("malformed", "a message without an end")
         while self._stuck:
             peer = self._stuck.pop()
             if self._peers.get(peer.role, peer.number) is peer:  # and not dead or replaced meanwhile

@@ -5,6 +5,7 @@ So a peer that never sends the last would fill the server's memory unheard. It i
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Set
 from contextlib import suppress
 
-LOOK_S = 0.05
+LOOK_S = 0.02
 MOST_BYTES = 64 * 2**20
 """Bytes by which the server's own memory may grow before it is looked who might fill it."""
 
@@ -21,13 +22,13 @@ class Unfinished:
     """Finds who fills this process's memory with a message that does not end. Linux; elsewhere it finds none.
 
     Where memory has grown by much, it is who has bytes waiting at two looks and said nothing whole meanwhile,
-    although everything that was whole has been read.
+    although everything that was whole has been read; of several, the one with the most.
     """
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
         self._calm_bytes = self._own_bytes()
-        self._waited: Set[str] = frozenset()
+        self._waited: dict[str, int] = {}
         self._next_s = 0.0
 
     @property
@@ -35,16 +36,19 @@ class Unfinished:
         """True if it is time for the next look."""
         return self._statm is not None and time.monotonic() >= self._next_s
 
-    def look(self, spoke: Set[str], *, all_read: bool) -> Set[str]:
-        """Returns the addresses of such peers; those that ``spoke`` since the last look are none."""
+    def look(self, spoke: Set[str], *, all_read: bool) -> str | None:
+        """Returns the address of such a peer; those that ``spoke`` since the last look are none."""
         self._next_s = time.monotonic() + LOOK_S
-        before, self._waited = self._waited, frozenset()
+        before, self._waited = self._waited, {}
         grown = self._own_bytes() - self._calm_bytes > MOST_BYTES
         if grown and all_read:
             self._waited = bytes_wait_from()
             if not self._waited:
-                self._calm_bytes = self._own_bytes()  # it was this process's own doing
-        return (before & self._waited) - spoke
+                if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                    trim(0)  # what was forgotten goes back to the system
+                self._calm_bytes = self._own_bytes()  # the rest is this process's own doing
+        suspects = (before.keys() & self._waited.keys()) - spoke
+        return max(suspects, key=self._waited.__getitem__, default=None)
 
     def close(self) -> None:
         """Look no more."""
@@ -59,21 +63,21 @@ class Unfinished:
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
 
 
-def bytes_wait_from() -> Set[str]:
-    """Returns ZeroMQ's addresses at the far ends of this process's connections that have bytes to be read."""
+def bytes_wait_from() -> dict[str, int]:
+    """Returns how many bytes wait to be read, by ZeroMQ's address at the far end of their connection."""
     import termios
     from fcntl import ioctl
 
-    found = set()
+    found = {}
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             end = socket.socket(fileno=number)
         except OSError:  # no socket, or none any more
             continue
         with suppress(OSError):
-            if int.from_bytes(ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder):
+            if count := int.from_bytes(ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder):
                 far = end.getpeername()
                 where = f"@{far[1:].decode()}" if isinstance(far, bytes) else str(far)
-                found.add(f"ipc://{where}")
+                found[f"ipc://{where}"] = count
         end.detach()
     return found

@@ -54,7 +54,7 @@ class FakeSocket:
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.called: list[bytes] = []
-        self.unending: list[bytes] = []
+        self.unending: bytes | None = None
         self.waited_ms: list[int] = []
 
     def call(self, name: bytes) -> None:
@@ -64,7 +64,7 @@ class FakeSocket:
     def hang_up(self, name: bytes) -> None:
         self.gone.add(name)
 
-    def endless(self) -> list[bytes]:
+    def endless(self) -> bytes | None:
         return self.unending
 
     def wait(self, timeout_ms: int) -> bool:

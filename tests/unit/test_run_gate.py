@@ -287,5 +287,7 @@ def test_a_flood_of_what_is_allowed_is_refused(wired: Parts, what: str) -> None:
 
 def test_a_message_without_an_end_is_refused(parts: Parts) -> None:
     peer = parts.peer(CLIENT, 1)
-    parts.socket.unending = [peer.identity, b"nobody"]
+    parts.socket.unending = b"nobody"
+    assert parts.received() == []
+    parts.socket.unending = peer.identity
     assert parts.received() == [(peer, Refusal("malformed", "a message without an end"))]

@@ -1,0 +1,330 @@
+"""Honest clients' pace while others on the machine attack their run, and the server's memory.
+
+    python -m benchmarks.hostile [--messages 1000000] [--transport shm] [--phase-s 10] [--most-s 600]
+
+A run of twelve phones goes on while an attack is switched on and off. Attackers are processes of the lowest
+priority, of this user and (started by root) of ``nobody``: each reads the addresses of the run's peers,
+connects, and sends rubbish, greetings, wrong passwords and well-formed messages, or keeps the connection open
+without a word. Meanwhile four of the run's own clients go bad (``tests/fault/bad_clients.py``). Counted are
+trips a second of the eight honest ones with and without the attack, hostile messages, and the server's PSS.
+Linux, from the repository's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.results.record import Record
+from edgefl.run import control, messages, supervisor
+from edgefl.run.connection import Frame, ServerSocket
+from edgefl.run.gate import Refusal
+from tests.fuzz.test_wire_fuzz import WAYS
+from tests.raw_peer import COMMAND, GREETING, RawPeer, frame
+from tests.unit.run_parts import Parts
+from tests.wire_samples import DONE
+
+HONEST = 8
+BAD = {"beats": 8, "others": 9, "parts": 10, "endless": 11}
+NOBODY = 65534
+KEPT_OPEN = 2000
+
+
+def experiment(transport: str) -> Experiment:
+    """Twelve slow phones whose trips take a few tenths of a second."""
+    return Experiment(
+        name="hostile",
+        fleet=Fleet(devices={"pi-zero-2w": HONEST + len(BAD)}, network="fios"),
+        data=Data(name="digits"),
+        model=Model(args={"hidden": [16]}, flops_per_example=1e7),
+        clock=Clock(kind="wall", time_scale=1.0),
+        training=Training(steps=3),
+        strategy={"name": "fedbuff", "buffer_size": 3},
+        server=Server(transport=transport, heartbeat_s=30.0),  # type: ignore[arg-type]
+        evaluation=Evaluation(every_versions=10**6),
+        stop=Stop(versions=10**9),
+    )
+
+
+def hostile(draw: random.Random) -> bytes:
+    """What one hostile connection says: malformed or well-formed, but never with a password."""
+    body = draw.randbytes(draw.randrange(1, 200))
+    match draw.randrange(6):
+        case 0:
+            return body
+        case 1:
+            return GREETING[: draw.randrange(1, len(GREETING))]
+        case 2:
+            name = b"client-%d-%d" % (draw.randrange(12), draw.randrange(3))
+            word = bytes([len(name)]) + name + bytes([64]) + draw.randbytes(32).hex().encode()
+            return GREETING + frame(b"\x05HELLO" + word, COMMAND)
+        case 3:
+            return GREETING + frame(body, draw.randrange(8)) * 3
+        case 4:
+            ready = messages.Ready(draw.randrange(12), 0, "client", "00" * 32)
+            return GREETING + frame(messages.encode(ready))
+        case _:
+            return GREETING + frame(messages.encode(DONE))
+
+
+def attack(user: int, where: Any, on: Any, counts: Any) -> None:
+    """Attack the addresses that are put into ``where`` while ``on`` is set; counts messages, connections."""
+    os.nice(19)
+    if user != os.geteuid():
+        os.setgid(user)
+        os.setuid(user)
+    draw = random.Random(user)
+    known: list[str] = []
+    silent: list[socket.socket] = []
+    while True:
+        on.wait()
+        while where.poll():
+            known = where.recv()
+        for _ in range(100 if known else 0):
+            raw = socket.socket(socket.AF_UNIX)
+            raw.setblocking(False)
+            try:
+                raw.connect("\0" + draw.choice(known))
+            except OSError:  # its process has ended, or has a hundred others to look at first
+                raw.close()
+                continue
+            counts[1] += 1
+            if draw.random() < 0.1:
+                silent.append(raw)  # half-open: it never says a word
+                continue
+            counts[0] += 1
+            with contextlib.suppress(OSError):
+                raw.sendall(hostile(draw))
+            raw.close()
+        for old in silent[:-KEPT_OPEN]:
+            old.close()
+        del silent[:-KEPT_OPEN]
+
+
+def addresses(family: list[psutil.Process]) -> list[str]:
+    """The addresses at which these processes wait; anybody can read them in /proc/net/unix."""
+    inodes = set()
+    for process in family:
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+                inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    found = {line[7][1:] for line in lines if len(line) == 8 and line[6] in inodes}
+    return sorted(one for one in found if one.startswith("edgefl-"))
+
+
+def honest_trips(folder: Path) -> tuple[int, int]:
+    """Trips of honest clients on record, and incidents of the others."""
+    with Record(folder) as record:
+        trips = record.trips
+        arrived = trips["arrived_s"] == trips["arrived_s"]
+        return int((arrived & (trips["client"] < HONEST)).sum()), len(record.incidents)
+
+
+class Attack:
+    """The attackers, switched on and off."""
+
+    def __init__(self, switch: Path) -> None:
+        self._switch = switch
+        self._on = multiprocessing.Event()
+        self._ends, self._counts, self._processes = [], [], []
+        for user in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}:
+            theirs, ours = multiprocessing.Pipe(duplex=False)
+            self._counts.append(multiprocessing.RawArray("q", 2))
+            given = (user, theirs, self._on, self._counts[-1])
+            process = multiprocessing.Process(target=attack, args=given, daemon=True)
+            process.start()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    @property
+    def sent(self) -> int:
+        """Hostile messages so far."""
+        return sum(count[0] for count in self._counts)
+
+    @property
+    def opened(self) -> int:
+        """Connections so far, those that say nothing among them."""
+        return sum(count[1] for count in self._counts)
+
+    def aim(self, family: list[psutil.Process]) -> None:
+        for end in self._ends:
+            end.send(addresses(family))
+
+    def switch(self, *, on: bool) -> None:
+        if on:
+            self._switch.touch()
+            self._on.set()
+        else:
+            self._on.clear()
+            self._switch.unlink(missing_ok=True)
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def run_of(transport: str, folder: Path, switch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The run, in a process of its own that is interrupted in the end."""
+    code = (
+        "import sys; from pathlib import Path; from benchmarks import hostile;"
+        "hostile.serve(sys.argv[1], Path(sys.argv[2]))"
+    )
+    bad = ",".join(f"{what}:{number}" for what, number in BAD.items())
+    environment = {**os.environ, "EDGEFL_BAD": bad, "EDGEFL_BAD_WHILE": str(switch)}
+    command = [sys.executable, "-c", code, transport, str(folder)]
+    process = subprocess.Popen(command, env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def serve(transport: str, folder: Path) -> None:
+    """The run itself, until it is interrupted."""
+    with contextlib.suppress(KeyboardInterrupt):
+        supervisor.run(experiment(transport), folder, quiet=True, workload="tests.fault.bad_clients:Workload")
+
+
+def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: float) -> None:
+    switch = folder.with_suffix(".attacked")
+    with run_of(transport, folder, switch) as process:
+        while not folder.exists() or not _versions(folder):
+            assert process.poll() is None, "the run has ended"
+            time.sleep(0.2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        server = next(child for child in children if child.name().startswith("edgefl-server"))
+        attackers = Attack(switch)
+        trips, seconds = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+        pss_mib, began = [], time.monotonic()
+        time.sleep(phase_s / 2)
+        try:
+            while attackers.sent < target and time.monotonic() - began < most_s:
+                for on in (False, True):
+                    attackers.switch(on=on)
+                    before, start = honest_trips(folder)[0], time.monotonic()
+                    while time.monotonic() - start < phase_s:
+                        attackers.aim(psutil.Process(process.pid).children(recursive=True))
+                        pss_mib.append(server.memory_full_info().pss / 2**20)
+                        time.sleep(0.5)
+                    trips[on] += honest_trips(folder)[0] - before
+                    seconds[on] += time.monotonic() - start
+        finally:
+            attackers.end()
+        assert server.is_running()
+        assert process.poll() is None
+        rates = {on: trips[on] / seconds[on] for on in trips}
+        fds = server.num_fds()
+    with Record(folder) as record:
+        incidents = sorted({(row.client, row.kind) for row in record.incidents})
+        count = len(record.incidents)
+    verified = subprocess.run([sys.executable, "-m", "edgefl", "verify", str(folder)], check=False).returncode
+    ratio = rates[True] / rates[False]
+    lines = [
+        f"{transport}: {attackers.sent} hostile messages, {attackers.opened} connections, "
+        f"in {seconds[True]:.0f} s of attack",
+        f"beside {count} offences of {len(BAD)} clients of the run: {incidents}",
+        f"honest trips/s {rates[False]:.2f} without, {rates[True]:.2f} with: {ratio:.3f}",
+        f"server's PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most",
+        f"server's descriptors {fds}; verify: exit {verified}",
+    ]
+    print("\n  ".join(lines), flush=True)
+
+
+class Counted:
+    """The server's socket, and how many messages it has handed on."""
+
+    def __init__(self, socket: ServerSocket) -> None:
+        self.count, self.secret, self.endless = 0, socket.secret, socket.endless
+        self._receive = socket.receive
+
+    def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
+        for message in self._receive():
+            self.count += 1
+            yield message
+
+
+def inside(count: int) -> None:
+    """Have a peer with a password send so many malformed and well-formed messages to a live socket and gate.
+
+    It is refused again and again, which in a run would be its end at once.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(ServerSocket(2**17)) as server:
+        parts, counted = Parts(Path(folder), transport="wire"), Counted(server)
+        parts.gate.socket = counted  # type: ignore[assignment]
+        name = parts.peer("client", 0).identity
+        server.call(name)
+        where, password = (
+            control.address(server.root, server.secret, name),
+            control.password(server.secret, name),
+        )
+        child = multiprocessing.Process(target=fuzz, args=(where, name, password, count), daemon=True)
+        child.start()
+        refused, began, pss_mib = 0, time.monotonic(), []
+        while counted.count < count:
+            server.wait(1000)
+            refused += sum(type(message) is Refusal for _, message in parts.gate.receive())
+            if len(pss_mib) <= 20 * counted.count // count:
+                pss_mib.append(psutil.Process().memory_full_info().pss / 2**20)
+        took_s = time.monotonic() - began
+        parts.close()
+    print(
+        f"inside: {counted.count} messages of a peer with a password, {refused} refused, in {took_s:.0f} s; "
+        f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most"
+    )
+
+
+def fuzz(where: str, name: bytes, password: str, count: int) -> None:
+    """Send messages of all the ways that the codec's tests make them in."""
+    os.nice(19)
+    draw = random.Random(1)
+    made = [way(draw) for way, share in WAYS.items() for _ in range(round(10_000 * share))]
+    peer = RawPeer(where, name, password, timeout_s=600.0)
+    peer.greet()
+    for number in range(count):
+        rest = [draw.randbytes(16)] if number % 7 == 0 else []
+        peer.say(draw.choice(made), *rest)
+
+
+def _versions(folder: Path) -> int:
+    try:
+        with Record(folder) as record:
+            return len(record.versions["version"])
+    except Exception:
+        return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--transport", choices=["shm", "wire"], default="shm")
+    parser.add_argument("--inside", action="store_true", help="messages of a peer that has a password")
+    parser.add_argument("--phase-s", type=float, default=10.0)
+    parser.add_argument("--most-s", type=float, default=600.0)
+    given = parser.parse_args()
+    if given.inside:
+        inside(given.messages)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(given.transport, Path(folder) / "run", given.messages, given.phase_s, given.most_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Clients of a run that go bad: in the place of what the zygote loads, for ``supervisor.run(workload=...)``.
+
+``EDGEFL_BAD`` says who does what, ``beats:1,others:2``; a client named there is bad in every other of its
+trips, as long as the file ``EDGEFL_BAD_WHILE`` (if it is named) is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edgefl.run import client, messages
+from edgefl.run.connection import Frame
+from edgefl.run.workload import Workload
+from tests.raw_peer import MORE, RawPeer, frame
+from tests.wire_samples import DONE
+
+__all__ = ["Workload"]
+
+BAD = {int(number): what for what, number in (one.split(":") for one in os.environ["EDGEFL_BAD"].split(","))}
+WHILE = Path(os.environ.get("EDGEFL_BAD_WHILE", "/"))
+FLOOD = 20_000
+"""Messages of a flood; the server has ended it long before."""
+_honest = client.ClientProcess._answer
+
+
+def _answer(self: client.ClientProcess, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+    if isinstance(message, messages.Task) and message.trip % 2 and WHILE.exists():
+        _be_bad(self, BAD.get(message.client, ""), message)
+    _honest(self, message, frames)
+
+
+def _be_bad(self: client.ClientProcess, what: str, task: messages.Task) -> None:
+    server, spec = self._server, self._server._spec
+    match what:
+        case "beats":
+            for _ in range(FLOOD):
+                server.send([messages.encode(messages.Beat())])
+        case "others":
+            for other in range(task.task - FLOOD, task.task):
+                taken = msgspec.structs.replace(DONE, client=0, task=other, slot=task.slot)
+                server.send([messages.encode(taken)])
+        case "parts":
+            for offset in range(2**40, 2**40 + FLOOD):
+                server.send([messages.encode(messages.Chunk(task.task, task.slot, offset)), bytes(1024)])
+        case "ready":
+            for number in range(FLOOD):
+                ready = messages.Ready(number, 0, "client", spec.password)
+                server.send([messages.encode(ready)])
+        case "endless":
+            server._socket.close()
+            peer = RawPeer(spec.address, f"client-{spec.peer}-{spec.epoch}".encode(), spec.password)
+            peer.greet()
+            while True:
+                peer.socket.sendall(frame(bytes(2**16), MORE))
+
+
+client.ClientProcess._answer = _answer  # type: ignore[method-assign]

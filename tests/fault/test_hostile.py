@@ -1,0 +1,35 @@
+"""Clients of a run that go bad with the run's own passwords: each costs its task, and nobody else's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgefl import Server, Stop
+from edgefl.results.record import Record
+from edgefl.run import supervisor
+from tests.process.runs import PATIENCE_S, experiment, summary
+
+BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4, "endless": 5}
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a raw peer waits at an abstract address, which is Linux's"
+)
+def test_a_client_that_goes_bad_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_BAD", ",".join(f"{what}:{number}" for what, number in BAD.items()))
+    folder = tmp_path / "run"
+    wanted = experiment(
+        strategy={"name": "fedavg", "cohort": 6}, stop=Stop(versions=2),
+        server=Server(transport="wire", heartbeat_s=PATIENCE_S),
+    )  # fmt: skip
+    supervisor.run(wanted, folder, quiet=True, workload="tests.fault.bad_clients:Workload")
+    with Record(folder) as record:
+        incidents = sorted((row.client, row.kind) for row in record.incidents)
+        applied = record.trips["client"][record.trips["fate"] == "applied"].tolist()
+    assert incidents == [(number, "malformed") for number in BAD.values()]
+    assert sorted(applied) == sorted([*range(6)] * 2)
+    assert summary(folder)["integrity"]["checksum_mismatches"] == 0
