@@ -47,6 +47,8 @@ OF_SERVER = (
     "commit", "committed", "sum", "summed", "published", "payload", "synced",
     "event", "torn", "unnamed", "renamed", "named",
 )  # fmt: skip
+SAYS = "edgefl: killed at failpoint "
+"""The beginning of the line on standard error that a process leaves then; the place's name is the rest."""
 NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER)
 
 
@@ -91,5 +93,6 @@ def pass_by(name: str) -> None:
     """A place without a client: the process ends here if a test asked for that."""
     if _points:
         if (name, restarts, _passed[name]) in _points:
+            os.write(2, f"{SAYS}{name}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
         _passed[name] += 1

@@ -25,9 +25,12 @@ def chaos(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
     kills: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that are killed.")] = 20,
     only: Annotated[
-        str | None, typer.Option(metavar="KINDS", help="Of these kinds only, such as server,client.")
+        str | None, typer.Option(metavar="KINDS", help="Of these only, such as server,client.")
     ] = None,
     every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds to the next kill.")] = 1.0,
+    failpoints: Annotated[
+        int, typer.Option(metavar="K", min=0, help="Instead: so many of the server at each named place.")
+    ] = 0,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
@@ -48,7 +51,7 @@ def chaos(
 
     from edgefl import new_run_folder
     from edgefl.files import write_text
-    from edgefl.lab.chaos import KINDS, Plan, disturb
+    from edgefl.lab.chaos import Plan, disturb
     from edgefl.results.tables import PlainConsole, show
 
     plan = Plan(
@@ -58,13 +61,14 @@ def chaos(
         kills=kills,
         seed=seed,
         every_s=every,
-        only=frozenset(only.split(",") if only else KINDS),
+        only=frozenset(only.split(",") if only else ()),
+        failpoints=failpoints,
     )
     folder = out or new_run_folder("chaos")
     console = PlainConsole(stderr=True)
     columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=kills)
+        task = progress.add_task("", total=kills if not failpoints else None)
 
         def tell(findings: Findings, doing: str) -> None:
             progress.update(task, completed=len(findings.kills), description=doing)
@@ -83,21 +87,19 @@ def chaos(
         return 1
     if findings.interrupted:
         raise Interrupted("interrupted; what is said above was found until then")
-    if len(findings.kills) < kills:
+    if len(findings.kills) < kills and not failpoints:
         why = "its runs are over too soon, or --only names what they do not have"
         raise RunError(f"{file}: {len(findings.kills)} of {kills} kills were made: {why}")
     return 0
 
 
 def _table(findings: Findings) -> Any:
-    from edgefl.lab.chaos import KINDS
     from edgefl.results.tables import table
 
     rows = []
-    for kind in (*KINDS, None):
+    for kind in (*findings.kinds, None):
         count, found = findings.recovery(kind)
-        if count:
-            rows.append((kind or "all", count, *(found.get(key) for key in ("median_s", "p95_s", "worst_s"))))
+        rows.append((kind or "all", count, *(found.get(key) for key in ("median_s", "p95_s", "worst_s"))))
     return table(("killed", ">times", ">recovery median, s", ">p95", ">worst"), rows)
 
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from edgefl import config
+from edgefl import config, failpoints
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.lab import outcome
@@ -50,9 +50,15 @@ PATIENCE_S = 120.0
 GONE_S = 20.0
 """Seconds after a command's end in which every process of its run must have ended."""
 POLL_S = 0.02
-MOST_FAILURES = 5
+MOST_FAILURES = 3
 """Ends of a command in a row, none by a kill, after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
+PLACE_S = 3.0
+"""Seconds that a steady run is given to pass a place."""
+MOST_PASSES = 30
+"""Times that a place is passed before the kill, at most; drawn on a logarithmic scale."""
+MOST_FRUITLESS = 3
+"""Servers that did not pass a place in their time, after which the experiment has no such place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +74,16 @@ class Plan:
     """Names the draws of instants and processes."""
     every_s: float = 1.0
     """Mean seconds from a recovery, or from a kill, to the next kill."""
-    only: frozenset[str] = frozenset(KINDS)
-    """Kinds of processes that are killed."""
+    failpoints: int = 0
+    """In place of ``kills``: so many of the server at each of its `failpoints` that the experiment passes."""
+    only: frozenset[str] = frozenset()
+    """Kinds of processes that are killed, or failpoints; empty for all."""
 
     def __post_init__(self) -> None:
-        for kind in sorted(self.only - set(KINDS)):
-            raise ConfigError(f"--only: {unknown('process', kind, KINDS)}")
+        what, names = ("failpoint", failpoints.OF_SERVER) if self.failpoints else ("process", KINDS)
+        for name in sorted(self.only - set(names)):
+            raise ConfigError(f"--only: {unknown(what, name, names)}")
+        object.__setattr__(self, "only", self.only or frozenset(names))
 
 
 class Kill(msgspec.Struct):
@@ -119,6 +129,12 @@ class Findings:
         """One line for each promise that was not held."""
         return [f"seed {each.seed}: {line}" for each in self.rounds for line in each.violations]
 
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of processes, and places, of the kills."""
+        made = {kill.kind for kill in self.kills}
+        return [kind for kind in (*KINDS, *failpoints.OF_SERVER) if kind in made]
+
     def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
         """The number of kills, of one kind or all; median, 95th percentile and worst of their recoveries."""
         kills = [kill for kill in self.kills if kind in (None, kill.kind)]
@@ -130,7 +146,7 @@ class Findings:
 
     def document(self) -> dict[str, Any]:
         """All of it as plain values, for a JSON file."""
-        kinds = {kind: self.recovery(kind) for kind in KINDS if any(kill.kind == kind for kill in self.kills)}
+        kinds = {kind: self.recovery(kind) for kind in self.kinds}
         return {
             "clock": self.clock,
             "transport": self.transport,
@@ -159,7 +175,8 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
     draw = stream(plan.seed, "chaos")
-    killer = _AtInstants(plan, draw, one_keeper=experiment.clock.kind == "wall")
+    one_keeper = experiment.clock.kind == "wall" and experiment.server.durability == "memory"
+    killer = _AtPlaces(plan, draw) if plan.failpoints else _AtInstants(plan, draw, one_keeper=one_keeper)
     try:
         while killer.more and not _is_hopeless(findings):
             _Disturbance(plan, experiment, folder, findings, killer, tell).run()
@@ -289,6 +306,58 @@ class _AtInstants:
         return {}
 
 
+class _AtPlaces:
+    """Has each server of a command killed at a named place (`edgefl.failpoints`), when it passes it again."""
+
+    def __init__(self, plan: Plan, draw: np.random.Generator) -> None:
+        self._draw, self._each = draw, plan.failpoints
+        self._left = dict.fromkeys(sorted(plan.only), plan.failpoints)
+        self._fruitless: Counter[str] = Counter()
+        self._places: list[str] = []
+        """Of the server of now, and of those that will be started in its place."""
+        self._seen = 0
+        self._since_s: float | None = None
+
+    @property
+    def more(self) -> bool:
+        return bool(self._left)
+
+    def environment(self) -> dict[str, str]:
+        """The failpoints of the next command, one for each server that it will start."""
+        self._places, self._seen = self._draw.permutation(list(self._left)).tolist(), 0
+        passes = (self._draw.uniform(0.0, np.log(MOST_PASSES), len(self._places))).tolist()
+        points = [f"{name}:{k}:{int(np.exp(passes[k])) - 1}" for k, name in enumerate(self._places)]
+        return {"EDGEFL_FAILPOINTS": ",".join(points)}
+
+    def turn(self, command: Command, now_s: float, waiting: set[str], *, steady: bool) -> str:
+        """Returns the place that a server died at, or the kind of a process that was killed to go on."""
+        died = [line.removeprefix(failpoints.SAYS) for line in command.said() if failpoints.SAYS in line]
+        if len(died) > self._seen:
+            self._seen += 1
+            self._next(died[self._seen - 1])
+            return died[self._seen - 1]
+        if not steady or self._since_s is None:
+            self._since_s = now_s
+        if now_s < self._since_s + PLACE_S or not self.more:
+            return ""
+        kind = "server" if self._places else "supervisor"
+        for process in [process for process, its in command.family().items() if its == kind]:
+            process.kill()
+            self._next("")
+            return kind
+        return ""
+
+    def _next(self, place: str) -> None:
+        """The server of now is no more: it passed the place, or none in its time."""
+        meant, self._places, self._since_s = self._places[:1], self._places[1:], None
+        if place:
+            self._left[place] = self._left.get(place, 0) - 1
+        self._fruitless.update(meant if not place else [])
+        never = {name for name, left in self._left.items() if left == self._each}
+        never = {name for name in never if self._fruitless[name] >= MOST_FRUITLESS}
+        self._left = {name: left for name, left in self._left.items() if left > 0 and name not in never}
+
+
 class _Disturbance:
     """One round."""
 
@@ -298,7 +367,7 @@ class _Disturbance:
         experiment: Experiment,
         folder: Path,
         findings: Findings,
-        killer: _AtInstants,
+        killer: _AtInstants | _AtPlaces,
         tell: Tell,
     ) -> None:
         self._plan, self._findings, self._killer, self._tell = plan, findings, killer, tell

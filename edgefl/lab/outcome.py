@@ -26,6 +26,8 @@ TRIP = (
 )  # fmt: skip
 """Columns of a trip that are computed, not measured, under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
+ALTERED = ("checksum", "version")
+"""Incidents that no kill may cause: an update is not what its client sent, or of another version."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
@@ -116,6 +118,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     problems = witness.problems(account, folder)
     with Record(folder) as record:
         names = ("task", "fate", "reason", "arrived_s", "uses")
+        problems += [f"{row.kind}: {row.detail}" for row in record.incidents if row.kind in ALTERED]
         columns = [record.trips[name].tolist() for name in names]
         rows = {task: row for task, *row in zip(*columns, strict=True)}
         summed = Counter(task for _, tasks, _ in record.sums() for task in set(tasks.tolist()))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edgefl import Checkpoint, Evaluation, Experiment, Model, Stop, Training
+from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training, failpoints
 from edgefl.cli import main
 from edgefl.lab import outcome
 
-from .runs import Command, virtual
+from .runs import PATIENCE_S, Command, experiment, virtual
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -43,18 +43,52 @@ def chaos(
     return command.process.returncode, err, json.loads(figures.read_text())
 
 
-def test_a_virtual_run_keeps_its_bits(tmp_path: Path) -> None:
-    wanted = virtual(2, **TINY, stop=Stop(trips=4000))
-    code, err, found = chaos(
-        wanted, tmp_path / "c", "--kills", "8", "--every", "0.1", "--only", "worker,server"
-    )
+def wall(transport: str, durability: str, **changes: Any) -> Experiment:
+    server = Server(transport=transport, durability=durability, heartbeat_s=PATIENCE_S)
+    return experiment(**{**TINY, "server": server, **changes})
+
+
+def check(code: int, err: str, found: dict[str, Any], kills: int) -> None:
     assert (code, err, found["violations"]) == (0, "", [])
-    assert found["kills"] == 8
+    assert found["kills"] == kills
     assert all(each["judged"] for each in found["rounds"])
+
+
+def test_what_was_acknowledged_outlives_servers_and_clients(tmp_path: Path) -> None:
+    wanted = wall("wire", "memory", stop=Stop(trips=1200))
+    code, err, found = chaos(
+        wanted, tmp_path / "c", "--kills", "4", "--every", "0.1", "--only", "server,client"
+    )
+    check(code, err, found, 4)
+    assert sum(each["acknowledged"] for each in found["rounds"]) > 1000
     assert not (tmp_path / "c").exists()  # nothing to look at
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_any_process_may_be_killed(transport: str, tmp_path: Path) -> None:
+    phones = virtual(4, **TINY, server=Server(transport=transport), stop=Stop(trips=8000))
+    check(*chaos(phones, tmp_path / "virtual", "--kills", "20", "--every", "0.1"), 20)
+    check(*chaos(wall(transport, "disk", stop=Stop(trips=4000)), tmp_path / "wall", "--kills", "20"), 20)
+
+
+@pytest.mark.slow
+def test_the_server_may_be_killed_at_each_of_its_places(tmp_path: Path) -> None:
+    every: dict[str, Experiment] = {
+        "memory": wall("shm", "memory", stop=Stop(trips=4000)),
+        "disk": wall("wire", "disk", stop=Stop(trips=4000)),
+        "virtual": virtual(2, **TINY, stop=Stop(trips=8000)),
+    }
+    passed: set[str] = set()
+    for name, wanted in every.items():
+        code, err, found = chaos(wanted, tmp_path / name, "--failpoints", "1")
+        assert (code, err) == (0, "")
+        passed |= found["recovery"].keys()
+    assert passed >= set(failpoints.OF_SERVER)
+
+
 def sql(folder: Path, statement: str) -> None:
+    (folder / "record.sqlite-seal").unlink(missing_ok=True)
     with sqlite3.connect(folder / "record.sqlite") as db:
         assert db.execute(statement).rowcount == 1
     db.close()
@@ -89,9 +123,28 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", ["skips-held", "sums-twice"])
-def test_a_broken_build_is_found(mutant: str, tmp_path: Path) -> None:
-    wanted = virtual(2, **TINY, stop=Stop(trips=3000))
-    code, err, _ = chaos(wanted, tmp_path / "c", "--kills", "5", "--only", "server", mutant=mutant)
+@pytest.mark.parametrize(
+    ("mutant", "says"),
+    [
+        ("acknowledges-first", " is lost"),
+        ("counts-twice", "a traceback of run"),
+        ("skips-held", "made again from its journal"),
+        ("sums-twice", "made again from its journal"),
+    ],
+)
+def test_a_broken_build_is_found(mutant: str, says: str, tmp_path: Path) -> None:
+    wanted = wall("shm", "memory", stop=Stop(trips=2000))
+    arguments = ("--kills", "6", "--only", "server", "--every", "0.1")
+    code, err, found = chaos(wanted, tmp_path / "c", *arguments, mutant=mutant)
     assert code == 1
     assert "VIOLATED: " in err
+    assert any(says in line for line in found["violations"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ["skips-held", "sums-twice"])
+def test_a_broken_build_is_found_by_its_bits(mutant: str, tmp_path: Path) -> None:
+    wanted = virtual(2, **TINY, stop=Stop(trips=4000))
+    code, _, found = chaos(wanted, tmp_path / "c", "--kills", "6", "--only", "server", mutant=mutant)
+    assert code == 1
+    assert any("differ from the undisturbed run's" in line for line in found["violations"])
