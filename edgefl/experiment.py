@@ -93,11 +93,18 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The examples and their split among clients."""
 
     name: str = "digits"
-    """A built-in data set (docs/models.md), or ``"my_module:load"``."""
+    """A built-in data set (docs/models.md), ``"arrays"`` for a file of arrays, or ``"my_module:load"``."""
     path: str | None = None
-    """The folder that holds the data set, where it does not come with edgefl."""
-    partition: Literal["iid", "dirichlet", "shards", "by-device", "natural"] = "iid"
-    """The examples of each client: drawn alike, by labels in three ways, or by the data's own owners."""
+    """The folder that holds the data set, where it does not come with edgefl; the file of ``"arrays"``."""
+    partition: Annotated[
+        str,
+        Meta(
+            pattern="^(by-device|dirichlet|iid|natural|shards|[^:]+:[^:]+)$",
+            description="one of 'by-device', 'dirichlet', 'iid', 'natural', 'shards', or 'my_module:split'",
+        ),
+    ] = "iid"
+    """The examples of each client: drawn alike, by labels in three ways, by the data's own owners, or by a
+    function of yours (docs/models.md)."""
     alpha: Positive = 0.1
     """``dirichlet``: concentration; the smaller, the fewer labels a client has."""
     classes_per_client: Count = 2

@@ -22,11 +22,16 @@ KEYS = (
     "strategy.name",
     "model.name",
     "data.name",
+    "data.partition",
     "training.function",
     "training.loss",
     "evaluation.function",
 )
 """Keys of an experiment that may name code."""
+
+
+importing: list[str] = []
+"""Modules of the user's whose import is under way in this process."""
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
@@ -115,6 +120,7 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
 def _import(name: str, key: str, folders: Sequence[str]) -> Any:
     _forget_stranger(name.partition(".")[0])
     module = f"{key}: module {name!r}"
+    importing.append(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -124,6 +130,8 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
         raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
     except Exception as error:
         raise ConfigError(f"{module} does not import: {type(error).__name__}: {_line(error)}") from error
+    finally:
+        importing.pop()
 
 
 def _forget_stranger(top: str) -> None:

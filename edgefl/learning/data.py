@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
+from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
 from edgefl.learning.image_sets import BATCHES, find_cifar, find_idx, load_cifar, load_digits, load_idx
 from edgefl.learning.leaf import find_leaf, load_leaf
@@ -26,7 +27,7 @@ from edgefl.seeds import stream
 
 __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
-NAMES = ("digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
+NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
@@ -57,6 +58,8 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     if ":" in spec.name:
         load = load_attribute(spec.name, "data.name", search_path)
         dataset = _checked(call(load, spec.name, "data.name", spec=spec, seed=seed), spec.name)
+    elif spec.name == "arrays":
+        dataset = _of_arrays(spec, search_path)
     elif spec.name == "digits":
         dataset = load_digits(spec.test_fraction, seed)
     elif spec.name == "diabetes":
@@ -71,6 +74,24 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     else:
         raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
+
+
+def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
+    if spec.path is None:
+        raise ConfigError("data.path: missing; data.name = 'arrays' needs a safetensors file")
+    homes = _homes(spec, search_path)
+    file = next((path for path in homes if path.is_file()), homes[0])
+    found, metadata = load_arrays(file)
+    dataset = _checked(tuple(found[part] for part in PARTS), "arrays")
+    classes = metadata.get("classes", "")
+    if dataset.classes is not None and classes.isdecimal():
+        dataset = replace(dataset, classes=max(dataset.classes, int(classes)))
+    owners = np.asarray(found["owners"], np.int64) if "owners" in found else None
+    if owners is not None and owners.shape != (len(dataset.train_y),):
+        raise ConfigError(
+            f"data.path: {file}: owners must be one number a training example, got {owners.shape}"
+        )
+    return replace(dataset, name=metadata.get("name") or file.stem, owners=owners)
 
 
 def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[Path] | None]) -> list[Path]:

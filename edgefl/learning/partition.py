@@ -13,14 +13,19 @@
 `natural`    each client holds the examples of one user of the data set, users drawn at random where there are
              more of them than clients. LEAF's data sets have users.
 
-Every client gets at least one example and no example is held twice. All are handed out, except those of
-users that are no client, and of a label that no client may hold: with ``shards`` and fewer places than
-classes, and with ``by-device`` where every profile is named and a label is not.
+`my_module:split`  a function of the user's, called as ``split(labels=…, profiles=…, rng=…)``:
+             it returns an array of row numbers for each client's profile, drawn from the generator ``rng``.
+
+Every client gets at least one example and, but by a function of the user's, no example is held twice. All
+are handed out, except those of users that are no client, and of a label that no client may hold: with
+``shards`` and fewer places than classes, and with ``by-device`` where every profile is named and a label is
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +33,7 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
 from edgefl.learning.dataset import Targets
+from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
 Rows = NDArray[np.int64]
@@ -40,6 +46,7 @@ def partition(
     classes: int | None,
     seed: int,
     owners: Rows | None = None,
+    search_path: Sequence[Path] = (),
 ) -> list[Rows]:
     """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
 
@@ -64,6 +71,8 @@ def partition(
             parts = list(np.array_split(rng.permutation(count), clients))
         case "natural":
             parts = _natural(owners, clients, rng)
+        case own if ":" in own:
+            parts = _own(own, targets, profiles, rng, search_path)
         case by_classes:
             if classes is None or targets.ndim > 1:
                 raise ConfigError(
@@ -101,6 +110,35 @@ def _by_classes(
     if spec.partition == "shards":
         return _shards(spec.classes_per_client, labels, clients, rng)
     return _split_labels(labels, _holders(spec.labels, profiles, classes), clients, rng)
+
+
+def _own(
+    name: str,
+    targets: Targets,
+    profiles: Sequence[str],
+    rng: np.random.Generator,
+    search_path: Sequence[Path],
+) -> list[Rows]:
+    """The split that a user's function makes, checked."""
+    split = load_attribute(name, "data.partition", search_path)
+    arguments = {"labels": targets, "profiles": list(profiles), "rng": rng}
+    try:
+        parts = [np.asarray(part) for part in call(split, name, "data.partition", **arguments)]
+    except (TypeError, ValueError):
+        parts = []
+    if len(parts) != len(profiles):
+        raise ConfigError(
+            f"data.partition: {name!r} must return an array of rows for each of {len(profiles)} clients "
+            f"(got {len(parts)})"
+        )
+    for client, rows in enumerate(parts):
+        fits = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu" and len(np.unique(rows)) == rows.size
+        if not fits or rows.min() < 0 or rows.max() >= len(targets):
+            raise ConfigError(
+                f"data.partition: {name!r}: client {client} needs different whole numbers in "
+                f"[0, {len(targets)}), at least one (got {rows.dtype} of shape {rows.shape})"
+            )
+    return parts
 
 
 def _natural(owners: Rows | None, clients: int, rng: np.random.Generator) -> list[Rows]:

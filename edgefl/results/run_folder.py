@@ -28,6 +28,8 @@ EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
 SUMMARY_FILE = "summary.json"
 """The findings of a run, a comparison or a reproduction."""
+DATA_FILES = "data-*.safetensors"
+"""The arrays of a run whose data were given as objects: all that a new run's folder may hold."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """The files that are made of a run's record when it ends."""
 
@@ -42,7 +44,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
     try:
         made = not folder.exists()
         make_folder(folder)
-        if any(folder.iterdir()):
+        if any(not path.match(DATA_FILES) for path in folder.iterdir()):
             what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
             raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

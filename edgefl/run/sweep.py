@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import RenderableType
 
-from edgefl import config
+from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.results import compare
@@ -32,6 +33,23 @@ APART = ("data.name", "data.path", "data.test_fraction", "evaluation.max_example
 
 Grid = Mapping[str, Sequence[str]]
 """Keys of the experiment, each to its values, as ``--set`` takes them."""
+
+
+def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+    """A grid of Python values as ``--grid`` takes it. Raises `ConfigError` for what TOML cannot say.
+
+    >>> written({"strategy.server_lr": [0.1, 1], "strategy.name": ["fedbuff"]})
+    {'strategy.server_lr': ['0.1', '1'], 'strategy.name': ['"fedbuff"']}
+    """
+    found: dict[str, list[str]] = {}
+    for key, values in choices.items():
+        try:
+            found[key] = [
+                toml.literal(each.item() if isinstance(each, np.generic) else each) for each in values
+            ]
+        except TypeError as error:
+            raise ConfigError(f"grid {key}: {error}") from None
+    return found
 
 
 class Planned(NamedTuple):
@@ -99,6 +117,7 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
     _check(seeds, grid)
     planned: list[Planned] = []
     slugs: set[str] = set()
+    labels: set[str] = set()
     for values in itertools.product(*grid.values()):
         changes = dict(zip(grid, values, strict=True))
         changed = config.change(
@@ -109,6 +128,9 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
         except ConfigError as error:
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
         label = _label(changed, changes)
+        if label in labels:
+            raise ConfigError(f"--grid: {label} comes twice; give the strategies' classes different names")
+        labels.add(label)
         slug = _slug(label, slugs)
         for seed in seeds:
             seeded = config.change(changed, [f"seed={seed}"], base, option="--seeds")
@@ -132,13 +154,23 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
 def _label(experiment: Experiment, changes: Mapping[str, str]) -> str:
     """The point of the grid in a few words, such as ``server_lr=0.1``; the strategy without a grid."""
     if not changes:
-        return str(experiment.strategy["name"])
+        return _short(experiment.strategy["name"])
     last = [key.rpartition(".")[2] for key in changes]
     names = [name if last.count(name) == 1 else key for name, key in zip(last, changes, strict=True)]
-    parts = zip(names, changes.items(), strict=True)
-    return ", ".join(
-        _plain(value) if key == "strategy.name" else f"{name}={_plain(value)}" for name, (key, value) in parts
-    )
+    parts = []
+    for name, (key, value) in zip(names, changes.items(), strict=True):
+        if key == "strategy":
+            fields = {field: each for field, each in experiment.strategy.items() if field != "name"}
+            inner = ", ".join(f"{field}={each}" for field, each in fields.items())
+            parts.append(_short(experiment.strategy["name"]) + (f" ({inner})" if inner else ""))
+        else:
+            parts.append(_short(_plain(value)) if key == "strategy.name" else f"{name}={_plain(value)}")
+    return ", ".join(parts)
+
+
+def _short(name: str) -> str:
+    """A strategy's name without its module."""
+    return name.rpartition(":")[2]
 
 
 def _plain(value: str) -> str:

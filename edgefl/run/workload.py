@@ -128,7 +128,7 @@ class Workload:
         self.client_vectors = strategy.client_vectors
         self.data = load_data(experiment.data, seed, [base])
         data, profiles = self.data, [info.profile for info in clients]
-        parts = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners)
+        parts = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners, [base])
         self._rows, held_out = hold_out(parts, experiment.data.client_test_fraction, seed)
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])

@@ -1,0 +1,180 @@
+"""Python objects as what an experiment's file says of them: a name that every process of the run imports.
+
+A run's processes are started afresh, and its record must say what ran, so that it can be resumed and
+verified. So classes and functions go by the name of their module, and arrays go into a file of the run's
+folder; what has no such name (a lambda, a notebook's cell) is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.strategies import Strategy, names
+
+
+class Reference(NamedTuple):
+    """A class or function as ``"my_module:name"``, and the folder in which its module is found."""
+
+    name: str
+    folder: Path
+
+
+class Named(NamedTuple):
+    """An experiment that names all that it needs, and the folder in which the names are looked for."""
+
+    experiment: Experiment
+    base: Path
+    trusted: tuple[str, ...]
+    """Modules from elsewhere, which the caller has imported."""
+    data: Any
+    """Arrays that are to be written into the run's folder; None without any."""
+    strategies: tuple[dict[str, Any], ...]
+    """The experiment's tables for further strategies."""
+
+
+def name_objects(
+    experiment: Experiment,
+    *,
+    strategy: Any = None,
+    model: Any = None,
+    data: Any = None,
+    partition: Any = None,
+    strategies: Iterable[Any] = (),
+) -> Named:
+    """The experiment with the objects that are given in place of its own names.
+
+    ``strategy`` is an instance or class, ``model`` a function or class that makes one, ``data`` a function, a
+    `Dataset` or four arrays, ``partition`` a function; ``strategies`` are of a grid.
+    Raises `ConfigError` for what no process could import.
+    """
+    found: dict[str, Reference] = {}
+    for key, value in (
+        ("model", model),
+        ("partition", partition),
+        ("data", data if callable(data) else None),
+    ):
+        if value is not None:
+            found[key] = reference(value, key)
+    if strategy is not None:
+        made, refers = _strategy(strategy)
+        experiment = msgspec.structs.replace(experiment, strategy=made)
+        if refers is not None:
+            found["strategy"] = refers
+    tables = (("model", "model", "name"), ("partition", "data", "partition"), ("data", "data", "name"))
+    for key, table, field in tables:
+        if key in found:
+            inner = msgspec.structs.replace(getattr(experiment, table), **{field: found[key].name})
+            experiment = msgspec.structs.replace(experiment, **{table: inner})
+    tables_of_grid = []
+    for number, each in enumerate(strategies):
+        made, refers = _strategy(each)
+        tables_of_grid.append(made)
+        if refers is not None:
+            found[f"strategy {number}"] = refers
+    here = Path.cwd().resolve()
+    base = next((refers.folder for refers in found.values() if refers.folder != here), here)
+    elsewhere = [refers for refers in found.values() if refers.folder not in (here, base)]
+    trusted = tuple(dict.fromkeys(refers.name.partition(":")[0].partition(".")[0] for refers in elsewhere))
+    return Named(experiment, base, trusted, None if callable(data) else data, tuple(tables_of_grid))
+
+
+def reference(value: Any, key: str) -> Reference:
+    """The name by which every process can import a class or function.
+
+    >>> reference(reference, "model").name
+    'edgefl.config.objects:reference'
+    >>> reference(lambda: 0, "model")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: model: '<lambda>' is made inside something else, where no process ...
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        kind = type(value).__name__
+        raise ConfigError(f"{key}: must be a function or class of a module of yours, got a {kind}")
+    advice = (
+        "define it at the top of a file, such as mine.py (in a notebook: %%writefile mine.py), and import it"
+    )
+    if not name.isidentifier():
+        inner = name.rpartition(".")[2]
+        where = "made inside something else, where no process can import it"
+        raise ConfigError(f"{key}: {inner!r} is {where}; {advice}")
+    holder = sys.modules.get(module)
+    if getattr(holder, name, None) is not value:
+        raise ConfigError(f"{key}: {name!r} is not what {module} has by that name now; {advice}")
+    file = getattr(holder, "__file__", None)
+    if module == "__main__":
+        spec = getattr(holder, "__spec__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else ""
+    if file is None or not all(part.isidentifier() for part in module.split(".")):
+        where = "typed at a prompt or in a notebook" if file is None else f"in {file}, no module's name"
+        raise ConfigError(f"{key}: {name!r} is {where}; {advice}")
+    path = Path(file).resolve()
+    depth = module.count(".") + (path.name == "__init__.py")
+    return Reference(f"{module}:{name}", path.parents[depth])
+
+
+def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
+    """The experiment's table for a strategy, an instance or a class."""
+    kind = given if isinstance(given, type) else type(given)
+    if not issubclass(kind, Strategy):
+        raise ConfigError(f"strategy: must be a Strategy, got a {kind.__name__}")
+    own = kind.__module__.rpartition(".")
+    refers = None
+    if own[0] == "edgefl.strategies" and (name := own[2].replace("_", "-")) in names():
+        table: dict[str, Any] = {"name": name}
+    else:
+        refers = reference(kind, "strategy")
+        table = {"name": refers.name}
+    if not isinstance(given, type):
+        for field in dataclasses.fields(given):
+            value = getattr(given, field.name)
+            if field.init and not (value is None and field.default is None):
+                table[field.name] = value
+    return table, refers
+
+
+@contextlib.contextmanager
+def trusting(modules: tuple[str, ...]) -> Iterator[None]:
+    """Let the processes that are started meanwhile import these modules, which the caller has imported."""
+    before = os.environ.get("EDGEFL_MODULES")
+    if modules:
+        os.environ["EDGEFL_MODULES"] = ",".join(filter(None, (before, *modules)))
+    try:
+        yield
+    finally:
+        if modules and before is None:
+            del os.environ["EDGEFL_MODULES"]
+        elif before is not None:
+            os.environ["EDGEFL_MODULES"] = before
+
+
+@contextlib.contextmanager
+def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
+    """The experiment with its arrays in a file in ``folder``, which is taken away if nothing came of it."""
+    if named.data is None:
+        yield named.experiment
+        return
+    from edgefl.learning.array_set import save_arrays
+
+    made = not folder.exists()
+    file = save_arrays(named.data, folder)
+    data = msgspec.structs.replace(named.experiment.data, name="arrays", path=str(file.absolute()))
+    try:
+        yield msgspec.structs.replace(named.experiment, data=data)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if [*folder.iterdir()] == [file]:
+                file.unlink()
+                if made:
+                    folder.rmdir()
+        raise

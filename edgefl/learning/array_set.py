@@ -1,0 +1,59 @@
+"""A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` the file.
+
+The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as a `Dataset` has them, and ``owners``
+where the examples have users. Its metadata may say ``name``, and ``classes`` where labels do not show all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from edgefl.errors import ConfigError
+from edgefl.files import write_bytes
+from edgefl.learning.dataset import Dataset
+
+PARTS = ("train_x", "train_y", "test_x", "test_y")
+
+
+def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays of the file by name, and its metadata. Raises `ConfigError` for what is no such file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"data.path: {path} cannot be read as safetensors: {error}") from None
+    if missing := [name for name in PARTS if name not in found]:
+        raise ConfigError(f"data.path: {path} lacks {', '.join(missing)}")
+    return found, metadata
+
+
+def save_arrays(data: Any, folder: Path) -> Path:
+    """Write a `Dataset`, or four arrays as `PARTS`, into ``folder``; returns the file, named by its content.
+
+    Raises `ConfigError` for anything else.
+    """
+    metadata, owners = {}, None
+    if isinstance(data, Dataset):
+        arrays = [data.train_x[:], data.train_y, data.test_x[:], data.test_y]
+        metadata, owners = {"name": data.name, "classes": str(data.classes or "")}, data.owners
+    elif isinstance(data, tuple | list) and len(data) == len(PARTS):
+        arrays = list(data)
+    else:
+        allowed = "a function, a Dataset or (train_x, train_y, test_x, test_y)"
+        raise ConfigError(f"data: must be {allowed}, got a {type(data).__name__}")
+    parts = {name: np.ascontiguousarray(array) for name, array in zip(PARTS, arrays, strict=True)}
+    if owners is not None:
+        parts["owners"] = np.ascontiguousarray(owners)
+    for name, array in parts.items():
+        if array.dtype.kind not in "fiu":
+            raise ConfigError(f"data: {name} must be an array of numbers, got one of {array.dtype}")
+    content = save(parts, metadata)
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    return write_bytes(folder / f"data-{digest}.safetensors", content)

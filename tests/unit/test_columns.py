@@ -1,0 +1,153 @@
+"""A run's tables as columns and files, and the figure that is drawn of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError
+from edgefl.results.columns import TABLES_OF_A_RUN, Table
+from edgefl.results.figure import plot, summary_curve
+from edgefl.results.run_folder import Result
+from edgefl.results.store import Store
+from edgefl.results.summary import summarize
+from tests.reports import evaluation, trip, write_run
+
+
+def test_the_columns_are_what_the_record_says(tmp_path: Path) -> None:
+    result = Result(write_run(tmp_path / "run", clients=4, trips=20, lost=2))
+    with Store(result.dir) as store:
+        store.trip(trip(99, 0, 30.0, metrics={"drift": 1.5}))
+        store.evaluation(evaluation(9, 50.0, accuracy=math.nan, metrics={"mae": 0.25}))
+    trips, curve = result.trips(), result.evaluations()
+    record = result.record
+    assert trips.rows == 21
+    assert trips["task"].tolist() == record.trips["task"].tolist()
+    assert trips["profile"][:2].tolist() == ["pixel-4", "pixel-4"]
+    assert trips["drift"][-1] == 1.5
+    assert not {"checksum_sent", "checksum_seen", "metrics"} & trips.keys()
+    assert np.isnan(trips["staleness"][0])  # that trip was lost
+    np.testing.assert_array_equal(curve["accuracy"], [row.accuracy for row in record.evaluations])
+    assert curve["mae"][-1] == 0.25
+    assert np.isnan(curve["mae"][:-1]).all()
+    weights = result.weights()
+    assert [weights[name].tolist() for name in ("version", "task")] == [
+        [1] * 5 + [2] * 5 + [3] * 5,
+        [*range(2, 17)],
+    ]
+    assert set(weights["weight"].tolist()) == {0.2}
+    np.testing.assert_array_equal(weights["client"], weights["task"] % 4)
+    stale = result.staleness()
+    assert stale["staleness"].dtype == np.int64
+    assert stale["task"].tolist() == [*range(2, 20)]
+    share = result.clients()
+    by_client = summarize(result.dir)["applied_weight"]["by_client"]
+    np.testing.assert_allclose(share["applied_weight"], list(by_client.values()), rtol=1e-5)
+    assert share["trips"].sum() == 18
+    assert result.versions()["version"].tolist() == [0, 1, 2, 3]
+    record.close()
+
+
+def test_a_run_without_trips_has_empty_columns(tmp_path: Path) -> None:
+    result = Result(write_run(tmp_path / "run", trips=0, evaluations=False))
+    assert {table.rows for table in (result.trips(), result.weights(), result.staleness())} == {0}
+    assert result.evaluations().csv() == "version,at_s,wall_s,trips,accuracy,loss\n"
+
+
+def test_the_curve_is_in_the_summary(tmp_path: Path) -> None:
+    curve = summarize(write_run(tmp_path, trips=10))["curve"]
+    assert curve["version"] == [0, 1, 2]
+    assert curve["accuracy"] == [0.0, 0.1, 0.2]
+    assert curve["trips"] == [0, 5, 10]
+    assert set(curve) == {"version", "trips", "at_s", "accuracy", "loss"}
+
+
+def test_export_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run")
+    assert main(["export", str(run)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(TABLES_OF_A_RUN)
+    for name in TABLES_OF_A_RUN:
+        with (run / "tables" / f"{name}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == (0 if name == "incidents" else TABLES_OF_A_RUN[name](Result(run).record).rows)
+    assert main(["export", str(run), "--csv", "--parquet"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"must end in \.csv or \.parquet"):
+        Table().write(tmp_path / "a.xls")
+
+
+def test_parquet_and_frames_are_one_line_where_they_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pandas", "polars", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    assert main(["export", str(write_run(tmp_path / "run")), "--parquet"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("edgefl: Parquet needs polars or pyarrow")
+    assert len(said.splitlines()) == 1
+    with pytest.raises(ConfigError, match="a data frame needs pandas or polars"):
+        Table().frame()
+    stand_in = ModuleType("polars")
+    stand_in.DataFrame = dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "polars", stand_in)
+    assert Table(x=np.array([1])).frame() == {"x": np.array([1])}
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_real_frame_has_the_columns(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(package)
+    if package == "polars":
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    trips = Result(write_run(tmp_path / "run")).trips()
+    frame = trips.frame()
+    assert type(frame).__module__.startswith(package)
+    assert list(frame.columns) == list(trips)
+    assert len(frame) == trips.rows
+
+
+def test_parquet_is_read_back(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    trips = Result(write_run(tmp_path / "run")).trips()
+    back = polars.read_parquet(trips.write(tmp_path / "trips.parquet"))
+    np.testing.assert_array_equal(back["arrived_s"].to_numpy(), trips["arrived_s"])
+    assert back["profile"].to_list() == trips["profile"].tolist()
+
+
+def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"a{seed}", trips=40, seed=seed)
+        write_run(tmp_path / f"b{seed}", trips=60, seed=seed, buffer_size=3)
+    runs = {name: [tmp_path / f"{name}{seed}" for seed in (1, 2, 3)] for name in "ab"}
+    file = plot(runs, tmp_path / "figure.pdf", over="trips")
+    content = file.read_bytes()
+    assert content == plot(runs, tmp_path / "again.pdf", over="trips").read_bytes()
+    assert b"/FontFile2" in content  # embedded, TrueType
+    assert b"/Type3" not in content
+    assert b"/Subtype /Image" not in content
+    (box,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", content)
+    assert [float(each) / 72 for each in box] == pytest.approx([3.4, 2.3])
+    assert plot([*runs["a"]], tmp_path / "figure.svg", y="loss", band="range").read_text().startswith("<?xml")
+    with pytest.raises(
+        ConfigError, match="no mae was measured; measure 'mae' not found; have: accuracy, loss"
+    ):
+        plot(runs, file, y="mae")
+    with pytest.raises(ConfigError, match=r"must end in one of \.pdf"):
+        plot(runs, tmp_path / "figure.xls")
+    with pytest.raises(ConfigError, match="name at least one run"):
+        plot({}, file)
+
+
+def test_the_band_is_students_interval_of_the_mean() -> None:
+    seeds = [np.array([[0.0, 1.0], [value, value]]) for value in (1.0, 2.0, 3.0)]
+    x, mean, low, high = summary_curve(seeds)
+    assert (x.tolist(), mean.tolist()) == ([0.0, 1.0], [2.0, 2.0])
+    np.testing.assert_allclose(high - mean, 4.302652729 / math.sqrt(3), rtol=1e-8)  # t(0.975, 2) · s / √n
+    np.testing.assert_allclose(mean - low, high - mean)

@@ -1,0 +1,195 @@
+"""Python objects in place of an experiment's names, and what cannot be named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.config.objects import name_objects, reference, trusting
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data, Experiment, Fleet, Stop
+from edgefl.learning.array_set import save_arrays
+from edgefl.learning.data import load_data
+from edgefl.learning.dataset import Dataset
+from edgefl.learning.partition import partition
+from edgefl.strategies import resolve
+from edgefl.strategies.fedbuff import FedBuff
+
+PLAIN = Experiment(fleet=Fleet(devices={"pi-4": 4}), stop=Stop(versions=3))
+SOURCE = """
+from dataclasses import dataclass
+from edgefl.strategies.fedbuff import FedBuff
+
+@dataclass(frozen=True)
+class Mine(FedBuff):
+    decay: float = 0.5
+
+def make(input_shape, classes): ...
+def load(spec, seed): ...
+def split(labels, profiles, rng): ...
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's module in a folder that is not the current one."""
+    (tmp_path / "mine_of_test.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import mine_of_test  # type: ignore[import-not-found]
+
+    yield mine_of_test
+    del sys.modules["mine_of_test"]
+
+
+def test_classes_and_functions_go_by_their_modules_name(mine: Any, tmp_path: Path) -> None:
+    given = mine.Mine(buffer_size=2, decay=0.25)
+    found = name_objects(PLAIN, strategy=given, model=mine.make, data=mine.load, partition=mine.split)
+    wanted = found.experiment
+    assert wanted.strategy["name"] == "mine_of_test:Mine"
+    assert (wanted.model.name, wanted.data.name) == ("mine_of_test:make", "mine_of_test:load")
+    assert wanted.data.partition == "mine_of_test:split"
+    assert (found.base, found.trusted, found.data) == (tmp_path, (), None)
+    assert resolve(wanted.strategy, [found.base]) == given
+
+
+def test_a_built_in_strategy_goes_by_its_name_and_a_class_has_its_defaults(mine: Any) -> None:
+    found = name_objects(PLAIN, strategy=FedBuff(buffer_size=3))
+    assert resolve(found.experiment.strategy) == FedBuff(buffer_size=3)
+    assert found.experiment.strategy["name"] == "fedbuff"
+    assert name_objects(PLAIN, strategy=FedBuff).experiment.strategy == {"name": "fedbuff"}
+    both = name_objects(PLAIN, strategies=[FedBuff, mine.Mine])
+    assert [table["name"] for table in both.strategies] == ["fedbuff", "mine_of_test:Mine"]
+
+
+@dataclass(frozen=True)
+class Elsewhere(FedBuff):
+    """A strategy of this module, which is another folder's than `mine`."""
+
+
+def test_a_module_from_a_second_folder_is_trusted_while_the_run_lasts(
+    mine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_MODULES", "timm")
+    found = name_objects(PLAIN, strategy=Elsewhere(), model=mine.make)
+    assert {found.base.name, *found.trusted} >= {Path(mine.__file__).parent.name}
+    with trusting(("one", "two")):
+        assert os.environ["EDGEFL_MODULES"] == "timm,one,two"
+    assert os.environ["EDGEFL_MODULES"] == "timm"
+    monkeypatch.delenv("EDGEFL_MODULES")
+    with trusting(("one",)):
+        pass
+    assert "EDGEFL_MODULES" not in os.environ
+
+
+def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")  # a notebook's
+    main.make = lambda: 0  # type: ignore[attr-defined]
+    main.make.__module__, main.make.__qualname__ = "__main__", "make"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for value, words in (
+        (lambda: 0, "'<lambda>' is made inside something else"),
+        (main.make, "'make' is typed at a prompt or in a notebook; .*%%writefile mine.py"),
+        (np.float32(1), "must be a function or class of a module of yours, got a float32"),
+    ):
+        with pytest.raises(ConfigError, match=f"^model: .*{words}"):
+            reference(value, "model")
+    main.__file__ = "/tmp/my_script.py"
+    assert reference(main.make, "model").name == "my_script:make"
+    main.__file__ = "/tmp/my-script.py"
+    with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, no module's name"):
+        reference(main.make, "model")
+    with pytest.raises(ConfigError, match="strategy: must be a Strategy, got a dict"):
+        name_objects(PLAIN, strategy={"name": "fedbuff"})
+
+
+def test_a_call_at_the_top_of_a_module_that_is_imported_for_its_classes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unguarded.py").write_text(
+        "import edgefl\nedgefl.run(edgefl.Experiment(fleet={'devices': {'pi-4': 1}}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="put the call under if __name__ == '__main__':"):
+        edgefl.run(
+            Experiment(
+                fleet=Fleet(devices={"pi-4": 1}), stop=Stop(trips=1), strategy={"name": "unguarded:Mine"}
+            )
+        )
+
+
+def arrays(rows: int = 6) -> tuple[Any, ...]:
+    x = np.arange(4.0 * rows).reshape(rows, 4).astype(np.float32)
+    return x, np.arange(rows) % 3, x[:2], np.array([0, 1])
+
+
+def test_arrays_lie_in_a_file_named_by_its_content_and_are_read_back(tmp_path: Path) -> None:
+    file = save_arrays(arrays(), tmp_path)
+    assert save_arrays(arrays(), tmp_path) == file
+    assert save_arrays(arrays(7), tmp_path) != file
+    found = load_data(Data(name="arrays", path=str(file)), seed=0)
+    np.testing.assert_array_equal(found.train_x, arrays()[0])
+    assert (found.classes, found.input_shape, found.owners) == (3, (4,), None)
+    x, y, test_x, test_y = arrays()
+    owned = Dataset(
+        name="phones", train_x=x, train_y=y, test_x=test_x, test_y=test_y, classes=9, input_shape=(4,),
+        owners=np.arange(6),
+    )  # fmt: skip
+    found = load_data(Data(name="arrays", path=str(save_arrays(owned, tmp_path))), seed=0)
+    assert (found.name, found.classes) == ("phones", 9)
+    assert found.owners is not None
+    assert found.owners.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_file_that_holds_no_arrays_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    for path, words in (
+        (None, "data.path: missing; data.name = 'arrays' needs"),
+        ("gone.safetensors", "gone.safetensors cannot be read"),
+        (str(tmp_path / "bad.safetensors"), "cannot be read as safetensors"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_data(Data(name="arrays", path=path), seed=0)
+    with pytest.raises(ConfigError, match="data: must be a function, a Dataset or"):
+        save_arrays([1, 2], tmp_path)
+    with pytest.raises(ConfigError, match="data: train_y must be an array of numbers, got one of <U1"):
+        save_arrays((*arrays()[:1], np.array(["a"]), *arrays()[2:]), tmp_path)
+
+
+SPLITS = """
+import numpy as np
+def halves(labels, profiles, rng):
+    return np.array_split(rng.permutation(len(labels)), len(profiles))
+def short(labels, profiles, rng): return [[0]]
+def twice(labels, profiles, rng): return [[0, 0]] * len(profiles)
+def beyond(labels, profiles, rng): return [[len(labels)]] * len(profiles)
+def none(labels, profiles, rng): return None
+"""
+
+
+def test_a_split_of_the_users_own_is_taken_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "splits.py").write_text(SPLITS)
+
+    def split(name: str) -> list[Any]:
+        spec = Data(partition=f"splits:{name}")
+        return partition(spec, np.arange(10) % 2, ["pi-4"] * 2, 2, seed=1, search_path=[tmp_path])
+
+    held = split("halves")
+    assert sorted(np.concatenate(held).tolist()) == list(range(10))
+    assert [row.tolist() for row in split("halves")] == [row.tolist() for row in held]
+    for name, words in (
+        ("short", "an array of rows for each of 2 clients .got 1"),
+        ("none", "an array of rows for each of 2 clients .got 0"),
+        ("twice", "client 0 needs different whole numbers in .0, 10."),
+        ("beyond", "client 0 needs different whole numbers in .0, 10."),
+    ):
+        with pytest.raises(ConfigError, match=f"data.partition: 'splits:{name}'.*{words}"):
+            split(name)
