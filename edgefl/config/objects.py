@@ -138,7 +138,8 @@ def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
     if not isinstance(given, type):
         for field in dataclasses.fields(given):
             value = getattr(given, field.name)
-            if field.init and not (value is None and field.default is None):
+            default = field.default
+            if field.init and not (value is default or (type(value) is type(default) and value == default)):
                 table[field.name] = value
     return table, refers
 

@@ -88,7 +88,7 @@ def plot(
         axes.set_xlabel(AXES[over])
         axes.set_ylabel(y)
         axes.set_xlim(left=0)
-        axes.legend()
+        axes.legend().set_in_layout(False)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             nothing: Any = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(file.suffix, {})

@@ -106,7 +106,7 @@ def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_p
     command.child("edgefl-forks").send_signal(signal.SIGKILL)
     command.ends(1, "ended early")
     command = Command(*arguments)
-    assert "fedbuff ×2" in command.finish()[1]
+    assert "fedbuff" in command.finish()[1]
     undisturbed = edgefl.run(config.change(long, ["seed=2"]), tmp_path / "undisturbed")
     found = Sweep(out).runs[1].result.summary()
     assert found["model_sha256"] == undisturbed.summary()["model_sha256"]
