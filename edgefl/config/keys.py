@@ -39,8 +39,8 @@ def keys(which: str = "") -> list[Setting]:
 
     >>> [key.name for key in keys("checkpoint")]
     ['checkpoint.every_s']
-    >>> keys("strategy.fedbuff")[0].name
-    'strategy.buffer_size'
+    >>> "strategy.buffer_size" in [key.name for key in keys("strategy.fedbuff")]
+    True
     """
     table, _, name = which.partition(".")
     if table == "strategy" and name:
