@@ -8,6 +8,7 @@
     sides          which of a client's two kept blocks is the one to go on from, and since which task
     kept           two blocks a client of what it keeps from trip to trip: its strategy's vectors, and what
                    rounding left where updates are rounded with error feedback
+    tail           what the run's record was told since its last commit: `edgefl.results.tail`
 
 D is the model's size, or what `blocks` says where a strategy has vectors exchanged beside the model.
 
@@ -35,10 +36,10 @@ from edgefl.parameters.update_format import FORMATS, Raw, UpdateFormat
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 4
+LAYOUT = 5
 PAGE = 4096
 
-_FIELDS = "magic layout size ring slots vectors format clients kept latest_version latest_entry"
+_FIELDS = "magic layout size ring slots vectors format clients kept tail latest_version latest_entry"
 _HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
 WORDS = 8
 """64-bit words in the header of a ring entry or slot: one line of the processor's cache."""
@@ -63,7 +64,7 @@ class SlotState:
 @dataclass(frozen=True)
 class Shape:
     """Sizes: D parameters, ring entries, slots, optimiser vectors an entry, the updates' format, and
-    the clients that keep something from trip to trip, and the numbers that each keeps."""
+    the clients that keep something from trip to trip, the numbers that each keeps, and the tail's bytes."""
 
     size: int
     ring: int
@@ -72,12 +73,13 @@ class Shape:
     format: str = "float32"
     clients: int = 0
     kept: int = 0
+    tail: int = 0
 
     @property
     def possible(self) -> bool:
         counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
         keeps = self.clients >= 0 and self.kept >= 0 and (self.clients == 0) == (self.kept == 0)
-        return counts and keeps and self.format in FORMATS
+        return counts and keeps and self.tail >= 0 and self.format in FORMATS
 
     @property
     def update_format(self) -> UpdateFormat:
@@ -94,16 +96,17 @@ class Shape:
         return _pages(self.size * 4)
 
     @property
-    def offsets(self) -> tuple[int, int, int, int]:
-        """The bytes at which ring, slots, sides and kept blocks begin."""
+    def offsets(self) -> tuple[int, int, int, int, int]:
+        """The bytes at which ring, slots, sides, kept blocks and the tail begin."""
         ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
         slots = ring + self.ring * (1 + self.vectors) * self.stride
         sides = slots + self.slots * _pages(self.update_bytes)
-        return ring, slots, sides, sides + _pages(8 * self.clients)
+        kept = sides + _pages(8 * self.clients)
+        return ring, slots, sides, kept, kept + 2 * self.clients * _pages(4 * self.kept)
 
     @property
     def total_bytes(self) -> int:
-        return self.offsets[3] + 2 * self.clients * _pages(4 * self.kept)
+        return self.offsets[4] + _pages(self.tail)
 
 
 class ParameterBuffer:
@@ -122,7 +125,8 @@ class ParameterBuffer:
         self.shape = shape
         whole = np.frombuffer(memory, dtype=np.uint8)
         self._whole: Raw | None = whole
-        ring, slots, sides, self._kept = shape.offsets
+        ring, slots, sides, self._kept, tail = shape.offsets
+        self.tail = whole[tail : tail + shape.tail]
         ring_end = PAGE + shape.ring * 8 * WORDS
         slots_end = ring_end + shape.slots * 8 * WORDS
         self._header = whole[: _HEADER.itemsize].view(_HEADER)
@@ -175,7 +179,7 @@ class ParameterBuffer:
         buffer = cls(fd, memory, shape)
         header, kind = buffer._header, list(FORMATS).index(shape.format)
         sizes = (shape.size, shape.ring, shape.slots, shape.vectors, kind, shape.clients, shape.kept)
-        header[0] = (0, LAYOUT, *sizes, -1, -1)
+        header[0] = (0, LAYOUT, *sizes, shape.tail, -1, -1)
         buffer._entries[:, 0] = -1
         header["magic"] = MAGIC
         return buffer
@@ -192,8 +196,8 @@ class ParameterBuffer:
             header = np.frombuffer(memory, _HEADER, count=1)[0].item()
         if header[:2] != (MAGIC, LAYOUT):
             raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
-        size, ring, slots, vectors, kind, clients, kept = header[2:9]
-        shape = Shape(size, ring, slots, vectors, dict(enumerate(FORMATS)).get(kind, ""), clients, kept)
+        size, ring, slots, vectors, kind, clients, kept, tail = header[2:10]
+        shape = Shape(size, ring, slots, vectors, dict(enumerate(FORMATS)).get(kind, ""), clients, kept, tail)
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
         return cls(fd, memory, shape)

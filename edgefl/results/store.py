@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import convert
 from msgspec.structs import astuple
 
 from edgefl.core.events import Event, event_encoder
@@ -39,6 +40,7 @@ from edgefl.results.record import (
     schema,
     to_signed,
 )
+from edgefl.results.tail import Tail
 
 WAIT_MS = 10_000
 """Time that a commit waits for another writer."""
@@ -56,6 +58,7 @@ class _End(msgspec.Struct):
     weights: list[float] = []
     """Of each version that its update was summed into."""
     seq: int = 0
+    checksum_seen: int | None = None
 
     def use(self, version: int, weight: float, seq: int) -> None:
         """The update was summed with ``weight`` into ``version``, as event ``seq`` was journaled."""
@@ -73,7 +76,8 @@ class _End(msgspec.Struct):
 class Store:
     """Writer of ``<dir>/record.sqlite``, which it makes where it may ``create`` one. Not for several threads.
 
-    What is committed survives a kill of the writer, and where it is ``durable`` a power cut too.
+    What is secured or committed survives a kill of the writer; where it is ``durable`` what is committed
+    survives a power cut too.
     Raises `ConfigError` if the file is not a run record of this version of edgefl, `FolderError` if it cannot
     be written.
 
@@ -123,6 +127,9 @@ class Store:
             raise
         self._costs: dict[str, list[float]] = {}
         self._rows_in_log = 0
+        self._tail: Tail | None = None
+        self._told: list[tuple[Any, ...]] | None = None
+        """Calls since the last `secure`, where there is a tail: the method's name and what it was given."""
         self._forget()
 
     def _forget(self) -> None:
@@ -137,11 +144,15 @@ class Store:
         """Append ``event``; returns its number, from 1."""
         self.seq += 1
         self._journal.append(event)
+        if self._told is not None:
+            self._told.append(("journal", event))
         return self.seq
 
     def trip(self, row: TripRow) -> None:
         """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
         self._trips.append((row, self.seq))
+        if self._told is not None:
+            self._told.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
@@ -150,10 +161,14 @@ class Store:
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
             self._end(task).use(version, weight, self.seq)
+        if self._told is not None:
+            self._told.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """Add the checksum that the server computed from the slot to a trip that is on record already."""
-        self._rows["UPDATE trips SET checksum_seen = ?1 WHERE task = ?2"].append((to_signed(checksum), task))
+        self._end(task).checksum_seen = to_signed(checksum)
+        if self._told is not None:
+            self._told.append(("checksum_seen", task, checksum))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
         """The trip's end: ``fate`` is one of `FATES`."""
@@ -161,6 +176,8 @@ class Store:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
         end = self._end(task)
         end.fate, end.reason = fate, reason
+        if self._told is not None:
+            self._told.append(("released", task, fate, reason))
 
     def _end(self, task: int) -> _End:
         end = self._ends.get(task)
@@ -172,10 +189,14 @@ class Store:
     def version(self, row: VersionRow) -> None:
         """A version was published."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq))
+        if self._told is not None:
+            self._told.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
         self._rows[_insert("evaluations")].append(_columns(row))
+        if self._told is not None:
+            self._told.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
@@ -218,6 +239,30 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def follow(self, tail: Tail) -> None:
+        """Be told again what a writer that was killed left in the ``tail``, and keep what is told there.
+
+        Rows of trips, versions and evaluations are kept, and events; incidents and meta are not.
+        """
+        if tail.seq == self.seq:  # else it was committed
+            for batch in tail:
+                for name, *given in _decoder.decode(batch):
+                    read = (convert(one, _TOLD[name]) for one in given) if name in _TOLD else given
+                    getattr(self, name)(*read)
+        self._tail, self._told = tail, []
+        self.commit()
+        tail.clear(self.seq)
+
+    def secure(self) -> None:
+        """Have what was told survive a kill of this process: in the tail, or without one by `commit`."""
+        if self._tail is None or self._told is None:
+            self.commit()
+        elif self._told:
+            if self._tail.append(_encoder.encode(self._told)):
+                self._told.clear()
+            else:
+                self.commit()
+
     def commit(self) -> None:
         """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
 
@@ -239,6 +284,9 @@ class Store:
                     if rows:
                         self._db.executemany(statement, rows)
             self._forget()
+            if self._tail is not None and self._told is not None:
+                self._told.clear()
+                self._tail.clear(self.seq)
             self._rows_in_log += count
             if self._rows_in_log > LOG_ROWS:
                 self._copy_log()
@@ -336,6 +384,14 @@ class Store:
         self.close()
 
 
+_TOLD: dict[str, Any] = {
+    "journal": Event,
+    "trip": TripRow,
+    "version": VersionRow,
+    "evaluation": EvaluationRow,
+}
+"""Types of what methods are given that the tail has the calls of, where it is no plain value."""
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 
 
@@ -362,7 +418,7 @@ FINISH_TRIP = (
     "UPDATE trips SET fate = COALESCE(?2, fate), reason = CASE WHEN ?3 = '' THEN reason ELSE ?3 END, "
     "applied_version = COALESCE(applied_version, ?4), "
     "weight = CASE WHEN ?5 = 0 THEN weight ELSE COALESCE(weight, 0) + ?6 END, "
-    "uses = uses + ?5, fate_seq = ?7 WHERE task = ?1"
+    "uses = uses + ?5, fate_seq = ?7, checksum_seen = COALESCE(?8, checksum_seen) WHERE task = ?1"
 )
 ADD_COST = (
     "INSERT INTO costs VALUES (?, ?, ?) ON CONFLICT (stage) DO UPDATE SET "
@@ -401,6 +457,8 @@ def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
     if end is None:
         return [*columns, 0, seq, None]
     columns[_PLACE["applied_version"]] = end.version
+    if end.checksum_seen is not None:
+        columns[_SEEN] = end.checksum_seen
     columns[_PLACE["fate"]] = end.fate or row.fate
     columns[_PLACE["reason"]] = end.reason or row.reason
     if end.weights:

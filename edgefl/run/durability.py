@@ -1,8 +1,9 @@
 """The work that comes before a client is told, by its next task, that its update was taken in.
 
-Under the wall clock the record is committed before any task is sent, and the parameter buffer keeps what the
-committed record needs until the next commit. The supervisor holds the buffer, so a killed server's successor
-has both. With ``server.durability = "disk"`` the updates are on the disk first, and then the record is.
+Under the wall clock the record is secured before any task is sent, and the parameter buffer keeps what the
+record needs until it is secured again. The supervisor holds the buffer, and with it the record's tail, so a
+killed server's successor has all of it. With ``server.durability = "disk"`` the updates are on the disk
+first, and then the record is.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class WriteAhead:
             self.log.restart(journal_seq)
 
     def secure(self) -> None:
-        """Commit: from now on anyone may be told."""
+        """Have everything outlive this process, or a power cut: from now on anyone may be told."""
         before = self.watch.to("record")
         if self.log is not None:
             self.log.append(self._arrived, self.aggregator.buffer)
             self._arrived.clear()
         failpoints.pass_by("commit")
-        self.store.commit()
+        self.store.secure()
         failpoints.pass_by("committed")
         self.aggregator.settle()
         self.watch.to(before)

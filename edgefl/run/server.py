@@ -140,7 +140,7 @@ class ServerLoop:
 
     def _commit(self) -> None:
         before = self._watch.to("record")
-        self._engine.secure()
+        self._store.commit()
         self._watch.to(before)
 
     def _stop(self, reason: str) -> None:

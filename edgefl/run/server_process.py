@@ -32,6 +32,7 @@ from edgefl.results import run_folder
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
+from edgefl.results.tail import Tail
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
@@ -92,6 +93,8 @@ def build(
     trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes)
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
+    if buffer.shape.tail:
+        store.follow(Tail(buffer.tail))
     restored = _restored(plan, core, aggregator, store, dynamics)
     if restored is not None:
         last, emulated_s = restored.checkpoint, restored.emulated_s

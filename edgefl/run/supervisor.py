@@ -46,6 +46,7 @@ from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse, Record
 from edgefl.results.run_folder import Result
 from edgefl.results.store import Store
+from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.fork_server import ForkServer
@@ -184,6 +185,7 @@ def shape_of(
         format=server.update_format,
         clients=clients if kept else 0,
         kept=kept,
+        tail=TAIL_BYTES if experiment.clock.kind == "wall" and server.durability == "memory" else 0,
     )
 
 

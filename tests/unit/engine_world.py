@@ -20,6 +20,7 @@ from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.parameters.update_log import UpdateLog
 from edgefl.results.store import Store
+from edgefl.results.tail import Tail
 from edgefl.run import messages, resume
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
@@ -104,13 +105,15 @@ class World:
         self._order = itertools.count()
         slots = strategy.slots(CLIENTS)
         optimizer = strategy.optimizer()
-        keeps = (CLIENTS, 2) if durability else ()
+        keeps = (CLIENTS, 2, 4096 * (durability == "memory")) if durability else ()
         self.buffer = left or ParameterBuffer.create(
             Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps)
         )
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
         self.store = CountingStore(folder)
         self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
+        if self.buffer.shape.tail:
+            self.store.follow(Tail(self.buffer.tail))
         parts, restored = (folder, self.core, self.aggregator, self.store), None
         if left is not None:
             restored = resume.recover(*parts)
