@@ -69,8 +69,10 @@ class _End(msgspec.Struct):
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Parameters of `FINISH_TRIP`, for each use: the sum has the same bits, whenever it is written."""
+        uses = len(self.weights[:1])
         for weight in self.weights or [0.0]:
-            yield self.task, self.fate, self.reason, self.version, len(self.weights[:1]), weight, self.seq
+            how = (self.fate, self.reason, self.version, uses, weight)
+            yield self.task, *how, self.seq, self.checksum_seen
 
 
 class Store:
