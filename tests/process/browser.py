@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Browser:
     """One tab. What it asked the network for is in ``requests``, what went wrong in it in ``errors``."""
 
     def __init__(self, read: int, write: int) -> None:
-        self._in, self._out = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+        self._read, self._write = read, write
         self._numbers = itertools.count(1)
         self._session = ""
         self._rest = b""
@@ -42,8 +43,7 @@ class Browser:
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        self._out.write(json.dumps(message).encode() + b"\0")
-        self._out.flush()
+        os.write(self._write, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != number:
             self._heard(answer)
         assert "error" not in answer, answer
@@ -51,7 +51,7 @@ class Browser:
 
     def _next(self) -> Any:
         while b"\0" not in self._rest:
-            part = os.read(self._in.fileno(), 1 << 16)
+            part = os.read(self._read, 1 << 16)
             assert part, "the browser ended"
             self._rest += part
         message, _, self._rest = self._rest.partition(b"\0")
@@ -105,7 +105,7 @@ def browser(folder: Path) -> Iterator[Browser]:
     ours_in, theirs_out = os.pipe()
     theirs_in, ours_out = os.pipe()
     # The protocol's pipes are descriptors 3 and 4, which a shell can say.
-    command = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
+    command = f'exec "$0" "$@" 3</proc/self/fd/{theirs_in} 4>/proc/self/fd/{theirs_out}'
     process = subprocess.Popen(
         ["sh", "-c", command, program, *FLAGS.split(), f"--user-data-dir={folder}"],
         pass_fds=[theirs_in, theirs_out],
@@ -117,15 +117,9 @@ def browser(folder: Path) -> Iterator[Browser]:
     os.close(theirs_in)
     os.close(theirs_out)
     try:
-        tab = Browser(ours_in, ours_out)
-        try:
-            yield tab
-        finally:
-            tab._session = ""
-            tab.call("Browser.close")
-            tab._in.close()
-            tab._out.close()
-        process.wait(20)
+        yield Browser(ours_in, ours_out)
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        os.close(ours_in)
+        os.close(ours_out)

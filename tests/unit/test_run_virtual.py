@@ -15,11 +15,11 @@ from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
 from edgefl.experiment import Stop
-from edgefl.parameters.buffer import SlotState
+from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.results.record import Record
 from edgefl.run import messages
 from edgefl.run.clock import VirtualClock
-from edgefl.run.control import WORKER
+from edgefl.run.control import ABSENT, IDLE, WORKER
 from edgefl.run.dispatch import AHEAD_S, MOST, MOST_LOSSES, Died, Dispatch
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
@@ -27,6 +27,7 @@ from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
 from edgefl.run.timeline import OF_TRAINING, Delivery, Happening
 from edgefl.run.virtual import VirtualTimeline
 
+DOWN, COMPUTE, UP = TripPhase.DOWN, TripPhase.COMPUTE, TripPhase.UP
 INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
 
 
@@ -409,3 +410,11 @@ def test_neither_queue_grows_for_ever(workers: Workers) -> None:
             workers.finish(number, 0.0)
             workers.dispatch.results.clear()
     assert len(workers.dispatch._by_due) < 1100
+
+
+def test_the_states_that_are_told_follow_the_plans_at_the_emulated_instant(world: Virtual) -> None:
+    assert world.timeline.states() == bytes([ABSENT] * 3)
+    world.trips.breaks[0] = 60.0  # its download is long
+    world.due()
+    world.virtual_clock.advance(1.2)  # past the training of client 1, whose upload takes no time
+    assert list(world.timeline.states()) == [IDLE + phase for phase in (DOWN, UP, COMPUTE)]

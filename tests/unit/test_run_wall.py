@@ -12,8 +12,9 @@ from run_parts import Parts, done, experiment, take
 
 from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.dynamics import Transition
+from edgefl.parameters.buffer import TripPhase
 from edgefl.run import messages, wall
-from edgefl.run.control import CLIENT, EVALUATOR
+from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
@@ -112,6 +113,18 @@ def test_clients_join_and_get_tasks(world: Wall, at_once: int, monkeypatch: pyte
     assert len(world.socket.sent) == (2 if at_once == 2 else 0)
     assert [world.tasks(client) for client in range(3)] == [[0], [1], [2]]
     assert [world.aggregator.leases[task].holder for task in range(3)] == [0, 1, 2]
+
+
+def test_the_states_that_are_told_are_what_the_clients_themselves_say(world: Wall) -> None:
+    assert world.timeline.states() == bytes([ABSENT] * 3)
+    started(world)
+    buffer, leases = world.buffer, world.aggregator.leases
+    for task, phase in ((1, TripPhase.COMPUTE), (2, TripPhase.UP)):  # client 0 has not read its task yet
+        buffer.fetched[leases[task].slot] = phase
+    assert list(world.timeline.states()) == [IDLE + phase for phase in (1, 2, 3)]
+    peer = world.the(CLIENT, 1)
+    take(world.engine, world.timeline.departed(peer, "died", given_up=False))
+    assert world.timeline.states()[1] == ABSENT
 
 
 def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:

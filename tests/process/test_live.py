@@ -1,0 +1,102 @@
+"""A run with ``--web``: its page as a program reads it and as a browser shows it, and nothing of it left."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from edgefl import Clock, Experiment, Stop
+from tests.process.browser import browser
+from tests.process.runs import MINUTE_S, Command, experiment, virtual
+
+
+class LiveRun:
+    """A run that shows itself, and its page."""
+
+    def __init__(self, wanted: Experiment, folder: Path) -> None:
+        file = str(Command.write(wanted, folder))
+        self.command = Command("run", file, "--web", "--out", str(folder), "--accept-invalid")
+        assert self.command.process.stderr is not None
+        lines = iter(self.command.process.stderr.readline, "")
+        self.port = next(
+            int(found[1]) for line in lines if (found := re.search(r"127\.0\.0\.1:(\d+)/$", line))
+        )
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=MINUTE_S)) as connection:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def pictures(self) -> Iterator[Any]:
+        """The pictures as they come, until the run is over."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=MINUTE_S)) as connection:
+            connection.request("GET", "/events")
+            for line in connection.getresponse():
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+
+
+def until(pictures: Iterator[Any], there: Callable[[Any], bool]) -> Any:
+    return next(picture for picture in pictures if there(picture))
+
+
+def test_a_program_reads_every_phones_state_and_the_page_ends_with_the_run(tmp_path: Path) -> None:
+    run = LiveRun(virtual(stop=Stop(versions=100_000)), tmp_path / "run")
+    pictures = run.pictures()
+    found = until(pictures, lambda one: any(state > "1" for state in one["states"]))
+    assert found["fleet"] == [["pixel-4", "lte", 4], ["moto-g4", "lte", 2]]
+    assert re.fullmatch("[01234]{6}", found["states"])
+    assert re.match(r"versions [\d,]+ of 100,000", found["goal"]["text"])
+    until(pictures, lambda _: "applied" in run.ask("/phone/5")[1])
+    assert "Moto G4" in run.ask("/phone/5")[1]
+    until(pictures, lambda one: len(one["charts"][0]["lines"][0][1]) > 1)
+    assert [run.ask(path, method)[0] for path, method in (("/phone/6", "GET"), ("/", "POST"))] == [404, 405]
+    server = run.command.child("edgefl-web")
+    assert server.nice() == psutil.Process(run.command.process.pid).nice() + 10
+    assert {address.laddr.ip for address in server.net_connections()} == {"127.0.0.1"}
+    run.command.interrupt()
+    assert until(pictures, lambda one: one["ended"] != "")["ended"] == "interrupted"
+    assert list(pictures) == []
+    run.command.ends(130)
+    with pytest.raises(ConnectionRefusedError):
+        run.ask("/")
+
+
+def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path) -> None:
+    wanted = experiment(clock=Clock(kind="wall"), stop=Stop(wall_s=600.0))
+    with browser(tmp_path / "browser") as tab:
+        run = LiveRun(wanted, tmp_path / "run")
+        here = f"http://127.0.0.1:{run.port}/"
+        tab.open(here)
+        tab.until("document.querySelector('#keys b') && now.states.length === 6 && groups.length === 2")
+        assert tab.value("document.querySelector('h1').textContent") == "experiment: fedbuff"
+        # A click on the second phone of the second profile is one on phone 5.
+        click = "new MouseEvent('click', {clientX: box.left + 1.5 * group.cell, clientY: box.top + 5})"
+        group = "const group = groups[1], box = group.canvas.getBoundingClientRect()"
+        tab.value(f"{{{group}; group.canvas.dispatchEvent({click})}}")
+        tab.until("document.querySelector('#phone h3').textContent.startsWith('Phone 5: ')")
+        tab.until("document.querySelectorAll('#phone tbody tr').length > 1")
+        tab.until("document.querySelectorAll('#charts svg').length >= 3")
+        assert tab.value("location.hash") == "#5"
+        light = tab.value("getComputedStyle(document.body).backgroundColor")
+        tab.open("about:blank")
+        tab.open(f"{here}#1", 400, dark=True)
+        tab.until("document.querySelector('#phone h3').textContent.startsWith('Phone 1: ')")
+        assert tab.value("getComputedStyle(document.body).backgroundColor") != light
+        assert tab.value("document.documentElement.scrollWidth <= 400")
+        run.command.child("edgefl-web").kill()  # costs the run nothing
+        tab.until("document.querySelector('#notice').textContent.startsWith('The run does not answer')")
+        run.command.interrupt()
+        run.command.ends(130)
+        asked = {url.split("#")[0] for url in tab.requests if not url.startswith(("data:", "about:"))}
+        assert asked == {here, *(here + path for path in ("events", "phone/5", "phone/1"))}
+        assert [error for error in tab.errors if "ERR_" not in error] == []

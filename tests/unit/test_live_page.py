@@ -1,0 +1,207 @@
+"""The live page's content: what it is told of a run, and what the record says, in words and curves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from base64 import b64decode
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from test_view import progress
+
+from edgefl.experiment import Clock, Experiment, Fleet, Stop
+from edgefl.limits.capacity import TimeScale
+from edgefl.results.record import ClientRow, EvaluationRow, TripRow
+from edgefl.results.store import Store
+from edgefl.run import control, web_process
+from edgefl.run.web_process import MOST_POINTS, LivePage
+
+EVIL = "</script><script>alert(1)</script>"
+TRIP = TripRow(
+    task=0, client=2, base_version=0, trip=0, sent_s=0.0, received_s=1.0, arrived_s=4.0, staleness=3,
+    fate="applied", down_s=1.0, compute_s=2.0, up_s=1.0, down_declared_s=1.0, compute_declared_s=1.6,
+    up_declared_s=1.0, trip_achieved_s=4.0, trip_declared_s=3.6, loss=0.5,
+)  # fmt: skip
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """The folder of a run with two measured versions, two trips of phone 2, and an incident."""
+    with Store(tmp_path) as store:
+        store.clients(
+            [ClientRow(client=client, profile="pixel-4", network="lte", examples=60, labels=(0, 7),
+                       step_s=0.25, memory_mib=512.0, down_mbps=16.8) for client in range(4)]
+        )  # fmt: skip
+        for version, accuracy in ((0, 0.1), (1, 0.5)):
+            store.evaluation(
+                EvaluationRow(version=version, at_s=2.0 * version, wall_s=1.0, trips=2, accuracy=accuracy,
+                              loss=2.0 - version)
+            )  # fmt: skip
+        store.trip(TRIP)
+        store.trip(msgspec.structs.replace(TRIP, task=1, trip=1, fate="lost", reason=f"died <{EVIL}>"))
+        store.incident(3.0, 2, "death", EVIL)
+        store.incident(3.0, 1, "hang", "another's")
+    return tmp_path
+
+
+def page_of(folder: Path, clock: str = "wall", name: str = "trial") -> LivePage:
+    fleet = Fleet(devices={"pixel-4": 3, "pi-4": 1}, network="lte")
+    trial = Experiment(name=name, fleet=fleet, clock=Clock(kind=clock), stop=Stop(versions=200))
+    page = LivePage(trial, folder)
+    page.take(control.Said("loading data and model"))
+    scale = TimeScale(2.0, 0.3, 0.1, "why", "fits")
+    rows = [("pixel-4", "lte", 3), ("pi-4", "lte", 1)]
+    page.take(control.Described(rows, "digits, mlp with 4,810 parameters", scale))
+    return page
+
+
+def told(page: LivePage, **changes: Any) -> None:
+    trial = Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
+    page.take(progress(trial, states=bytes([0, 1, 3, 4]), **changes))
+
+
+def picture(page: LivePage) -> Any:
+    return json.loads(msgspec.json.encode(page.picture()))
+
+
+def test_before_there_is_anything_it_says_what_goes_on(tmp_path: Path) -> None:
+    page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path)
+    page.take(control.Said("loading data and model"))
+    found = picture(page)
+    assert (found["note"], found["states"], found["fleet"]) == ("loading data and model", "", [])
+    assert page.answer("/phone/0") is None
+    assert not {"cards", "goal", "charts"} & found.keys()
+
+
+def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_process, "EVERY_S", 0.0)
+    page = page_of(record)
+    for second in range(1, 6):
+        told(page, wall_s=10.0 * second, emulated_s=5.0 * second, trips=100 * second, version=20 * second)
+    found = picture(page)
+    assert found["states"] == "0134"
+    assert [name for name, state in zip(found["names"], "01234", strict=True) if state in "0134"] == [
+        "absent", "idle", "training", "uploading"
+    ]  # fmt: skip
+    assert found["sub"] == "wall clock, time scale 2, 4 phones, digits, mlp with 4,810 parameters"
+    cards = {name: (value, note, tone) for name, value, note, tone in found["cards"]}
+    assert cards["Accuracy"] == ("81.2%", "loss 0.75", "")
+    assert cards["Throughput"][0] == "10/s"
+    assert cards["Fidelity"] == ("VALID", "error median 0.20%, p95 1.00%", "good")
+    assert found["goal"] == {"share": 0.5, "text": "versions 100 of 200", "left": "50 s left"}
+    charts = {chart["title"]: chart["lines"] for chart in found["charts"]}
+    assert charts["Accuracy"] == [["accuracy", [0.0, 2.0], [0.1, 0.5]]]
+    assert charts["Loss"] == [["loss", [0.0, 2.0], [2.0, 1.0]]]
+    assert charts["Throughput"] == [["trips/s", [10.0, 15.0, 20.0, 25.0], [10.0] * 4]]
+    assert charts["Staleness"] == [["staleness", [5.0, 10.0, 15.0, 20.0, 25.0], [3.0] * 5]]
+    assert [name for name, _, _ in charts["Enforcement error"]] == ["median", "95th percentile"]
+
+
+def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_path: Path) -> None:
+    page = page_of(tmp_path, clock="virtual")
+    told(page, accuracy=None, loss=None, fidelity_median=None, fidelity_p95=None)
+    found = picture(page)
+    cards = {name: (value, note, tone) for name, value, note, tone in found["cards"]}
+    assert (cards["Accuracy"][0], cards["Fidelity"][0]) == ("–", "times computed")
+    assert "time scale" not in found["sub"]
+    assert all(not x for chart in found["charts"] for _, x, _ in chart["lines"])
+    page = page_of(tmp_path)
+    told(page, fidelity_median=0.5, invalid="median error 50.0%, at most 5% is allowed")
+    assert picture(page)["cards"][-1] == [
+        "Fidelity",
+        "INVALID",
+        "median error 50.0%, at most 5% is allowed",
+        "bad",
+    ]
+
+
+def test_one_picture_a_second_and_the_curves_keep_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = page_of(tmp_path)
+    for second in range(50):
+        told(page, wall_s=float(second), emulated_s=float(second))
+    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
+    assert points[0][1] == []  # they came at one moment, just after the fleet was told of
+    monkeypatch.setattr(web_process, "EVERY_S", 0.0)
+    for second in range(3 * MOST_POINTS):
+        told(page, wall_s=float(second), emulated_s=float(second))
+    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
+    instants = points[0][1]
+    assert instants == sorted(instants)
+    assert (instants[0], instants[-1]) == (0.0, 3 * MOST_POINTS - 1)
+    assert MOST_POINTS / 3 < len(instants) <= MOST_POINTS
+
+
+def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obeyed(record: Path) -> None:
+    page = page_of(record)
+    told(page)
+    reply = page.answer("/phone/2")
+    assert reply is not None
+    assert isinstance(reply.body, bytes)
+    html = reply.body.decode()
+    for text in ("Phone 2: training", "Google Pixel 4", "16.8 Mbit/s down, no limit up", "512 MiB", "0, 7",
+                 "2 of 1.6", "1 of 1", "+11.11%", "applied", "lost: died", "death"):  # fmt: skip
+        assert text in html
+    assert html.index("lost: died") < html.index("applied"), "the newest comes first"
+    assert "hang" not in html
+    assert "<script" not in html
+    other = page.answer("/phone/3")
+    assert other is not None
+    assert b"No trip has ended yet." in other.body  # type: ignore[operator]
+    for path in (
+        "/phone/4",
+        "/phone/-1",
+        "/phone/1e3",
+        "/phone/²",
+        "/phone/",
+        "/phone/1/1",
+        "/phone/" + "9" * 10,
+    ):
+        assert page.answer(path) is None
+
+
+def test_no_name_is_obeyed_by_the_page_and_no_script_but_its_own_runs(record: Path) -> None:
+    page = page_of(record, name=EVIL)
+    reply = page.answer("/")
+    assert reply is not None
+    assert isinstance(reply.body, bytes)
+    text = reply.body.decode()
+    assert "alert(1)</script>" not in text
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", text, flags=re.DOTALL)
+    assert [kind for kind, _ in scripts] == [' type="application/json" id="first"', ""]
+    assert json.loads(scripts[0][1])["title"] == f"{EVIL}: {page._experiment.strategy['name']}"
+    (digest,) = re.findall(r"script-src 'sha256-([^']+)'", reply.headers)
+    assert b64decode(digest) == hashlib.sha256(scripts[1][1].encode()).digest()
+    assert "default-src 'none'" in reply.headers
+    elsewhere = set(re.findall(r"https?://[^\"' ]+", text)) - {"http://www.w3.org/2000/svg"}
+    assert elsewhere == set()
+
+
+def test_the_stream_gives_a_picture_for_each_change_and_the_end(record: Path) -> None:
+    async def main() -> list[Any]:
+        page = page_of(record)
+        reply = page.answer("/events")
+        assert reply is not None
+        parts = reply.body
+        assert isinstance(parts, AsyncGenerator)
+        found = [await anext(parts)]
+        waiting = asyncio.ensure_future(anext(parts))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        page.take(control.Said("starting the clients"))
+        found.append(await waiting)
+        page.take(control.Ended("done"))
+        found += [part async for part in parts]
+        return found
+
+    events = asyncio.run(main())
+    assert all(event.startswith(b"data: ") and event.endswith(b"\n\n") for event in events)
+    ends = [json.loads(event[6:])["ended"] for event in events]
+    assert ends == ["", "", "done"]
