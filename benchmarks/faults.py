@@ -2,6 +2,7 @@
 
     python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
+    python benchmarks/faults.py errors [--calls 2]
 
 Exit code 1 if any of them cost something that it must not.
 """
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' p
 
 from edgefl import Checkpoint, Experiment, Stop, seeds
 from tests.fault import bit_flips as flipped
-from tests.fault import disk, power_cut, shim
+from tests.fault import disk, injected, power_cut, shim
 from tests.process import runs
 from tests.process.test_virtual_resume import outcome
 
@@ -63,7 +64,19 @@ def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
     return said
 
 
+def errors(asked: argparse.Namespace, place: Path) -> Counter[str]:
+    """Calls of supervisor, server and zygote that fail, each in a run of its own, which is then resumed."""
+    made = injected.Runs(small_run("virtual", 12), place / "runs", shim.build(place))
+    print(f"{sum(made.calls.values()):,} calls of {len(made.calls)} kinds and processes")
+    said: Counter[str] = Counter()
+    for fault in made.faults(asked.calls, asked.seed):
+        found = made(fault)
+        said[found if found in injected.GOOD else f"{fault} -> {found}"] += 1
+    return said
+
+
 GOOD = (
+    *injected.GOOD,
     "as it should be", "resumed by the command, the same outcome",
     *(f"{kind}: {words}" for kind in ("finished", "killed") for words in flipped.GOOD),
     *(f"{kind}: {words}" for kind in ("verify", "resume") for words in ("exit code 0", "one line")),
@@ -74,18 +87,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("fault", choices=["power-cuts", "bit-flips"])
+    parser.add_argument("fault", choices=["power-cuts", "bit-flips", "errors"])
     parser.add_argument("--states", type=int, default=4, help="states after each change")
     parser.add_argument("--resumes", type=int, default=30, help="states resumed by the command itself")
     parser.add_argument("--flips", type=int, default=20_000, help="bits flipped and read")
     parser.add_argument("--commands", type=int, default=50, help="bits flipped and read by a command")
+    parser.add_argument("--calls", type=int, default=2, help="calls of a process, kind and error that fail")
     parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     started = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
-        said = {"power-cuts": power_cuts, "bit-flips": bit_flips}[asked.fault](asked, place)
+        said = {"power-cuts": power_cuts, "bit-flips": bit_flips, "errors": errors}[asked.fault](asked, place)
     finally:
         shutil.rmtree(place)
     for words, count in said.most_common():

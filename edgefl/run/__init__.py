@@ -15,7 +15,7 @@ client, worker  the processes that train, at the device's pace or the host's; wo
 update          train → amplify → write → checksum, for all of them
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers
 channel         pipes between supervisor, zygote and server; control is their language
-process         the start of a child process
+process         the start of a child process; child: its first module
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http
 verify          a finished run, made again from its journal
 """

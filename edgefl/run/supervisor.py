@@ -445,7 +445,8 @@ class _Supervisor:
         if self.fork_server is not None:
             child, channel = self.fork_server.start(f"edgefl.run.{module}", incoming, *arguments)
         else:
-            child, channel = start_process(f"edgefl.run.{module}", incoming, dict(os.environ), *arguments)
+            environment, whole = dict(os.environ), f"edgefl.run.{module}"
+            child, channel = start_process("edgefl.run.child", incoming, environment, whole, *arguments)
         self._children[name] = child
         return channel
 

@@ -228,8 +228,9 @@ def _reason(status: int, limits: ClientLimits | None = None) -> str:
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
     take_forks_along()
+    channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
-    Zygote(Channel.inherit(channel_fd, control.ToZygote), getattr(import_module(module), name)).run()
+    Zygote(channel, getattr(import_module(module), name)).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""The first module of a run's processes: imports the one that a process is to be, and runs its ``main``.
+
+Memory, descriptors or threads that the machine refuses are one line that the supervisor is told, even where
+the imports fail for want of them. Errors that only a mistake of ours makes keep their traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+REFUSED = (MemoryError, ImportError, OSError, RuntimeError)
+"""Errors that a lack of something makes; ZeroMQ's has an ``errno``."""
+
+
+def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
+    """Be ``module``; its exit code, or 1 once the supervisor knows why it cannot be."""
+    try:
+        code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
+        return code or 0
+    except Exception as error:
+        lacks = isinstance(error, REFUSED) or hasattr(error, "errno")
+        if os.environ.get("EDGEFL_TRACEBACK") or not lacks:
+            raise
+        told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        # While the error holds the frames that hold the channel open.
+        _tell(channel_fd, f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)")
+        return 1
+
+
+def _tell(channel_fd: int, what: str) -> None:
+    from edgefl.run.channel import Channel
+    from edgefl.run.control import Refused
+
+    channel: Channel[Any] = Channel.inherit(channel_fd, Any)
+    channel.tell(Refused(what, config=False))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

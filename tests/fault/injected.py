@@ -1,0 +1,138 @@
+"""System calls that fail: one call of a run's supervisor, server or zygote is made to, and the run is judged.
+
+It ends well, or with one line and a non-zero exit code; either way without a traceback or a process left, and
+resumed without the fault it ends as the undisturbed run did.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl import Experiment, config, seeds
+from tests.fault import shim
+from tests.process.test_virtual_resume import outcome
+
+ERRORS = {
+    "open": ("EMFILE", "ENOMEM"),
+    "create": ("ENOSPC", "EIO"),
+    "read": ("EIO",),
+    "write": ("ENOSPC", "EIO"),
+    "truncate": ("ENOSPC", "EIO"),
+    "sync": ("EIO",),
+    "rename": ("ENOSPC", "EIO"),
+    "unlink": ("EIO",),
+    "mkdir": ("ENOSPC",),
+    "allocate": ("ENOMEM",),
+    "map": ("ENOMEM",),
+    "socket": ("EMFILE", "ENOMEM"),
+    "pipe": ("EMFILE",),
+    "fork": ("ENOMEM",),
+    "thread": ("EAGAIN",),
+}
+"""Kinds of calls, as `shim.c` names them, and what each may fail with."""
+
+
+GOOD = ("ended well", "one line", "one line beside others' words", "not reached")
+PATIENCE_S = 120.0
+"""A run that has not ended by then hangs."""
+
+
+class Fault(NamedTuple):
+    """The call that fails."""
+
+    who: str
+    kind: str
+    call: int
+    error: str
+    on: bool
+    """All later ones fail too."""
+
+    def __str__(self) -> str:
+        on = " and all later ones" if self.on else ""
+        return f"{self.who}: {self.kind} {self.call}{on}: {self.error}"
+
+    @property
+    def setting(self) -> str:
+        """The value of ``EDGEFL_SHIM_FAIL``."""
+        code = getattr(errno, self.error)
+        return f"{self.who}:{self.kind}:{self.call}:{code}{':on' if self.on else ''}"
+
+
+class Runs:
+    """The experiment, run undisturbed once and then with faults."""
+
+    def __init__(self, wanted: Experiment, place: Path, library: Path) -> None:
+        self._place, self._library = place, library
+        place.mkdir()
+        self._file = place / "experiment.toml"
+        self._file.write_text(config.dump(wanted))
+        self.calls: dict[tuple[str, str], int] = {}
+        code, said = self._command("nobody:open:0:0", "run", self._file, "--out", place / "calm")
+        assert code == 0, said
+        for line in (place / "notes").read_text().splitlines():
+            word, who, kind, *count = line.split()
+            if word == "count":
+                self.calls[who, kind] = int(count[0])
+        self._calm = outcome(place / "calm")
+
+    def faults(self, each: int, seed: int = 0) -> Iterator[Fault]:
+        """Yields up to ``each`` calls of each process, kind and error, drawn from those that were made."""
+        for (who, kind), count in sorted(self.calls.items()):
+            for error in ERRORS[kind]:
+                rng = seeds.stream(seed, f"{who} {kind} {error}")
+                for call in rng.permutation(count)[:each].tolist():
+                    yield Fault(who, kind, call, error, bool(rng.integers(2)))
+
+    def __call__(self, fault: Fault) -> str:
+        """Returns what became of the run."""
+        folder = self._place / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        code, said = self._command(fault.setting, "run", self._file, "--out", folder)
+        wrong = f": exit code {code}: {said}"
+        if "Traceback" in said:
+            return f"a traceback{wrong}"
+        if code < 0 or (code and "edgefl: " not in said):
+            return f"no line{wrong}"
+        if "hit" not in (self._place / "notes").read_text():
+            return "not reached"
+        if code and folder.exists():
+            again, said = self._command("", "resume", folder)
+            if again:
+                return f"not resumed: {said}{wrong}"
+        if folder.exists() and outcome(folder) != self._calm:
+            return f"another outcome{wrong}"
+        lines = said.splitlines()
+        return (
+            "ended well" if code == 0 else "one line" if len(lines) <= 1 else "one line beside others' words"
+        )
+
+    def _command(self, fault: str, command: str, *words: str | Path) -> tuple[int, str]:
+        more = {"fail": fault, "notes": self._place / "notes"} if fault else {}
+        (self._place / "notes").unlink(missing_ok=True) if fault else None
+        around = shim.environment(self._library, self._place, **more) if fault else {}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edgefl", command, *map(str, words), "--accept-invalid", "--quiet"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **around},
+        )
+        try:
+            _, said = process.communicate(timeout=PATIENCE_S)
+            os.killpg(process.pid, signal.SIGKILL)  # nothing is to be there any more
+            said = f"Traceback: a process was left; {said}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said = f"Traceback: it did not end; {process.communicate()[1]}"
+        except ProcessLookupError:
+            pass
+        return process.returncode, said
