@@ -54,6 +54,8 @@ class KeptPhone:
         self.tree: ProcessTree | None = None
         self.throttled: Throttled | None = None
         self.here, self.over = True, False
+        self.leaving = False
+        """It was killed because it left: its command is started again."""
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
@@ -286,16 +288,19 @@ class Keeper:
             if phone.tree is None:
                 self._start(phone)
                 return
+            if phone.leaving:  # its end is not in yet, and starts it again
+                return
             phone.come_back()
             if phone.throttled is not None:
                 self._queue.add(phone.throttled, time.monotonic_ns())
             return
         phone.stops += 1
-        if phone.tree is None:
+        if phone.tree is None or phone.leaving:
             return
         if phone.throttled is not None:
             self._queue.drop(phone.throttled)
         if self._begin.absence.leave == "kill":
+            phone.leaving = True
             phone.tree.kill()
         else:
             phone.leave()
@@ -359,9 +364,11 @@ class Keeper:
             self._queue.drop(phone.throttled)
         phone.ended()
         code = self._codes.pop(phone.launch.phone)
-        away = not phone.here and self._begin is not None and self._begin.absence is not None
-        if not (away and not self._ending and not phone.why and code == -signal.SIGKILL):
+        again, phone.leaving = phone.leaving and code == -signal.SIGKILL, False
+        if not again or self._ending or phone.why:
             self._over(phone, code)
+        elif phone.here:
+            self._start(phone)
 
     def _over(self, phone: KeptPhone, code: int) -> None:
         phone.over = True

@@ -312,7 +312,9 @@ class _Supervisor:
         elif name == "server" and killed and self._listening and not self._broken:
             self._restart_server(what)
         else:
-            raise RunError(f"{what}{run_folder.way_on(self._folder)}")
+            loading = name == "zygote" and self._listening is None
+            when = " while it loaded data and model and tried the training" if loading else ""
+            raise RunError(f"{what}{when}{run_folder.way_on(self._folder)}")
 
     def _start_server(self) -> None:
         self._server = self._start("server", "server_process", control.FromServer)

@@ -232,6 +232,14 @@ def test_a_link_that_breaks_ends_its_connections(echo: Echo, tmp_path: Path) -> 
     assert one.up.bytes < 262144
 
 
+def test_a_phone_that_is_back_before_its_killed_command_has_ended_starts_again() -> None:
+    absence = Absence(0.05, 2e-3, "kill")
+    with start([phone("sleep", "600")], options(absence=absence, throttle="off")) as running:
+        while not running.ended and (0 not in running.states or running.states[0].stops < 20):
+            running.turn(0.1)
+        assert running.ended == []
+
+
 def test_a_killed_phone_starts_again_when_it_is_back(tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     count = f"echo x >> {starts}; [ $(wc -l < {starts}) -ge 3 ] || sleep 60"
