@@ -82,7 +82,8 @@ def _next(text: str) -> None:
 
 def _wrote(json: Path | None, pictures: Sequence[str] = ()) -> None:
     if json is not None:
-        say(f"wrote {', '.join(map(str, [json, *(json.with_suffix(ending) for ending in pictures)]))}")
+        files = [json, *(json.with_suffix(ending) for ending in pictures)]
+        say(f"wrote {', '.join(map(str, files))}", err=True)
 
 
 def reproduce(

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
 from edgefl import config, toml
@@ -272,7 +271,7 @@ def slug(arm: Arm) -> str:
 COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": "yellow"}
 
 
-def verdict_table(findings: Sequence[Finding]) -> Table:
+def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
     """The claims for a terminal of 80 columns."""
     cells = []
     for one in findings:

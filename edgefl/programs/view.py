@@ -11,14 +11,13 @@ from typing import IO, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from edgefl.limits.capacity import TimeScale
 from edgefl.programs import messages
 from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S
-from edgefl.results.tables import number, percent, table
+from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.terminal import say
 
 REDRAW_S = 0.5
@@ -92,7 +91,7 @@ class PhonesTable(PhonesView):
 
     def picture(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
-    ) -> Table:
+    ) -> FittedTable:
         """The table as it is to be drawn now: those that run first."""
         rows = []
         for place, (held, sent) in enumerate(zip(self._held, traffic, strict=True)):

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 from scipy.special import stdtrit
 
@@ -33,7 +32,7 @@ from edgefl.results.summary import (
     summarize,
     value_of,
 )
-from edgefl.results.tables import html_table, number, percent, table
+from edgefl.results.tables import FittedTable, html_table, number, percent, table
 
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
@@ -121,7 +120,7 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup]) -> Group:
     return Group(*tables)
 
 
-def _learned(first: Run, rows: Sequence[RunGroup]) -> Table:
+def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
     """The rows for the terminal: with their accuracy, or their loss where no run has one."""
     slow, scored = slow_group(first.record), _scored(rows)
     only = f"the classes only {', '.join(slow.profiles)} hold"

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +36,99 @@ def show(*what: RenderableType) -> None:
         console.print(item)
 
 
+class FittedTable:
+    """A table that keeps words and numbers whole: in a narrow terminal text folds between words.
+
+    Made by `table`. Where even the longest words of all columns do not fit beside each other, each row is a
+    block: its first cell, and below it the others behind their columns' names.
+    """
+
+    def __init__(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None,
+        caption: str | None, fold: bool, gap: int,
+    ) -> None:  # fmt: skip
+        self._columns, self._title, self._caption, self._gap = columns, title, caption, gap
+        self._fold = fold
+        self._rows = [
+            [cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row] for row in rows
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        gaps = len(self._columns) - 1
+        if sum(self._lengths(whole=True)) + self._gap * gaps <= options.max_width:
+            yield self._table(None, self._gap)
+        elif widths := self._squeezed(options.max_width - gaps):
+            yield self._table(widths, 1)
+        else:
+            yield from self._blocks()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._table(None, self._gap))
+
+    def _lengths(self, *, whole: bool) -> list[int]:
+        """Each column's width: with whole cells, or the least that breaks no number, name or short word."""
+        found = []
+        for place, column in enumerate(self._columns):
+            cells = [row[place].plain for row in self._rows if row]
+            kept = whole or column.startswith(">") or (place == 0 and not self._fold)
+            most = max(map(cell_len, cells), default=0) if kept else min(_longest_word(cells), LONG_WORD)
+            head = column.lstrip(">")
+            found.append(max(most, cell_len(head) if whole else _longest_word([head])))
+        return found
+
+    def _squeezed(self, room: int) -> list[int] | None:
+        """Widths that fill the room, the widest columns made narrower first; None if there is too little."""
+        widths, least = self._lengths(whole=True), self._lengths(whole=False)
+        while sum(widths) > room:
+            loose = [k for k, (width, end) in enumerate(zip(widths, least, strict=True)) if width > end]
+            if not loose:
+                return None
+            widths[max(loose, key=lambda k: widths[k])] -= 1
+        return widths
+
+    def _table(self, widths: Sequence[int] | None, gap: int) -> Table:
+        made = Table(
+            box=SIMPLE_HEAD,
+            title=self._title and Text(self._title),
+            title_justify="left",
+            caption=self._caption and Text(self._caption),
+            caption_justify="left",
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, gap - 1, 0, 0),
+        )
+        for place, column in enumerate(self._columns):
+            justify: Literal["right", "left"] = "right" if column.startswith(">") else "left"
+            width = None if widths is None else widths[place]
+            made.add_column(Text(column.lstrip(">")), justify=justify, overflow="fold", width=width)
+        for row in self._rows:
+            if row:
+                made.add_row(*row)
+            else:
+                made.add_section()
+        return made
+
+    def _blocks(self) -> Iterator[RenderableType]:
+        if self._title:
+            yield Text(self._title)
+        heads = [column.lstrip(">") for column in self._columns]
+        for first, *rest in filter(None, self._rows):
+            yield first
+            named = zip(heads[1:], rest, strict=True)
+            told = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
+            yield Padding(Text(" · ").join(told), (0, 0, 0, 2))
+        if self._caption:
+            yield Text(self._caption)
+
+
+LONG_WORD = 16
+"""Longer words of text, such as paths, may be broken."""
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max((cell_len(word) for text in texts for word in text.split()), default=0)
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
@@ -41,33 +137,13 @@ def table(
     caption: str | None = None,
     fold: bool = False,
     gap: int = 2,
-) -> Table:
+) -> FittedTable:
     """A plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
 
     Numbers are never broken, names in the first column only with ``fold``; columns are ``gap`` apart. An
     empty row ends a section.
     """
-    made = Table(
-        box=SIMPLE_HEAD,
-        title=title and Text(title),
-        title_justify="left",
-        caption=caption and Text(caption),
-        caption_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, gap - 1, 0, 0),
-    )
-    for place, column in enumerate(columns):
-        right = column.startswith(">")
-        whole = right or (place == 0 and not fold)  # whole names can be copied
-        justify: Literal["right", "left"] = "right" if right else "left"
-        made.add_column(Text(column.lstrip(">")), justify=justify, overflow="fold", no_wrap=whole)
-    for row in rows:
-        if row:
-            made.add_row(*(cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row))
-        else:
-            made.add_section()
-    return made
+    return FittedTable(columns, rows, title, caption, fold, gap)
 
 
 def html_table(
@@ -176,7 +252,7 @@ def _learned(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def summary_table(summary: Mapping[str, Any], folder: Path) -> Table:
+def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     """A run's summary, the figures that one looks at first."""
     staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
     fidelity = "not measured"

@@ -21,7 +21,7 @@ from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment, Stop
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.fidelity import Conditions, bounds
-from edgefl.results.tables import PlainConsole, many, number, percent, seconds, table
+from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
 from edgefl.run import control
 from edgefl.terminal import printable, say
 
@@ -174,13 +174,17 @@ class RunView:
 
 
 class LineView(RunView):
-    """Prints plain lines on stderr: three or four at the start, one every five seconds, one at the end."""
+    """Prints plain lines on stderr: two or three at the start, one every five seconds, one at the end.
+
+    Before the start it prints nothing: what is wrong with the data or the model is one line, its error.
+    """
 
     _printed_s = 0.0
 
     def say(self, text: str) -> None:
         super().say(text)
-        self._print(text)
+        if self.total:
+            self._print(text)
 
     def describe(
         self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
@@ -201,7 +205,8 @@ class LineView(RunView):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         known = self.progress if self.running else None
-        self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
+        if self.total or error is None:
+            self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
         """Returns the figures in one line; the last are left out where there is no room."""
@@ -320,7 +325,7 @@ class TerminalView(RunView):
         more = self.reason(progress) if verdict == "INVALID" else more
         return grid, Text.assemble(("fidelity  ", "dim"), (verdict, style), f", {more}" if more else "")
 
-    def _fleet(self, progress: control.Progress) -> Table:
+    def _fleet(self, progress: control.Progress) -> FittedTable:
         rows = list(progress.by_profile.items())
         everything = [sum(of) for of in zip(*progress.by_profile.values(), strict=True)]
         room = max(1, min(MOST_PROFILES, self._live.console.height - LINES_BESIDES_PROFILES))

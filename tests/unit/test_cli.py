@@ -311,7 +311,7 @@ def test_report_and_trace_say_where_they_are(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
     for name, file in (("report", "report.html"), ("trace", "trace.json")):
-        write = {f"write_{name}": lambda folder, file=file: folder / file}
+        write = {f"write_{name}": lambda folder, *_, file=file: folder / file}
         stand_in(monkeypatch, f"edgefl.results.{name}", **write)
         assert edgefl.shows(name, "old") == f"old/{file}\n"
 

@@ -268,9 +268,19 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     ("error", "word"), [(RuntimeError("x"), "ended early"), (KeyboardInterrupt(), "interrupted")]
 )
 def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(type(error)), LineView(experiment()):
+    view = LineView(experiment())
+    describe(view)
+    with pytest.raises(type(error)), view:
         raise error
-    assert capsys.readouterr().err == f"edgefl: {word}: no client was trained\n"
+    assert capsys.readouterr().err.splitlines()[-1] == f"edgefl: {word}: no client was trained"
+
+
+def test_what_is_wrong_before_the_start_is_the_errors_line_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LineView(experiment())
+    view.say("loading data and model")
+    with pytest.raises(RuntimeError), view:
+        raise RuntimeError
+    assert capsys.readouterr().err == ""
 
 
 def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
