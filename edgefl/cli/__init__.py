@@ -24,6 +24,7 @@ from __future__ import annotations
 import codecs
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,7 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
             stream.reconfigure(errors="replace")  # a terminal, or the C locale, without †, … or µ shows ?
@@ -94,6 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(130, str(error) or "interrupted")
     except EdgeflError as error:
         return _say(1, str(error))
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if not name or name == __package__.partition(".")[0] or os.environ.get("EDGEFL_TRACEBACK"):
+            raise
+        return _say(2, f"{name} is not installed, which this command needs: pip install {name}")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # somebody asked for it
             name = os.fsdecode(error.filename)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,6 +69,7 @@ def run(
     """Run one experiment."""
     from edgefl import config
 
+    _require_torch()
     experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
@@ -99,6 +101,7 @@ def resume(
     """
     from edgefl.run import supervisor
 
+    _require_torch()
     with _page(web, web_port) as page, damaged(str(folder)):
         valid = _finish(lambda: supervisor.resume(folder, quiet, page), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
@@ -184,6 +187,12 @@ def _page(web: bool, port: int | None) -> Iterator[socket.socket | None]:
 
     with listening(port or 0) as page:
         yield page
+
+
+def _require_torch() -> None:
+    """`ConfigError` where a run's processes would end at their first import, each with a traceback."""
+    if find_spec("torch") is None:
+        raise ConfigError("torch is not installed, which a run needs: pip install torch")
 
 
 def _free(out: Path) -> Path:

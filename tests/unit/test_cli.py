@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -571,3 +572,23 @@ def test_exec_ends_as_its_command_and_else_as_its_verdict(
     )  # fmt: skip
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from edgefl.cli import main
+for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify old"):
+    assert main(line.split()) == 2
+"""
+
+
+def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
+    """In a process of its own, which has not imported it."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4
+    assert all(
+        re.match("edgefl: torch is not installed, which .* needs: pip install torch", each) for each in lines
+    )

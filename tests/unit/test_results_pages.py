@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import subprocess
+import sys
 from html import escape
 from pathlib import Path
 from urllib.parse import unquote
@@ -146,3 +149,15 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     assert all((tmp_path / "out" / link).is_file() for link in links)
     compare([folders[0], folders[0].parent / "fedavg 1"], tmp_path / "out")
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
+
+
+def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
+    """Matplotlib has two of its own to say about it."""
+    home = {
+        name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")
+    }
+    command = [sys.executable, "-m", "edgefl", "report", str(folder)]
+    done = subprocess.run(
+        command, env={**home, "HOME": "/proc/none"}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"{folder / 'report.html'}\n", "")
