@@ -59,13 +59,21 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
     off = max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
     print(f"{len(layers)} layers, {sum(layers):,} parameters; largest difference {off:.1e}")
     calls = [*(partial(each, records, key) for each in averages), *limits(records)]
-    turns = [[seconds(call) for call in calls] for _ in range(given.turns)]
+    turns = [turn(calls, number) for number in range(given.turns)]
     show("the average", turns)
     show_limits(turns, faults(calls[1]))
     whole = [flower.aggregate_train, ours.aggregate_train]
     show(
         "all of aggregate_train", [[seconds(each, 1, replies) for each in whole] for _ in range(given.turns)]
     )
+
+
+def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
+    """Seconds of each call, Flower's first; the one that finds the caches as that left them goes round."""
+    rest = len(calls) - 1
+    order = [0, *(1 + (number + k) % rest for k in range(rest))]
+    took = {place: seconds(calls[place]) for place in order}
+    return [took[place] for place in range(len(calls))]
 
 
 def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
