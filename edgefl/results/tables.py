@@ -60,7 +60,7 @@ class FittedTable:
         elif widths := self._squeezed(options.max_width - gaps):
             yield self._table(widths, 1)
         else:
-            yield from self._blocks()
+            yield from self._blocks(options.max_width - 2)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, self._table(None, self._gap))
@@ -108,7 +108,7 @@ class FittedTable:
                 made.add_section()
         return made
 
-    def _blocks(self) -> Iterator[RenderableType]:
+    def _blocks(self, room: int) -> Iterator[RenderableType]:
         if self._title:
             yield Text(self._title)
         heads = [column.lstrip(">") for column in self._columns]
@@ -116,9 +116,20 @@ class FittedTable:
             yield first
             named = zip(heads[1:], rest, strict=True)
             told = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
-            yield Padding(Text(" · ").join(told), (0, 0, 0, 2))
+            yield Padding(Text("\n").join(_filled(told, room)), (0, 0, 0, 2))
         if self._caption:
             yield Text(self._caption)
+
+
+def _filled(parts: Iterable[Text], room: int) -> list[Text]:
+    """Lines of parts between dots, as many in each as fit: a name stays with its value."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 3 + part.cell_len <= room:
+            lines[-1] = Text(" · ").join([lines[-1], part])
+        else:
+            lines.append(part)
+    return lines
 
 
 LONG_WORD = 16
