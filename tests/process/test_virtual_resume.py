@@ -129,6 +129,12 @@ CASES = [
         marks=pytest.mark.slow,
     ),
     pytest.param(
+        lambda _: {"stop": Stop(versions=500, patience_evaluations=3, min_improvement=0.01)},
+        ["event:0:30", "event:0:70"],
+        id="patience",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
         lambda folder: changing(folder, "finish"), ["event:0:70"], id="finishing", marks=pytest.mark.slow
     ),
     pytest.param(
