@@ -322,7 +322,7 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         "Side by side": [
             page.card("Runs", about, _table(rows)),
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
-            page.card("Each run", "", _each(out, runs)),
+            page.card("Each run", "", _each(out, runs, rows)),
         ],
         "Learning": [
             *_learning(rows, lines, slow),
@@ -432,11 +432,11 @@ def _measures(rows: Sequence[RunGroup]) -> str:
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 
 
-def _each(out: Path, runs: Sequence[Run]) -> str:
-    items = []
+def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
+    items, labels = [], {run.folder: row.label.partition(" ×")[0] for row in rows for run in row.runs}
     for run in runs:
         path, meta = os.path.relpath(run.folder / "report.html", out), run.record.meta
-        name = escape(f"{meta.strategy or run.folder.name}, seed {meta.seed}")
+        name = escape(f"{labels[run.folder]}, seed {meta.seed}")
         there = (run.folder / "report.html").is_file()
         link = f'<a href="{escape(quote(path))}">{name}</a>' if there else name
         accuracy, loss = run.summary["accuracy"], run.summary["loss"]

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import psutil
@@ -62,8 +63,10 @@ def test_its_folder_has_the_comparison_the_figures_and_the_picture(swept: Path) 
     curves = found.evaluations()
     assert curves["version"].tolist() == [0, 2, 4] * 4
     assert curves["seed"].tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
-    links = [link for link in Page(swept / "report.html").links if not link.startswith("#")]
+    page = Page(swept / "report.html")
+    links = [unquote(link) for link in page.links if link.endswith(".html")]
     assert links == [f"{run['folder']}/report.html" for run in summary(swept)["sweep"]["runs"]]
+    assert "server_lr=1.0, seed 2" in page.text
     assert (swept / "curves.pdf").read_bytes().startswith(b"%PDF")
     assert (swept / "runs.csv").read_text() == table.csv()
 

@@ -80,6 +80,7 @@ def test_objects_of_a_script_are_run_recorded_and_verified(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert sorted(FILES) == ["compare.toml", "figure.py", "mine.py", "notebook.py"]
     for name, content in FILES.items():
@@ -91,7 +92,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         [sys.executable, "notebook.py"],
     ]
     said = [
-        subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+        subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=True)
         for line in lines
     ]
     assert "Halving" in said[0].stdout
