@@ -43,6 +43,8 @@ KEEPERS = {"supervisor", "zygote", "server"}
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of the kills that do not wait until the run has recovered from the one before; their mean seconds."""
+ENDS_COMMAND = {"supervisor", "zygote", "governor"}
+"""Those without which a run ends, with a last checkpoint."""
 COMMITTED_S = 0.15
 """Seconds after a kill in which versions from before it may still come onto the record."""
 PATIENCE_S = 120.0
@@ -91,6 +93,8 @@ class Kill(msgspec.Struct):
 
     kind: str
     round: int
+    command: int
+    """The command of the round that it hit, from 1."""
     at_s: float
     recovery_s: float | None = None
     """Until a version was on record that had never been before; None where the run was over without one."""
@@ -452,7 +456,7 @@ class _Disturbance:
                 steady = self._highest > 0 and not waiting
                 if kind := self._killer.turn(command, now_s, waiting, steady=steady):
                     killed[kind] += 1
-                    self._note(Kill(kind, self._number, now_s))
+                    self._note(Kill(kind, self._number, self._round.commands, now_s))
                 self._tell(self._findings, f"seed {self._round.seed}: version {self._highest}")
                 time.sleep(0.0 if ended else POLL_S)
             self._wait_until_gone(command)
@@ -474,10 +478,16 @@ class _Disturbance:
         if self._waiting:
             self._count_descriptors(command)
         for kill in list(self._waiting):
-            if kill.kind in PEERS or now_s - kill.at_s > COMMITTED_S:
+            if self._is_over(kill, now_s):
                 kill.recovery_s = now_s - kill.at_s
                 self._waiting.remove(kill)
         return True
+
+    def _is_over(self, kill: Kill, now_s: float) -> bool:
+        """Returns True if a new version is none of those that the dying run still made."""
+        if kill.kind in ENDS_COMMAND:
+            return self._round.commands > kill.command
+        return kill.kind in PEERS or now_s - kill.at_s > COMMITTED_S
 
     def _count_descriptors(self, command: Command) -> None:
         for process, kind in command.family().items():

@@ -170,6 +170,12 @@ def missing_results(folder: Path) -> list[str]:
     return []
 
 
+def remove_results(folder: Path) -> None:
+    """Remove the results of an interrupted run that goes on: they are not those of its end."""
+    for name in RESULTS:
+        (folder / name).unlink(missing_ok=True)
+
+
 def base_of(folder: Path, begun: bool = False) -> Path:
     """The folder in which the run's own modules are looked for; `ConfigError` if the run is over.
 

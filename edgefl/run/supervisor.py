@@ -134,6 +134,7 @@ def resume(
         base = run_folder.base_of(folder, begun)
         if begun:
             checkpoint.latest(folder / run_folder.CHECKPOINTS)
+            run_folder.remove_results(folder)
         else:
             run_folder.clear(folder)
             run_folder.begin(folder, base)

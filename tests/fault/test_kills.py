@@ -45,6 +45,7 @@ def running(folder: Path, wanted: Experiment | None = None) -> Command:
     else:
         command = Command.run(wanted, folder, environment=seen)
     wait_for_versions(folder, more, command)
+    assert not (folder / "summary.json").exists()  # one of an earlier end would not be this run's
     return command
 
 
