@@ -206,6 +206,7 @@ class ServerLoop:
         progress = self._gauge.progress(self._core, self._clock, connected, incidents)
         wanted = self._plan.states and len(self._plan.clients) <= MOST_STATES
         if wanted and (self._stopped is not None or self._reports % STATES_EVERY == 0):
+            self._watch.to("states")
             progress = msgspec.structs.replace(progress, states=self._timeline.states())
         self._reports += 1
         self._channel.tell(progress)

@@ -296,7 +296,9 @@ def test_resume_and_compare_call_what_they_should(
     calls.then = lambda *_: SimpleNamespace(summary=lambda: SUMMARY)
     stand_in(monkeypatch, "edgefl.run.supervisor", resume=calls)
     edgefl.shows("resume", "old", "-q")
-    assert calls == [(Path("old"), True, None)]
+    assert calls.pop() == (Path("old"), True, None)
+    edgefl.shows("resume", "old", "-q", "--web")
+    assert calls.pop()[2].fileno() == -1  # the page's socket, which does not outlive the command
     with monkeypatch.context() as bad:
         bad.setitem(SUMMARY, "fidelity", {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False})
         assert edgefl.refuses(3, "resume", "old", "-q").startswith("INVALID: ")
