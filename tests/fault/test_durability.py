@@ -12,7 +12,7 @@ from edgefl.results.record import Record
 from edgefl.run import witness
 from edgefl.run.verify import verify
 from tests.process.disturbed import killed
-from tests.process.runs import PATIENCE_S, experiment
+from tests.process.runs import PATIENCE_S, Command, experiment
 
 pytestmark = pytest.mark.timeout(300)
 PLACES = ("commit", "committed", "sum", "summed", "published")
@@ -54,4 +54,16 @@ def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
     assert len(witness.read(account)) > 40
     with Record(folder) as record:
         assert (record.trips["fate"] == "applied").sum() == 75
+    assert verify(folder).versions == 25
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_get_on_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    deaths = {"EDGEFL_FAILPOINTS": "commit:0:7,commit:1:0,commit:2:0"}
+    often = "the server process ended early (signal 9), 3 times in a row without a new version"
+    Command.run(wanted(), folder, environment=deaths).ends(
+        1, f"{often}; carry on with: edgefl resume {folder}"
+    )
+    Command("resume", str(folder), "--accept-invalid").ends()
     assert verify(folder).versions == 25
