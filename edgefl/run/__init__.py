@@ -13,7 +13,8 @@ clock           clocks, alarms and the agenda; progress: figures while it runs
 client, worker  the processes that train, at the device's pace or the host's; worker has the evaluator too
                 (assessor: its measurements)
 update          train → amplify → write → checksum, for all of them
-connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers
+connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers,
+                unfinished finds who sends a message without an end
 channel         pipes between supervisor, zygote and server; control is their language
 process         the start of a child process; child: its first module
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http

@@ -9,10 +9,11 @@ import pytest
 
 from edgefl import Server, Stop
 from edgefl.results.record import Record
-from edgefl.run import supervisor
+from edgefl.run import supervisor, witness
 from tests.process.runs import PATIENCE_S, experiment, summary
 
 BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4, "endless": 5}
+HEARTBEAT_S = 1.5
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -33,3 +34,18 @@ def test_a_client_that_goes_bad_costs_itself_only(tmp_path: Path, monkeypatch: p
     assert incidents == [(number, "malformed") for number in BAD.values()]
     assert sorted(applied) == sorted([*range(6)] * 2)
     assert summary(folder)["integrity"]["checksum_mismatches"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_over_faulty_sockets_every_update_counts_once(
+    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, folder = tmp_path / "account", tmp_path / "run"
+    monkeypatch.setenv(witness.VARIABLE, str(account))
+    server = Server(transport=transport, heartbeat_s=HEARTBEAT_S)  # type: ignore[arg-type]
+    wanted = experiment(stop=Stop(versions=40), server=server)
+    supervisor.run(wanted, folder, quiet=True, workload="tests.fault.faulty_clients:Workload")
+    assert witness.problems(account, folder) == []
+    figures = summary(folder)
+    assert (figures["versions"], figures["trips"]["applied"]) == (40, 120)
