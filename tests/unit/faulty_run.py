@@ -34,6 +34,7 @@ from edgefl.parameters.buffer import SlotState
 from edgefl.run import connection, control, messages
 from edgefl.run.clock import Alarms
 from edgefl.run.connection import Cancelled, Connection, Frame
+from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal
 from edgefl.run.peers import Roster
@@ -141,10 +142,10 @@ class FaultyRun(Parts):
         channel: Any = SimpleNamespace(send=self.orders.append)
         self.roster = Roster(self.peers, wanted, self.store, self.clock, self.alarms, channel)
         parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
-        self.timeline = WallTimeline(wanted, self.clock, *parts)
-        self.engine = Engine(
-            self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
-        )
+        ahead = WriteAhead(self.store, self.aggregator, self.watch)
+        self.timeline = WallTimeline(wanted, self.clock, *parts, ahead)
+        said_of = (self.timeline, self.evaluation, self.watch)
+        self.engine = Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
         self.clients: dict[bytes, Client] = {}
         self.values: dict[int, float] = {}
         """What each task's update consists of."""
