@@ -24,7 +24,7 @@ from edgefl.results import compare, page, tables
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 from edgefl.results.summary import applied_weight, rounded, slow_group, summarize
-from edgefl.run.sweep import finished
+from edgefl.run.sweep import finished, warm
 
 Verdict = Literal["reproduced", "not reproduced", "out of reach"]
 
@@ -235,17 +235,19 @@ class Study:
         """
         records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms}
         runs = [(arm, seed) for seed in self.seeds for arm in self.arms]
-        for number, (arm, seed) in enumerate(runs, 1):
-            folder = out / "runs" / f"{slug(arm)}-{seed}"
-            wanted = self.experiment(arm, seed, quick=quick)
-            figures = finished(wanted, folder, self.file(quick).parent).summary()
-            accuracy = figures["accuracy"]
-            found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
-            say(
-                f"{number:>3} of {len(runs)}  {arm.label}, seed {seed}: {found}, "
-                f"{figures['client_trips']:,} trips, {figures['wall_s']:.0f} s"
-            )
-            records[arm.label].append(Record(folder))
+        with warm() as fork_server:
+            for number, (arm, seed) in enumerate(runs, 1):
+                folder = out / "runs" / f"{slug(arm)}-{seed}"
+                wanted = self.experiment(arm, seed, quick=quick)
+                base = self.file(quick).parent
+                figures = finished(wanted, folder, base, fork_server).summary()
+                accuracy = figures["accuracy"]
+                found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
+                say(
+                    f"{number:>3} of {len(runs)}  {arm.label}, seed {seed}: {found}, "
+                    f"{figures['client_trips']:,} trips, {figures['wall_s']:.0f} s"
+                )
+                records[arm.label].append(Record(folder))
         return Curves(records)
 
 

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,13 +83,19 @@ def sweep(
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
     planned = plan(experiment, out, seeds, grid or {}, base)
-    with contextlib.ExitStack() as stack:
-        fork_server = functools.cache(lambda: stack.enter_context(ForkServer()))
+    with warm() as fork_server:
         for number, one in enumerate(planned, 1):
             figures = finished(one.experiment, one.folder, base, fork_server).summary()
             say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
     show(_compare(out, planned, grid or {}))
     return Sweep(out)
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[Callable[[], ForkServer]]:
+    """A fork server for the runs that are made meanwhile, from the first on that asks for it."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(ForkServer()))
 
 
 def finished(
@@ -100,8 +106,8 @@ def finished(
     Raises `ConfigError` if a run with other settings is there.
     """
     if not (file := folder / EXPERIMENT_FILE).is_file():
-        warm = fork_server() if fork_server is not None else None
-        return supervisor.run(wanted, folder, quiet=True, base=base, fork_server=warm)
+        started = fork_server() if fork_server is not None else None
+        return supervisor.run(wanted, folder, quiet=True, base=base, fork_server=started)
     if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
         raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
     with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
