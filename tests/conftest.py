@@ -25,6 +25,8 @@ import pytest
 
 from edgefl import kernels
 from edgefl.limits import groups as hierarchy
+from edgefl.run import supervisor
+from edgefl.run.fork_server import ForkServer
 
 importlib.import_module(
     "torch._dynamo"
@@ -75,6 +77,30 @@ def data_dir() -> Path:
     return folder
 
 
+_PASSED_ON = {"TMPDIR", "PYTEST_CURRENT_TEST", "COLUMNS", "NO_COLOR", "EDGEFL_DATA"}
+"""Variables that nothing reads when it is imported."""
+
+
+@pytest.fixture(scope="session")
+def _warm() -> Iterator[ForkServer]:
+    """Start the runs of `edgefl.run` as a sweep's: most of what a short one costs is importing torch.
+
+    Those of the command line are started as every user's, and those whose environment a test has changed.
+    """
+    first = dict(os.environ)
+
+    class Warm(supervisor._Supervisor):
+        def __post_init__(self) -> None:
+            changed = {name for name, _ in os.environ.items() ^ first.items()}
+            if not changed - _PASSED_ON:
+                self.fork_server = self.fork_server or server
+            super().__post_init__()
+
+    with ForkServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "_Supervisor", Warm)
+        yield server
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _orphans_come_here() -> None:
     """Make this process the one that orphans fall to, so that a grandchild left behind is seen."""
@@ -85,6 +111,7 @@ def _orphans_come_here() -> None:
 @pytest.fixture(autouse=True)
 def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("process"):
+        request.getfixturevalue("_warm")
         request.getfixturevalue("nothing_left")
 
 

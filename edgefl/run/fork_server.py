@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 from edgefl.errors import RunError
+from edgefl.processes import child_environment
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.process import become_child, start_process
 
@@ -35,6 +36,9 @@ class Fork(msgspec.Struct, frozen=True):
 
     module: str
     arguments: tuple[str, ...]
+    environment: dict[str, str]
+    folder: str
+    """The current folder."""
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
@@ -72,11 +76,14 @@ class ForkServer:
             self.close()
             raise
 
-    def start(self, module: str, incoming: Any, *arguments: str) -> tuple[ForkedChild, Channel[Any]]:
-        """Like `start_process`, with the environment that this process had when the fork server began."""
+    def start(
+        self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
+    ) -> tuple[ForkedChild, Channel[Any]]:
+        """Like `start_process`; what modules read when they are imported is of when the fork server began."""
         ours, theirs = pair()
         with theirs:
-            self._channel.tell(Fork(module, arguments), theirs.fileno())
+            request = Fork(module, arguments, child_environment(environment), os.getcwd())
+            self._channel.tell(request, theirs.fileno())
         try:
             return ForkedChild(self._expect(Forked).pid, self), Channel(ours, incoming)
         except BaseException:
@@ -178,6 +185,9 @@ def _fork(channel: Channel[Fork], request: Fork) -> int:
     code = 1
     try:
         channel.close()
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.chdir(request.folder)
         code = import_module(request.module).main(fd, parent, *request.arguments) or 0
     except BaseException:  # the child must never return into the loop
         with contextlib.suppress(Exception):

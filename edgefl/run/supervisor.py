@@ -445,10 +445,10 @@ class _Supervisor:
 
     def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:
         child: Child
+        environment, whole = dict(os.environ), f"edgefl.run.{module}"
         if self.fork_server is not None:
-            child, channel = self.fork_server.start(f"edgefl.run.{module}", incoming, *arguments)
+            child, channel = self.fork_server.start(whole, incoming, environment, *arguments)
         else:
-            environment, whole = dict(os.environ), f"edgefl.run.{module}"
             child, channel = start_process("edgefl.run.child", incoming, environment, whole, *arguments)
         self._children[name] = child
         return channel

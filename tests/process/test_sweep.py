@@ -136,7 +136,7 @@ def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> 
         spent_s = fork_server.cpu_s()
         fork_server._process.kill()
         with pytest.raises(RunError, match="ended early"):
-            fork_server.start("edgefl.run.zygote", None)
+            fork_server.start("edgefl.run.zygote", None, {})
     with Record(tmp_path / "run") as record:
         assert record.meta.used is not None
         assert record.meta.used > 0
