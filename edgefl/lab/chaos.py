@@ -43,6 +43,8 @@ KEEPERS = {"supervisor", "zygote", "server"}
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of the kills that do not wait until the run has recovered from the one before; their mean seconds."""
+MOST_SERVERS = 2
+"""Servers killed without a new version: one more ends the run, resumable from its last checkpoint."""
 ENDS_COMMAND = {"supervisor", "zygote", "governor"}
 """Those without which a run ends, with a last checkpoint."""
 COMMITTED_S = 0.15
@@ -55,8 +57,8 @@ POLL_S = 0.02
 MOST_FAILURES = 3
 """Ends of a command in a row, none by a kill, after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
-PLACE_S = 3.0
-"""Seconds that a steady run is given to pass a place."""
+PLACE_S, BETWEEN_S = 3.0, 0.2
+"""Seconds that a steady run is given to pass a place; and until a server without one is killed."""
 MOST_PASSES = 30
 """Times that a place is passed before the kill, at most; drawn on a logarithmic scale."""
 MOST_FRUITLESS = 3
@@ -286,13 +288,15 @@ class _AtInstants:
     def more(self) -> bool:
         return self._left > 0
 
-    def turn(self, command: Command, now_s: float, waiting: set[str], *, steady: bool) -> str:
+    def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Kill a process if it is time; returns its kind, empty for none."""
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
             return ""
-        spared = KEEPERS - waiting if self._one_keeper and waiting & KEEPERS else set()
+        spared: set[str] = set()
+        if self._one_keeper and KEEPERS.intersection(waiting):
+            spared = KEEPERS.difference(waiting if waiting.count("server") < MOST_SERVERS else ())
         wanted = self._plan.only - spared
         family = [(process, kind) for process, kind in command.family().items() if kind in wanted]
         if not family or command.process.poll() is not None:
@@ -318,7 +322,8 @@ class _AtPlaces:
         self._left = dict.fromkeys(sorted(plan.only), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Of the server of now, and of those that will be started in its place."""
+        """Of the server of now, and of those that will be started in its place: every other one has none, so
+        that versions are made in between."""
         self._seen = 0
         self._since_s: float | None = None
 
@@ -328,12 +333,13 @@ class _AtPlaces:
 
     def environment(self) -> dict[str, str]:
         """The failpoints of the next command, one for each server that it will start."""
-        self._places, self._seen = self._draw.permutation(list(self._left)).tolist(), 0
+        drawn = self._draw.permutation(list(self._left)).tolist()
+        self._places, self._seen = [name for place in drawn for name in (place, "")], 0
         passes = (self._draw.uniform(0.0, np.log(MOST_PASSES), len(self._places))).tolist()
-        points = [f"{name}:{k}:{int(np.exp(passes[k])) - 1}" for k, name in enumerate(self._places)]
+        points = [f"{name}:{k}:{int(np.exp(passes[k])) - 1}" for k, name in enumerate(self._places) if name]
         return {"EDGEFL_FAILPOINTS": ",".join(points)}
 
-    def turn(self, command: Command, now_s: float, waiting: set[str], *, steady: bool) -> str:
+    def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Returns the place that a server died at, or the kind of a process that was killed to go on."""
         died = [line.removeprefix(failpoints.SAYS) for line in command.said() if failpoints.SAYS in line]
         if len(died) > self._seen:
@@ -342,7 +348,8 @@ class _AtPlaces:
             return died[self._seen - 1]
         if not steady or self._since_s is None:
             self._since_s = now_s
-        if now_s < self._since_s + PLACE_S or not self.more:
+        given_s = PLACE_S if self._places[:1] != [""] else BETWEEN_S
+        if now_s < self._since_s + given_s or not self.more:
             return ""
         kind = "server" if self._places else "supervisor"
         for process in [process for process, its in command.family().items() if its == kind]:
@@ -356,7 +363,7 @@ class _AtPlaces:
         meant, self._places, self._since_s = self._places[:1], self._places[1:], None
         if place:
             self._left[place] = self._left.get(place, 0) - 1
-        self._fruitless.update(meant if not place else [])
+        self._fruitless.update(meant if meant != [""] and not place else [])
         never = {name for name, left in self._left.items() if left == self._each}
         never = {name for name in never if self._fruitless[name] >= MOST_FRUITLESS}
         self._left = {name: left for name, left in self._left.items() if left > 0 and name not in never}
@@ -452,7 +459,7 @@ class _Disturbance:
                         f"no version for {PATIENCE_S:g} s after {_in_words(killed) or 'its start'}"
                     )
                     return False
-                waiting = {kill.kind for kill in self._waiting}
+                waiting = [kill.kind for kill in self._waiting]
                 steady = self._highest > 0 and not waiting
                 if kind := self._killer.turn(command, now_s, waiting, steady=steady):
                     killed[kind] += 1
@@ -511,6 +518,7 @@ class _Disturbance:
             if last - first > MOST_MORE_DESCRIPTORS:
                 self._violated(f"the {kind} held {last} open files, {first} at first")
         self._descriptors.clear()
+        self._highest = max(self._highest, _versions_made(self._run))  # with those of the last checkpoint
         left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
         if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
             self._violated(f"left behind: {', '.join(sorted(left))}")
