@@ -59,8 +59,9 @@ def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
             said[f"{kind}: {read(flip)}"] += 1
         for flip in flipped.flips(folder, asked.commands // 2, asked.seed + 1):
             found = flipped.commanded(folder, flip, place / "run")
-            same = kind == "finished" or outcome(place / "run") == outcome(place / "files" / "run")
-            said[found if same or "exit code 0" not in found else f"{found}: another outcome"] += 1
+            if found == "resume: exit code 0" and outcome(place / "run") != outcome(place / "files" / "run"):
+                found = f"{found}: another outcome"
+            said[found] += 1
     return said
 
 

@@ -109,6 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
+    except MemoryError as error:
+        if os.environ.get("EDGEFL_TRACEBACK"):
+            raise
+        return _say(1, f"out of memory{f': {error}' if str(error) else ''} (EDGEFL_TRACEBACK=1 shows where)")
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:

@@ -1,7 +1,7 @@
 """The first module of a run's processes: imports the one that a process is to be, and runs its ``main``.
 
 Memory, descriptors or threads that the machine refuses are one line that the supervisor is told, even where
-the imports fail for want of them. Errors that only a mistake of ours makes keep their traceback.
+the imports fail for want of them. A mistake of ours keeps its traceback.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-REFUSED = (MemoryError, ImportError, OSError, RuntimeError)
-"""Errors that a lack of something makes; ZeroMQ's has an ``errno``."""
+OURS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""Errors that a mistake of ours makes, and no lack of anything."""
 
 
 def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
@@ -21,8 +21,7 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0
     except Exception as error:
-        lacks = isinstance(error, REFUSED) or hasattr(error, "errno")
-        if os.environ.get("EDGEFL_TRACEBACK") or not lacks:
+        if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, OURS):
             raise
         told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         # While the error holds the frames that hold the channel open.

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -104,9 +105,9 @@ class Runs:
         if "hit" not in (self._place / "notes").read_text():
             return "not reached"
         if code and folder.exists():
-            again, said = self._command("", "resume", folder)
+            again, then = self._command("", "resume", folder)
             if again:
-                return f"not resumed: {said}{wrong}"
+                return f"not resumed: {then}{wrong}"
         if folder.exists() and outcome(folder) != self._calm:
             return f"another outcome{wrong}"
         lines = said.splitlines()
@@ -128,7 +129,10 @@ class Runs:
         )
         try:
             _, said = process.communicate(timeout=PATIENCE_S)
-            os.killpg(process.pid, signal.SIGKILL)  # nothing is to be there any more
+            for _ in range(100):  # what the kernel kills with its parent takes a moment to be gone
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGKILL)
             said = f"Traceback: a process was left; {said}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
