@@ -1,6 +1,6 @@
 """Simulated faults of the machine, by the thousand: what a run makes of them (docs/reliability.md).
 
-    python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
+    python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall|disk]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
     python benchmarks/faults.py errors [--calls 2]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
 
-from edgefl import Checkpoint, Experiment, Stop, seeds
+from edgefl import Checkpoint, Experiment, Server, Stop, seeds
 from tests.fault import bit_flips as flipped
 from tests.fault import disk, injected, power_cut, shim
 from tests.process import runs
@@ -27,8 +27,11 @@ from tests.process.test_virtual_resume import outcome
 
 
 def small_run(clock: str, versions: int) -> Experiment:
-    make = runs.virtual if clock == "virtual" else runs.experiment
-    return make(stop=Stop(versions=versions), checkpoint=Checkpoint(every_s=1e-6))
+    more = {"stop": Stop(versions=versions), "checkpoint": Checkpoint(every_s=1e-6)}
+    if clock == "virtual":
+        return runs.virtual(**more)
+    server = Server(heartbeat_s=runs.PATIENCE_S, durability="disk" if clock == "disk" else "memory")
+    return runs.experiment(server=server, **more)
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
@@ -94,7 +97,7 @@ def main() -> int:
     parser.add_argument("--flips", type=int, default=20_000, help="bits flipped and read")
     parser.add_argument("--commands", type=int, default=50, help="bits flipped and read by a command")
     parser.add_argument("--calls", type=int, default=2, help="calls of a process, kind and error that fail")
-    parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
+    parser.add_argument("--clock", choices=["virtual", "wall", "disk"], default="virtual")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     started = time.monotonic()
