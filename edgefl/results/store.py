@@ -318,10 +318,14 @@ class Store:
         with self._writing():
             seal.lift(self.path)
             try:
-                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                # Emptied, too: were a bit of it lost, its older entries would hide the newer file's pages.
+                self._db.execute("PRAGMA busy_timeout = 0")  # with a reader it is copied and stays
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {WAIT_MS}")
             seal.put(self.path)
 
     @contextmanager
