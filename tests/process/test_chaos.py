@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
     "training": Training(steps=1, batch_size=8),
     "checkpoint": Checkpoint(every_s=0.1),
     "evaluation": Evaluation(every_versions=500),
-    "strategy": {"name": "fedbuff", "buffer_size": 2, "momentum": 0.5},
+    "strategy": {"name": "fedbuff", "buffer_size": 5, "momentum": 0.5},
 }
 
 
