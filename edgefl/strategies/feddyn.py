@@ -18,7 +18,7 @@ class FedDyn(FedAvg):
     at y. The paper minimises exactly; here it is ``[training]``'s steps of SGD.
 
     >>> FedDyn(alpha=0.1).local_rule()
-    LocalTerms(prox_mu=0.1, control=None, linear='g')
+    LocalTerms(prox_mu=0.1, control=None, linear='g', lr=None)
     """
 
     server_vectors: ClassVar[tuple[str, ...]] = ("h",)
