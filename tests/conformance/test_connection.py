@@ -323,6 +323,7 @@ def test_no_other_process_is_greeted_and_none_reaches_the_server(
 
 
 @linux
+@pytest.mark.slow
 def test_a_message_without_an_end_is_found_and_forgotten(server: ServerSocket, connect: Connect) -> None:
     connect(b"well", b"hello")
     name = b"endless"

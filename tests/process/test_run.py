@@ -233,7 +233,8 @@ def test_a_run_on_natural_clients(kind: str, model: Model, tmp_path: Path) -> No
 def test_a_process_that_does_not_start_is_one_line_however_much_it_is_told(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pi-4": 30_000})  # more than a socket holds
     wanted = experiment(fleet=fleet, clock=Clock(kind="virtual", workers=1))
-    with pytest.raises(RunError, match=r"^the zygote process ended early \(exit code 1\)$"):
+    said = r"^the zygote process ended early \(exit code 1\) while it loaded data and model and tried .*g$"
+    with pytest.raises(RunError, match=said):
         supervisor.run(wanted, tmp_path / "run", quiet=True, workload="edgefl.run:Nobody")
     assert not (tmp_path / "run").exists()
 

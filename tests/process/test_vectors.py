@@ -74,7 +74,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("strategy", "update_format"),
     [
-        pytest.param(SCAFFOLD, "float32", id="scaffold"),
+        pytest.param(SCAFFOLD, "float32", id="scaffold", marks=pytest.mark.slow),
         pytest.param({**SCAFFOLD, "name": "feddyn"}, "int8", id="feddyn, int8"),
         pytest.param(COUNTING, "int8", id="own training, int8"),
     ],

@@ -28,7 +28,7 @@ CASES = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "float32", id="fedavg"),
     pytest.param({"name": "favano", "participants": 3, "interval_s": 0.1}, "float32", id="favano"),
     pytest.param({"name": "asyncfeded", "max_growth": 2}, "float16", id="asyncfeded-float16"),
-    pytest.param({"name": "quafl", "participants": 3, "interval_s": 0.1}, "float32", id="quafl"),
+    pytest.param({"name": "quafl", "participants": 3, "interval_s": 0.1}, "float32", id="quafl", marks=slow),
     pytest.param({"name": "fedstaleweight", "buffer_size": 3}, "int8", id="fedstaleweight-int8"),
     pytest.param(
         {

@@ -113,6 +113,7 @@ CASES = [
         },
         ["event:0:31", "event:0:40"],
         id="polled, own models",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         lambda _: {
@@ -121,6 +122,7 @@ CASES = [
         },
         ["event:0:101"],
         id="fedavg",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         lambda _: {"strategy": {"name": "defedavg-niid"}, "stop": Stop(accuracy=0.8)},

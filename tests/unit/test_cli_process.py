@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(ONE)
     body = (
         "import sys, types, threading\n"
-        "def run(experiment, folder, quiet, base):\n"
+        "def run(experiment, folder, *_, **__):\n"
         "    folder.mkdir()\n"
         "    (folder / 'experiment.toml').touch()\n"
         "    print('runs', flush=True)\n"
