@@ -31,7 +31,9 @@ from edgefl.run.fork_server import ForkServer
 importlib.import_module(
     "torch._dynamo"
 )  # optimisers do, and fail a second time, where a test put back sys.modules
-collect_ignore = ["fault/bad_clients.py", *([] if importlib.util.find_spec("flwr") else ["flower_app.py"])]
+# Modules that take the place of others where they are imported.
+collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
+collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""
 

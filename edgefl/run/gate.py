@@ -144,7 +144,8 @@ class Gate:
         return (self._whole(peer, lease if fits and peer.role == control.CLIENT else None, done),)
 
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
-        if message.results and all(result.task in peer.past for result in message.results):
+        first = message.results[0].task if message.results else -1
+        if first in peer.past and all(result.task in peer.past for result in message.results):
             yield from self._repeated(peer)
             return
         for result in message.results:

@@ -191,17 +191,16 @@ class Aggregator:
             if self.recoverable:
                 self._released.append(lease.slot)
             else:
-                self._vacate(lease.slot)
+                self.buffer.free(lease.slot)
+                self._free.append(lease.slot)
 
     def settle(self) -> None:
         """The record is committed: what only the one before it needed may be overwritten."""
         self._settled = self.buffer.latest[1]
         while self._released:
-            self._vacate(self._released.pop())
-
-    def _vacate(self, slot: int) -> None:
-        self.buffer.free(slot)
-        self._free.append(slot)
+            slot = self._released.pop()
+            self.buffer.free(slot)
+            self._free.append(slot)
 
     @property
     def full(self) -> bool:
