@@ -14,6 +14,8 @@ from collections.abc import Set
 from contextlib import suppress
 
 LOOK_S = 0.02
+MOST_SHARE = 0.02
+"""Most of the server's time that looking may take: with many peers one look is milliseconds."""
 MOST_BYTES = 64 * 2**20
 """Bytes by which the server's own memory may grow before it is looked who might fill it."""
 
@@ -38,7 +40,7 @@ class Unfinished:
 
     def look(self, spoke: Set[str], *, all_read: bool) -> str | None:
         """Returns the address of such a peer; those that ``spoke`` since the last look are none."""
-        self._next_s = time.monotonic() + LOOK_S
+        began_s = time.monotonic()
         before, self._waited = self._waited, {}
         grown = self._own_bytes() - self._calm_bytes > MOST_BYTES
         if grown and all_read:
@@ -47,6 +49,8 @@ class Unfinished:
                 if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
                     trim(0)  # what was forgotten goes back to the system
                 self._calm_bytes = self._own_bytes()  # the rest is this process's own doing
+        now_s = time.monotonic()
+        self._next_s = now_s + max(LOOK_S, (now_s - began_s) / MOST_SHARE)
         suspects = (before.keys() & self._waited.keys()) - spoke
         return max(suspects, key=self._waited.__getitem__, default=None)
 
