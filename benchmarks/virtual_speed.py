@@ -22,7 +22,7 @@ FLEETS = {
     "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
     "phones": (["pixel-4", "moto-g4"], "lte"),
 }
-"""Trips whose time a distribution gives, and trips of devices on a network with jitter."""
+"""Trips whose time a distribution gives, and trips of devices, on a network without jitter or losses."""
 NEVER = 10**9
 
 

@@ -147,6 +147,10 @@ def _shuffled(seed: int, count: int) -> list[int]:
     return list(stream(seed, "availability").permutation(count).tolist())
 
 
+MOST_ALIKE = 10_000
+"""Plans of trips that are kept to be used again."""
+
+
 class Trips:
     """Plans of the clients' trips."""
 
@@ -165,6 +169,8 @@ class Trips:
         self._lines: dict[int | str, tuple[float, float]] = {}
         self._work_s: dict[tuple[int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
+        self._alike: dict[tuple[str, str, float], TripPlan] = {}
+        """Plans of devices whose every trip is the same, by profile, network and seconds of work."""
 
     def step_s(self, client: int, examples: int) -> float:
         """Seconds of a step on so many examples, at the full speed of the client's device.
@@ -198,6 +204,21 @@ class Trips:
 
         ``condition`` is the client's when the trip starts; None for one that does not change over time.
         """
+        info, whole = self._clients[client], end is None and condition is None
+        key = (info.profile, info.network, self.work_s(client))
+        if whole and (found := self._alike.get(key)) is not None:
+            return found
+        plan = self._plan(client, trip, end or WHOLE, condition)
+        if whole and len(self._alike) < MOST_ALIKE and self._never_varies(info):
+            self._alike[key] = plan
+        return plan
+
+    def _never_varies(self, info: ClientInfo) -> bool:
+        network = network_of(info.network)
+        varies = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
+        return not varies and _profile(info.profile).delay_model is None
+
+    def _plan(self, client: int, trip: int, end: End, condition: Condition | None) -> TripPlan:
         experiment, info, held = self._experiment, self._clients[client], self._examples[client]
         rng = stream(experiment.seed, "trip", client, trip)
         link = Link(network_of(info.network), rng)
@@ -207,7 +228,7 @@ class Trips:
         thermal = None
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
-        budget_s, steps = end or WHOLE
+        budget_s, steps = end
         down, work_s, up = self._down_bytes, self.work_s(client, steps), self._up_bytes
         plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held)
         if steps is not None:

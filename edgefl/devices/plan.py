@@ -147,13 +147,15 @@ def plan_trip(
     """
     if not (work_s >= 0 and math.isfinite(work_s)):
         raise ValueError(f"work_s must be finite and at least 0 (got {work_s})")
-    down, up = link.down(down_bytes), link.up(up_bytes)
     compute_s, model = work_s, device.delay_model
+    replaced = model is not None and model.mode == "replace"
+    if not replaced or link.network.draws:
+        down, up = link.down(down_bytes), link.up(up_bytes)
     if model is not None:
         drawn_s = model.draw(rng, examples)
-        compute_s = drawn_s if model.mode == "replace" else compute_s + drawn_s
-        if model.mode == "replace":
-            down, up = (Transfer(one.nbytes, 0, 0, 0.0, math.inf, max(1, one.nbytes)) for one in (down, up))
+        compute_s = drawn_s if replaced else compute_s + drawn_s
+    if replaced:
+        down, up = (Transfer(size, 0, 0, 0.0, math.inf, max(1, size)) for size in (down_bytes, up_bytes))
     if work_s > 0 and compute_s > 0:
         heat = None
         if thermal is not None and (model is None or model.mode == "add"):

@@ -194,7 +194,7 @@ class Delay(_Table, frozen=True, kw_only=True):
         drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:
-                drawn_s = rng.uniform(low_s, high_s)
+                drawn_s = low_s + (high_s - low_s) * rng.random()
             case "half-normal", [scale_s]:
                 drawn_s = abs(rng.normal(0.0, scale_s))
             case "exponential", [mean_s]:
@@ -360,6 +360,11 @@ class Network(_Table, frozen=True, kw_only=True):
     def replays(self) -> bool:
         """True where a trace sets the rate, so that it depends on the time."""
         return self.down.trace is not None or self.up.trace is not None
+
+    @property
+    def draws(self) -> bool:
+        """True where messages of one size may take different times at the same instant."""
+        return any(way.jitter_dist != "none" or way.loss_pct > 0 for way in (self.down, self.up))
 
     @property
     def payload_bytes(self) -> int:

@@ -51,9 +51,10 @@ class Trip(msgspec.Struct):
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """The message of the client itself at its end; nothing waited, so every part took what it takes."""
-        task, plan = self.task, self.plan
-        (down_s, up_s), compute_s = self.took or (plan.down_s, plan.up_s), plan.compute_s
-        total_s, delay_s = down_s + compute_s + up_s, plan.down.lead_s + plan.up.lead_s
+        task, plan, spent = self.task, self.plan, messages.Spent
+        down_s, up_s = self.took or (plan.down_s, plan.up_s)
+        compute_s, delay_s = plan.compute_s, plan.down.lead_s + plan.up.lead_s
+        total_s = down_s + compute_s + up_s
         return messages.Done(
             client=task.client,
             task=task.task,
@@ -64,14 +65,14 @@ class Trip(msgspec.Struct):
             loss=result.loss,
             checksum=result.checksum,
             work_s=plan.work_s,
-            trip=messages.Spent(total_s, total_s),
-            down=messages.Spent(down_s, down_s),
-            compute=messages.Spent(compute_s, compute_s),
-            up=messages.Spent(up_s, up_s),
+            trip=spent(total_s, total_s),
+            down=spent(down_s, down_s),
+            compute=spent(compute_s, compute_s),
+            up=spent(up_s, up_s),
             lateness_s=0.0,
             cpu_s=result.cpu_s,
             peak_mib=result.peak_mib,
-            delay=messages.Spent(delay_s, delay_s),
+            delay=spent(delay_s, delay_s),
             metrics=result.metrics,
         )
 

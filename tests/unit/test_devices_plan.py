@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
@@ -16,7 +17,7 @@ from edgefl.devices.fleet import ClientInfo, Trips, device_of, mixed_runtimes
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import End, TripPlan, plan_trip
 from edgefl.devices.schema import Delay
-from edgefl.experiment import Experiment, Fleet, Training
+from edgefl.experiment import Churn, Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
 from edgefl.validation import faults
@@ -115,6 +116,41 @@ def test_a_trip_cut_short_waits_out_its_lead() -> None:
     slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), work_s=0.0)
     assert slow.within(5.0, []).total_s == 5.0
     assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
+
+
+LOSSY = """
+id = "lossy"
+name = "lossy"
+down = { rate_mbps = 1, delay_ms = 50, WAY }
+up = { rate_mbps = 1 }
+[sources]
+down = "assumed: a test"
+up = "assumed: a test"
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "way", "die"),
+    [
+        ("pixel-4", "", 0.0),
+        ("pixel-4", 'jitter_ms = 9, jitter_dist = "normal"', 0.0),
+        ("pixel-4", "loss_pct = 30", 0.0),
+        ("pixel-4", "", 0.5),
+        ("paper-exponential", "", 0.0),
+    ],
+)
+def test_plans_of_trips_that_are_alike_are_kept_and_no_others(
+    tmp_path: Path, profile: str, way: str, die: float
+) -> None:
+    own = tmp_path / "lossy.toml"
+    own.write_text(LOSSY.replace(", WAY", f", {way}" if way else ""))
+    wanted = Experiment(fleet=Fleet(devices={profile: 2}, churn=Churn(die_per_trip=die)))
+    infos = [ClientInfo(client, profile, str(own)) for client in range(2)]
+    made = [Trips(wanted, infos, [9, 9], WORK, 100_000, 10) for _ in range(40)]
+    plans = [made[0].plan(client, trip) for trip in range(40) for client in range(2)]
+    alike = not (way or die or profile == "paper-exponential")
+    assert (len(set(map(id, plans))) == 1, len(set(plans)) == 1) == (alike, alike)
+    assert plans[::2] == [trips.plan(0, trip) for trip, trips in enumerate(made)]  # as one that keeps none
 
 
 WORK = BatchWork(
