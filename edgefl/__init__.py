@@ -73,6 +73,7 @@ def run(
     out: str | Path | None = None,
     *,
     quiet: bool = True,
+    web: bool | int = False,
     strategy: Strategy | type[Strategy] | None = None,
     model: Callable[..., Any] | None = None,
     data: Callable[..., Any] | Dataset | Sequence[Any] | None = None,
@@ -80,23 +81,30 @@ def run(
 ) -> Result:
     """Run an experiment; returns its result, whose files are in the folder ``out``.
 
-    Without ``out`` a new folder under ``runs/`` is made. The objects take the place of what the experiment
-    names: a strategy (``Mine(server_lr=0.1)``), the function that makes the model, the one that loads the
-    data, or the data themselves (a `Dataset`, or train_x, train_y, test_x, test_y), and the one that splits
-    them. Classes and functions must be of a file that can be imported: the run's processes are started
-    afresh, and its record says what ran. Arrays are kept in a file of the run's folder.
+    Without ``out`` a new folder under ``runs/`` is made. With ``web`` the run is shown live as a page on this
+    machine, whose address is printed on standard error; a number is the page's port. The objects
+    take the place of what the experiment names: a strategy (``Mine(server_lr=0.1)``), the function that makes
+    the model, the one that loads the data, or the data themselves (a `Dataset`, or train_x, train_y, test_x,
+    test_y), and the one that splits them. Classes and functions must be of a file that can be imported: the
+    run's processes are started afresh, and its record says what ran. Arrays are kept in a file of the run's
+    folder.
 
     Raises `ConfigError` if the experiment cannot be done and `RunError` if the run could not go on.
     """
     from edgefl.config import objects
     from edgefl.run import supervisor
+    from edgefl.run.web import page_socket
 
     _not_while_imported("run")
     named = objects.name_objects(experiment, strategy=strategy, model=model, data=data, partition=partition)
 
     def into(folder: Path) -> Result:
-        with objects.trusting(named.trusted), objects.with_arrays(named, folder) as wanted:
-            return supervisor.run(wanted, folder, quiet, named.base)
+        with (
+            objects.trusting(named.trusted),
+            objects.with_arrays(named, folder) as wanted,
+            page_socket(None if web is False else 0 if web is True else web) as page,
+        ):
+            return supervisor.run(wanted, folder, quiet, named.base, page)
 
     if out is not None:
         return into(Path(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,9 @@ def measure(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Of torch; by default one for each core.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Time budget; 8 by default.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, max=9999, help="Time budget; 8 by default.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Rough figures in half a minute.")] = False,
 ) -> None:
     """Measure what a device takes; edgefl profiles fit makes a profile of it.
@@ -36,6 +39,8 @@ def measure(
     """
     from edgefl.measure import remote
 
+    if not ssh and not python and find_spec("torch") is None:
+        raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     said = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh, python)

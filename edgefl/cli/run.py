@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,9 +72,10 @@ def run(
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.run import supervisor
+    from edgefl.run.web import page_socket
 
     base = file.parent.absolute()
-    with _page(web, web_port) as page:
+    with page_socket(_port(web, web_port)) as page:
         while True:
             try:
                 begin = partial(supervisor.run, experiment, folder, quiet, base, page)
@@ -100,9 +99,10 @@ def resume(
     A run that was killed before its first checkpoint starts again.
     """
     from edgefl.run import supervisor
+    from edgefl.run.web import page_socket
 
     _require_torch()
-    with _page(web, web_port) as page, damaged(str(folder)):
+    with page_socket(_port(web, web_port)) as page, damaged(str(folder)):
         valid = _finish(lambda: supervisor.resume(folder, quiet, page), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
 
@@ -177,16 +177,9 @@ def verify(
     say(f"model_sha256 {found.model_sha256}")
 
 
-@contextmanager
-def _page(web: bool, port: int | None) -> Iterator[socket.socket | None]:
-    """The socket on which the run is shown, where it is to be."""
-    if not web and port is None:
-        yield None
-        return
-    from edgefl.run.web import listening
-
-    with listening(port or 0) as page:
-        yield page
+def _port(web: bool, port: int | None) -> int | None:
+    """The port of the page on which the run is shown, 0 for any; None: it is not to be."""
+    return 0 if web and port is None else port
 
 
 def _require_torch() -> None:

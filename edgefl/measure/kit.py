@@ -344,6 +344,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
     if chosen.threads < 1 or not 0 < minutes < 1e4:
         parser.error("--threads and --minutes must be above 0")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"torch cannot be imported ({error}): pip install torch")
     result = measure(minutes, chosen.threads, lambda line: print(line, file=sys.stderr, flush=True))
     text = json.dumps(result, indent=1) + "\n"
     if chosen.out is None:

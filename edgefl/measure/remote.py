@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.measure import kit
+
+PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
+"""A part of the kit that is done."""
 
 
 def run(
@@ -31,7 +35,7 @@ def run(
 
 
 def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, str, str]:
-    """The command's exit code, output and last line of errors; it reads the kit."""
+    """The command's exit code, output and, if it failed, last line of errors, which is not told."""
     try:
         with (
             open(kit.__file__) as source,
@@ -42,10 +46,17 @@ def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, st
             assert process.stdout is not None
             assert process.stderr is not None
             last = ""
-            for line in process.stderr:
-                last = line.strip() or last
+            for line in filter(None, map(str.strip, process.stderr)):
+                if last:
+                    tell(last)
+                last = line
+                if PROGRESS.search(line):
+                    tell(line)
+                    last = ""
+            code = process.wait()
+            if last and not code:
                 tell(last)
-            return process.wait(), process.stdout.read(), last
+            return code, process.stdout.read(), last
     except OSError as error:
         raise ConfigError(f"{command[0]}: {error.strerror}") from None
 

@@ -72,10 +72,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    """The run that is shown, and its folder."""
+    """The run that is shown, its folder, and the path by which its page is found."""
 
     experiment: Experiment
     folder: str
+    path: str
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):

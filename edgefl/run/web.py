@@ -6,10 +6,11 @@ Nothing here waits for that process: a page that is behind misses a picture, and
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
@@ -41,11 +42,21 @@ def listening(port: int = 0) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", port))
         found.listen(128)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         found.close()
-        why = error.strerror or str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"--web-port {port}: {why}; another port is allowed, or 0 for any") from None
     return found
+
+
+@contextmanager
+def page_socket(port: int | None) -> Iterator[socket.socket | None]:
+    """A socket of `listening` for the time of a run; None for None: the run is not to be shown."""
+    if port is None:
+        yield None
+        return
+    with listening(port) as page:
+        yield page
 
 
 def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
@@ -88,8 +99,10 @@ class _PageView(RunView):
             self._process, self._channel = start_process(
                 "edgefl.run.web_process", None, dict(os.environ), str(fd), inherited=[fd]
             )
-            say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}/", err=True)
-        self._tell(control.Shown(self.experiment, str(self._folder)))
+            # Other users of this machine can reach the port; they cannot know the path.
+            path = f"/{secrets.token_urlsafe(12)}/"
+            say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}{path}", err=True)
+        self._tell(control.Shown(self.experiment, str(self._folder), path))
         self._tell(control.Said(self.note))
         self._view.__enter__()
         return self

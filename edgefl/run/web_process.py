@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
 import math
 import os
 import socket
@@ -63,7 +64,7 @@ def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
         return 1
     assert isinstance(shown, control.Shown)
     with socket.socket(fileno=listener_fd) as listener:
-        asyncio.run(_serve(channel, LivePage(shown.experiment, Path(shown.folder)), listener))
+        asyncio.run(_serve(channel, LivePage(shown.experiment, Path(shown.folder), shown.path), listener))
     return 0
 
 
@@ -108,8 +109,8 @@ def document() -> tuple[str, str, str]:
 class LivePage:
     """The state of the page: what the supervisor told, the curves so far, and the paths that show it."""
 
-    def __init__(self, experiment: Experiment, folder: Path) -> None:
-        self._experiment, self._folder = experiment, folder
+    def __init__(self, experiment: Experiment, folder: Path, path: str) -> None:
+        self._experiment, self._folder, self._path = experiment, folder, path.encode()
         self._view = RunView(experiment)
         self._document = document()
         self._fleet: list[tuple[str, str, int]] = []
@@ -160,15 +161,19 @@ class LivePage:
         return self._picture
 
     def answer(self, path: str) -> WebReply | None:
-        """The reply to a request: the page, its pictures as they are drawn, or one phone."""
-        if path == "/":
+        """The reply to a request below the page's own path: the page, its pictures, or one phone."""
+        given, rest = path.encode()[: len(self._path)], path[len(self._path) :]
+        return self._below(rest) if hmac.compare_digest(given, self._path) else None
+
+    def _below(self, path: str) -> WebReply | None:
+        if path == "":
             before, behind, policy = self._document
             picture = self._drawn().replace(b"<", b"\\u003c")
             return WebReply(HTML, before.encode() + picture + behind.encode(), policy)
-        if path == "/events":
+        if path == "events":
             return WebReply("text/event-stream", self._pictures())
         name, _, digits = path.rpartition("/")
-        if name == "/phone" and digits.isascii() and digits.isdigit() and len(digits) <= 9:
+        if name == "phone" and digits.isascii() and digits.isdigit() and len(digits) <= 9:
             client = int(digits)
             if client < self._view.total:
                 return WebReply(HTML, self._phone(client).encode())

@@ -26,20 +26,22 @@ class LiveRun:
         self.command = Command("run", file, "--web", "--out", str(folder), "--accept-invalid")
         assert self.command.process.stderr is not None
         lines = iter(self.command.process.stderr.readline, "")
-        self.port = next(
-            int(found[1]) for line in lines if (found := re.search(r"127\.0\.0\.1:(\d+)/$", line))
+        self.port, self.path = next(
+            (int(found[1]), found[2])
+            for line in lines
+            if (found := re.search(r"127\.0\.0\.1:(\d+)(/.*/)$", line))
         )
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+    def ask(self, path: str = "", method: str = "GET") -> tuple[int, str]:
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=MINUTE_S)) as connection:
-            connection.request(method, path)
+            connection.request(method, self.path + path)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
     def pictures(self) -> Iterator[Any]:
         """The pictures as they come, until the run is over."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=MINUTE_S)) as connection:
-            connection.request("GET", "/events")
+            connection.request("GET", f"{self.path}events")
             for line in connection.getresponse():
                 if line.startswith(b"data: "):
                     yield json.loads(line[6:])
@@ -56,10 +58,14 @@ def test_a_program_reads_every_phones_state_and_the_page_ends_with_the_run(tmp_p
     assert found["fleet"] == [["pixel-4", "lte", 4], ["moto-g4", "lte", 2]]
     assert re.fullmatch("[01234]{6}", found["states"])
     assert re.match(r"versions [\d,]+ of 100,000", found["goal"]["text"])
-    until(pictures, lambda _: "applied" in run.ask("/phone/5")[1])
-    assert "Moto G4" in run.ask("/phone/5")[1]
+    until(pictures, lambda _: "applied" in run.ask("phone/5")[1])
+    assert "Moto G4" in run.ask("phone/5")[1]
     until(pictures, lambda one: len(one["charts"][0]["lines"][0][1]) > 1)
-    assert [run.ask(path, method)[0] for path, method in (("/phone/6", "GET"), ("/", "POST"))] == [404, 405]
+    assert [run.ask(path, method)[0] for path, method in (("phone/6", "GET"), ("", "POST"))] == [404, 405]
+    whole, run.path = run.path, "/"
+    assert len(whole) > 16
+    assert [run.ask(path)[0] for path in ("", "events", "phone/5")] == [404] * 3, "other users do not know it"
+    run.path = whole
     server = run.command.child("edgefl-web")
     assert server.nice() == psutil.Process(run.command.process.pid).nice() + 10
     assert {address.laddr.ip for address in server.net_connections()} == {"127.0.0.1"}
@@ -68,14 +74,14 @@ def test_a_program_reads_every_phones_state_and_the_page_ends_with_the_run(tmp_p
     assert list(pictures) == []
     run.command.ends(130)
     with pytest.raises(ConnectionRefusedError):
-        run.ask("/")
+        run.ask()
 
 
 def test_a_browser_shows_it_and_asks_nobody_else(tmp_path: Path) -> None:
     wanted = experiment(clock=Clock(kind="wall"), stop=Stop(wall_s=600.0))
     with browser(tmp_path / "browser") as tab:
         run = LiveRun(wanted, tmp_path / "run")
-        here = f"http://127.0.0.1:{run.port}/"
+        here = f"http://127.0.0.1:{run.port}{run.path}"
         tab.open(here)
         tab.until("document.querySelector('#keys b') && now.states.length === 6 && groups.length === 2")
         assert tab.value("document.querySelector('h1').textContent") == "experiment: fedbuff"

@@ -580,7 +580,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from edgefl.cli import main
-for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify old"):
+for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify old", "measure"):
     assert main(line.split()) == 2
 """
 
@@ -590,7 +590,7 @@ def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=here, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(
         re.match("edgefl: torch is not installed, which .* needs: pip install torch", each) for each in lines
     )

@@ -53,7 +53,7 @@ def record(tmp_path: Path) -> Path:
 def page_of(folder: Path, clock: str = "wall", name: str = "trial") -> LivePage:
     fleet = Fleet(devices={"pixel-4": 3, "pi-4": 1}, network="lte")
     trial = Experiment(name=name, fleet=fleet, clock=Clock(kind=clock), stop=Stop(versions=200))
-    page = LivePage(trial, folder)
+    page = LivePage(trial, folder, "/secret/")
     page.take(control.Said("loading data and model"))
     scale = TimeScale(2.0, 0.3, 0.1, "why", "fits")
     rows = [("pixel-4", "lte", 3), ("pi-4", "lte", 1)]
@@ -71,11 +71,11 @@ def picture(page: LivePage) -> Any:
 
 
 def test_before_there_is_anything_it_says_what_goes_on(tmp_path: Path) -> None:
-    page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path)
+    page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path, "/secret/")
     page.take(control.Said("loading data and model"))
     found = picture(page)
     assert (found["note"], found["states"], found["fleet"]) == ("loading data and model", "", [])
-    assert page.answer("/phone/0") is None
+    assert page.answer("/secret/phone/0") is None
     assert not {"cards", "goal", "charts"} & found.keys()
 
 
@@ -142,7 +142,7 @@ def test_one_picture_a_second_and_the_curves_keep_their_ends(
 def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obeyed(record: Path) -> None:
     page = page_of(record)
     told(page)
-    reply = page.answer("/phone/2")
+    reply = page.answer("/secret/phone/2")
     assert reply is not None
     assert isinstance(reply.body, bytes)
     html = reply.body.decode()
@@ -152,7 +152,7 @@ def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obe
     assert html.index("lost: died") < html.index("applied"), "the newest comes first"
     assert "hang" not in html
     assert "<script" not in html
-    other = page.answer("/phone/3")
+    other = page.answer("/secret/phone/3")
     assert other is not None
     assert b"No trip has ended yet." in other.body  # type: ignore[operator]
     for path in (
@@ -164,12 +164,20 @@ def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obe
         "/phone/1/1",
         "/phone/" + "9" * 10,
     ):
+        assert page.answer("/secret" + path) is None
+
+
+def test_who_does_not_know_its_path_is_told_nothing(record: Path) -> None:
+    page = page_of(record)
+    told(page)
+    assert page.answer("/secret/phone/2") is not None
+    for path in ("/", "/phone/2", "/events", "/secret", "/secreT/", "/secre/t/", "//secret/", "/é" * 20, "*"):
         assert page.answer(path) is None
 
 
 def test_no_name_is_obeyed_by_the_page_and_no_script_but_its_own_runs(record: Path) -> None:
     page = page_of(record, name=EVIL)
-    reply = page.answer("/")
+    reply = page.answer("/secret/")
     assert reply is not None
     assert isinstance(reply.body, bytes)
     text = reply.body.decode()
@@ -187,7 +195,7 @@ def test_no_name_is_obeyed_by_the_page_and_no_script_but_its_own_runs(record: Pa
 def test_the_stream_gives_a_picture_for_each_change_and_the_end(record: Path) -> None:
     async def main() -> list[Any]:
         page = page_of(record)
-        reply = page.answer("/events")
+        reply = page.answer("/secret/events")
         assert reply is not None
         parts = reply.body
         assert isinstance(parts, AsyncGenerator)

@@ -128,7 +128,20 @@ def test_what_fails_there_is_one_line(
 ) -> None:
     fake_ssh(tmp_path, script, monkeypatch)
     assert main(["measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json")]) == code
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_device_without_torch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_ssh(tmp_path, 'shift; exec sh -c "$*"', monkeypatch)
+    without_torch = tmp_path / "python"
+    without_torch.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    without_torch.chmod(0o755)
+    assert main(["measure", "--ssh", "pi", "--python", str(without_torch)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("edgefl: measuring pi failed: torch cannot be imported (No module named 'torch')")
 
 
 def test_figures_that_cannot_be_written_are_not_lost(
