@@ -35,7 +35,7 @@ from edgefl.experiment import (
 
 if TYPE_CHECKING:
     from edgefl.learning.dataset import Dataset
-    from edgefl.results.run_folder import Result
+    from edgefl.results.result import Result
     from edgefl.results.sweep import Sweep
     from edgefl.strategies.base import Strategy
 
@@ -187,7 +187,7 @@ def _not_while_imported(what: str) -> None:
 
 def __getattr__(name: str) -> Any:
     """`Result` and `Sweep`, which import numpy, when they are asked for."""
-    where = {"Result": "edgefl.results.run_folder", "Sweep": "edgefl.results.sweep"}
+    where = {"Result": "edgefl.results.result", "Sweep": "edgefl.results.sweep"}
     if name not in where:
         raise AttributeError(f"module 'edgefl' has no attribute {name!r}")
     return getattr(importlib.import_module(where[name]), name)

@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damag
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.results.run_folder import Result
+    from edgefl.results.result import Result
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)]
 AcceptInvalid = Annotated[

@@ -16,7 +16,8 @@ from typing import Any
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.parameters import checkpoint
 from edgefl.results.record import FATES, Record
-from edgefl.results.run_folder import CHECKPOINTS, RESULTS, Result, missing_results
+from edgefl.results.result import Result
+from edgefl.results.run_folder import CHECKPOINTS, RESULTS, missing_results
 from edgefl.run import witness
 from edgefl.run.verify import verify
 

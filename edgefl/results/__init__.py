@@ -1,6 +1,7 @@
 """The run's folder, the record in it, and what is made of it.
 
-run_folder   new or empty at the start, one process's own while it runs; `Result`, what a run leaves behind
+run_folder   new or empty at the start, one process's own while it runs
+result       `Result`: what a run leaves behind, read
 record       the tables as typed rows, and `Record`, which all reports read, also while the run goes on
 store        `Store`, which writes the record
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went

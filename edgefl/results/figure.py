@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.results import compare, page
 from edgefl.results.record import Record
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.summary import metric_names, value_of
 
 Points = NDArray[np.float64]

@@ -10,7 +10,7 @@ import numpy as np
 from edgefl.errors import ConfigError
 from edgefl.results.columns import Table, column
 from edgefl.results.compare import FIGURES
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 
 RUNS = "runs"
 """The folder of a sweep's runs in its own."""

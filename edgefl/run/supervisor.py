@@ -44,7 +44,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, ring_entrie
 from edgefl.processes import usable_cores
 from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse, Record
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control

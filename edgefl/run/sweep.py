@@ -20,7 +20,8 @@ from edgefl.experiment import Experiment
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.record import Record
-from edgefl.results.run_folder import EXPERIMENT_FILE, Result, require_free
+from edgefl.results.result import Result
+from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
 from edgefl.run import supervisor
 from edgefl.run.fork_server import ForkServer

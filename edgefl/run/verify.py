@@ -29,6 +29,7 @@ from edgefl.results import run_folder
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
 from edgefl.results.report import is_whole
+from edgefl.results.result import Result
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
@@ -197,7 +198,7 @@ class _Replay:
         if made != meta.model_sha256:
             raise RunError(f"version {version} has model_sha256 {made}, the record says {meta.model_sha256}")
         try:
-            saved = run_folder.Result(folder).model()
+            saved = Result(folder).model()
         except ConfigError as error:
             raise RunError(str(error)) from None
         for part in self._workload.flat.layout:

@@ -15,7 +15,8 @@ from edgefl.errors import EdgeflError
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import TABLES, Record
-from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE, Result
+from edgefl.results.result import Result
+from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE
 from edgefl.run import verify
 from tests.fault import disk
 from tests.fault.power_cut import plain

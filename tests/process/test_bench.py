@@ -23,7 +23,7 @@ from edgefl.lab.workloads import DELTA
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results import run_folder
 from edgefl.results.record import Record
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 
 from .runs import virtual
 

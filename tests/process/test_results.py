@@ -21,7 +21,7 @@ from edgefl.cli import main
 from edgefl.results.compare import FIGURES, common_target, compare, group, load, reached
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.summary import applied_weight, summarize, write_summary
 from edgefl.results.trace import write_events, write_trace
 from tests.reports import Page, read_json, read_trace

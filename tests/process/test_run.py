@@ -31,7 +31,7 @@ from edgefl import (
 from edgefl.experiment import Cells
 from edgefl.results import run_folder
 from edgefl.results.record import Record, TripRow
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
 from edgefl.run.process import start_process

@@ -16,7 +16,7 @@ from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.columns import TABLES_OF_A_RUN, Table
 from edgefl.results.figure import plot, summary_curve
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.results.summary import summarize
 from tests.reports import evaluation, trip, write_run

@@ -23,7 +23,7 @@ from edgefl.results import summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import profile_roles, write_report
-from edgefl.results.run_folder import Result
+from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.results.summary import profiles_by_speed, rounded, slow_group, summarize, write_summary
 from edgefl.results.tables import summary_table, table

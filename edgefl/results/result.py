@@ -1,0 +1,90 @@
+"""A finished run's folder, read: its summary, its record, its tables and its model."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError
+from edgefl.results import columns
+from edgefl.results.columns import Table
+from edgefl.results.record import Record
+from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE
+
+
+class Result:
+    """A finished run's folder. Raises `ConfigError` if there is no run in it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.dir = Path(folder)
+        if not self.dir.is_dir():
+            raise ConfigError(f"run folder {self.dir} not found")
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.dir)!r})"
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        path = self.dir / SUMMARY_FILE
+        try:
+            found = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise ConfigError(f"{self.dir} has no {SUMMARY_FILE}: the run did not end") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path} does not hold a summary")
+        return found
+
+    @cached_property
+    def record(self) -> Record:
+        """Everything that was recorded, by trip, version and evaluation."""
+        return Record(self.dir)
+
+    def evaluations(self) -> Table:
+        """The learning curve, a row an evaluation: `columns.evaluations`."""
+        return self._table("evaluations")
+
+    def trips(self) -> Table:
+        """A row a client trip: `columns.trips`."""
+        return self._table("trips")
+
+    def weights(self) -> Table:
+        """A row an update that a version was made of, with its weight: `columns.weights`."""
+        return self._table("weights")
+
+    def staleness(self) -> Table:
+        """A row an update that arrived, with its staleness: `columns.staleness`."""
+        return self._table("staleness")
+
+    def clients(self) -> Table:
+        """A row a client, with its share of the applied weight: `columns.clients`."""
+        return self._table("clients")
+
+    def versions(self) -> Table:
+        """A row a version: `columns.versions`."""
+        return self._table("versions")
+
+    def _table(self, name: str) -> Table:
+        with Record(self.dir) as record:
+            found: Table = getattr(columns, name)(record)
+        return found
+
+    def model(self) -> dict[str, NDArray[np.float32]]:
+        """The final global model: a float32 array for each of its tensors, by name."""
+        from safetensors import SafetensorError
+
+        from edgefl.parameters.checkpoint import read_sealed
+
+        path = self.dir / CHECKPOINTS / "final.safetensors"
+        if not path.is_file():
+            raise ConfigError(f"{self.dir} has no {path.relative_to(self.dir)}: the run did not end")
+        try:
+            return read_sealed(path)[1]
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
