@@ -43,8 +43,9 @@ def chaos(
     ] = None,
     json: Json = None,
 ) -> int:
-    """Kill -9 processes of an experiment at drawn instants, resume it until it is done, and judge it.
+    """Kill processes of an experiment, resume it, and judge it.
 
+    Each by kill -9 at a drawn instant, until the run is done.
     Exit code 1 and a line for each promise that was not held.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -39,7 +39,7 @@ def add(app: typer.Typer) -> None:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """The abilities of this machine, and the reasons for those that it lacks."""
+    """The abilities of this machine, and reasons for what it lacks."""
     checks = list(examine())
     if as_json:
         say(json.dumps([check._asdict() for check in checks], indent=2))

@@ -45,7 +45,7 @@ def flower(
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a Flower app on Flower's own runtime, with a SuperNode on each phone.
+    """Run a Flower app on its own runtime, a SuperNode on each phone.
 
     The exit code is 0 if the app's run completed, 1 if not; 3 if it did and the emulation was INVALID.
     """

@@ -16,7 +16,7 @@ def keys(
         str, typer.Argument(metavar="[TABLE]", help="fleet, training, stop …, or strategy.NAME.")
     ] = "",
 ) -> None:
-    """List the keys of an experiment, or of one table of it, or of a strategy."""
+    """List the keys of an experiment, or of one table or strategy."""
     from edgefl.config import keys as known
     from edgefl.results import tables
 

@@ -36,7 +36,10 @@ def aggregate(json: Json = None, quick: Quick = False) -> None:
 
 
 def fidelity(json: Json = None, quick: Quick = False) -> int:
-    """Measure emulated phones against what they declare; exit code 1 unless every bar is held."""
+    """Measure emulated phones against what they declare.
+
+    Exit code 1 unless every bar is held.
+    """
     from edgefl.lab.fidelity import run
 
     result = run(json, quick, say=_next)
@@ -62,7 +65,7 @@ def truth(
         typer.Option(metavar="FILE", help="Measured steps in CSV, instead of edgefl's own."),
     ] = None,
 ) -> None:
-    """Predicted beside measured: every published training step that is known, and this host's."""
+    """Predicted beside measured: published steps, and this host's."""
     from edgefl.lab.truth import PICTURES, run
 
     run(json, quick, files=rows or (), say=_next)
@@ -107,7 +110,10 @@ def reproduce(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
 ) -> None:
-    """A paper's claims: its settings, three seeds, the paper's figure beside ours, a verdict each."""
+    """A paper's claims: its figures beside ours, and a verdict each.
+
+    Its settings, with three seeds.
+    """
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))
     folder = out or Path("runs") / f"reproduce-{paper}{'-quick' if quick else ''}"

@@ -33,9 +33,10 @@ def measure(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Rough figures in half a minute.")] = False,
 ) -> None:
-    """Measure what a device takes; edgefl profiles fit makes a profile of it.
+    """Measure what a device takes for each class of operation.
 
-    The kit is one file that needs Python 3.8 and torch alone: docs/measure.md.
+    edgefl profiles fit makes a profile of it. The kit is one file that needs Python 3.8 and torch alone:
+    docs/measure.md.
     """
     from edgefl.measure import remote
 

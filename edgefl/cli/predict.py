@@ -75,7 +75,7 @@ def predict(
     inference: Annotated[bool, typer.Option("--inference", help="Only the forward pass.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Predict the time of a training step on a real device, and its parts."""
+    """Predict a training step's time on a real device, part by part."""
     from edgefl.devices import load_device
     from edgefl.devices.prediction import time_model, traced
 

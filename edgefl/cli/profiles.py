@@ -48,7 +48,7 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 @app.callback(invoke_without_command=True)
 def profiles(ctx: typer.Context, as_json: Json = False) -> None:
-    """Devices, networks and fleets: list them, show one by its name, or one of the commands below."""
+    """List devices, networks and fleets, or show one by its name."""
     if ctx.invoked_subcommand is None:
         _list(as_json)
     elif as_json:
@@ -193,7 +193,10 @@ def scale(
         typer.Option(metavar="FILE", help="File to write; by default it is printed.", parser=new_file),
     ] = None,
 ) -> None:
-    """Give a device that was not measured the times of one that was, scaled by published figures."""
+    """Scale a measured device's times to one that was not measured.
+
+    By published figures of both.
+    """
     from edgefl.devices.scaling import scaled_file
 
     text = scaled_file(name, like, runtime)

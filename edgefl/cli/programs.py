@@ -74,9 +74,9 @@ def execute(
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run copies of any command, each held to a device and its link, and pass their exit code on.
+    """Run copies of any command, each held to a device and its link.
 
-    The code is that of the first copy, in their order, that has another than 0; 3 if all have 0 and the
+    The exit code is that of the first copy, in their order, that has another than 0; 3 if all have 0 and the
     emulation was INVALID.
     """
     from edgefl import programs

@@ -158,7 +158,10 @@ def verify(
         typer.Option(metavar="DIR", help="Folder of the user's own modules that the run names, if trusted."),
     ] = None,
 ) -> None:
-    """Make the run again from its journal and compare every update and the model."""
+    """Make a run again from its journal, and compare every bit of it.
+
+    Its updates, measurements and model must be the same.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from edgefl.results.tables import PlainConsole

@@ -47,7 +47,7 @@ def sweep(
     accept_invalid: AcceptInvalid = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
 ) -> int:
-    """One experiment over a grid of changes and several seeds, compared.
+    """One experiment over a grid of settings and seeds, compared.
 
     The same command goes on where it was stopped.
     """
@@ -142,7 +142,10 @@ def export(
         typer.Option(metavar="DIR", help="Folder of the files; default DIR/tables.", parser=named_folder),
     ] = None,
 ) -> None:
-    """Write a run's tables: evaluations, trips, versions, weights, clients, incidents."""
+    """Write a run's tables, as CSV or Parquet.
+
+    Evaluations, trips, versions, weights, clients, incidents.
+    """
     if csv and parquet:
         raise ConfigError("--csv and --parquet: give one of them")
 

@@ -16,10 +16,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from rich.text import Text
 
 from edgefl import devices
-from edgefl.cli import main
+from edgefl.cli import app, main
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.results.tables import PlainConsole, table
@@ -372,16 +373,20 @@ def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], 
     assert err.startswith("Usage: edgefl")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("", "run", "resume", "compare", "report", "trace", "verify", "reproduce"),
-        *("calibrate", "doctor", "bench aggregate", "bench fidelity"),
-        *("profiles", "profiles show", "profiles check", "profiles import", "profiles export"),
-    ],
-)
-def test_help_fits_80_columns(edgefl: Shell, command: str) -> None:
-    assert f"Usage: edgefl {command}".strip() in edgefl.fits(*command.split(), "--help")
+def commands(found: Any, name: str = "") -> Iterator[str]:
+    yield name
+    for each in getattr(found, "commands", {}).values():
+        yield from commands(each, f"{name} {each.name}".strip())
+
+
+@pytest.mark.parametrize("command", [*commands(typer.main.get_command(app))])
+def test_help_fits_80_columns_and_no_sentence_is_cut_off(edgefl: Shell, command: str) -> None:
+    said = edgefl.fits(*command.split(), "--help")
+    assert f"Usage: edgefl {command}".strip() in said
+    assert not re.findall(r".*\w\.\.\.$", said, flags=re.MULTILINE)
+
+
+def test_the_version_is_one_line(edgefl: Shell) -> None:
     assert edgefl.fits("--version").startswith("edgefl")
 
 
@@ -579,7 +584,7 @@ def test_exec_ends_as_its_command_and_else_as_its_verdict(
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from edgefl.cli import main
+from edgefl.cli import app, main
 for line in ("run e.toml", "resume old", "predict mlp --device pi-4", "verify old", "measure"):
     assert main(line.split()) == 2
 """
