@@ -162,8 +162,11 @@ class Trips:
         work: BatchWork,
         down_bytes: int,
         up_bytes: int,
+        *,
+        transfers_apart: bool = False,
     ) -> None:
         self._experiment, self._clients, self._examples = experiment, clients, examples
+        self._apart = transfers_apart
         self._rule = LocalRule.of(experiment.training)
         self._work = work
         self._lines: dict[int | str, tuple[float, float]] = {}
@@ -202,25 +205,32 @@ class Trips:
     ) -> TripPlan:
         """One trip of a client, in emulated seconds, with the `End` that its task has, if any.
 
-        ``condition`` is the client's when the trip starts; None for one that does not change over time.
+        ``condition`` is the client's when the trip starts; None for one that does not change over time. Its
+        transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
         """
         info, whole = self._clients[client], end is None and condition is None
+        if self._apart:
+            info = msgspec.structs.replace(info, network="none")
         key = (info.profile, info.network, self.work_s(client))
         if whole and (found := self._alike.get(key)) is not None:
             return found
-        plan = self._plan(client, trip, end or WHOLE, condition)
+        plan = self._plan(info, trip, end or WHOLE, condition)
         if whole and len(self._alike) < MOST_ALIKE and self._never_varies(info):
             self._alike[key] = plan
         return plan
+
+    def in_series(self, client: int) -> TripPlan:
+        """The client's first trip with its transfers, also where the strategy has them apart."""
+        return self._plan(self._clients[client], 0, WHOLE, None)
 
     def _never_varies(self, info: ClientInfo) -> bool:
         network = network_of(info.network)
         varies = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
         return not varies and _profile(info.profile).delay_model is None
 
-    def _plan(self, client: int, trip: int, end: End, condition: Condition | None) -> TripPlan:
-        experiment, info, held = self._experiment, self._clients[client], self._examples[client]
-        rng = stream(experiment.seed, "trip", client, trip)
+    def _plan(self, info: ClientInfo, trip: int, end: End, condition: Condition | None) -> TripPlan:
+        experiment, client = self._experiment, info.client
+        held, rng = self._examples[client], stream(experiment.seed, "trip", client, trip)
         link = Link(network_of(info.network), rng)
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s

@@ -131,11 +131,24 @@ class Availability(_Table, frozen=True, kw_only=True):
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """The spread of devices of one profile: each is slower than it says by a factor U(low, high)."""
+    """The spread of devices of one profile: each is ``low`` to ``high`` times slower than it says."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
-    dist: Literal["uniform"] = "uniform"
+    dist: Literal["uniform", "uniform-speed"] = "uniform"
+    """The factor is U(low, high), or its speed is, so that the factor is 1/U(1/high, 1/low)."""
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """The factor by which one device is slower.
+
+        >>> rng = np.random.default_rng(0)
+        >>> drawn = [Slowdown(low=1.0, high=5.0, dist="uniform-speed").draw(rng) for _ in range(1000)]
+        >>> 1.0 <= min(drawn) < max(drawn) <= 5.0, round(float(np.mean(drawn)), 1)  # ln(5)/0.8 = 2.0
+        (True, 2.0)
+        """
+        if self.dist == "uniform":
+            return float(rng.uniform(self.low, self.high))
+        return 1.0 / float(rng.uniform(1.0 / self.high, 1.0 / self.low))
 
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
@@ -310,7 +323,7 @@ class Device(_Table, frozen=True, kw_only=True):
         """This very device: ``slowdown``, if it has one, drawn once from the client's own stream."""
         if self.slowdown is None or self.cpu is None:
             return self
-        factor = float(rng.uniform(self.slowdown.low, self.slowdown.high))
+        factor = self.slowdown.draw(rng)
         rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
         cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)
         runtime = {name: model.slowed(factor) for name, model in self.runtime.items()}

@@ -10,6 +10,7 @@ NIID, IID = "DeFedAvg-nIID", "DeFedAvg-IID"
 PAPER = {
     "non-IID FedAvg": (NIID, "437.6 s against 103.3 s (4.2×)"),
     "non-IID FedBuff": (NIID, "198.5 s against 103.3 s (1.9×)"),
+    "non-IID FedBuff, s(τ)": (NIID, "not in the paper"),
     "non-IID FAVANO": (NIID, "417.2 s against 103.3 s (4.0×)"),
     "IID FedAvg": (IID, "51.9 s against 26.4 s (2.0×)"),
     "IID FAVANO": (IID, "424.3 s against 26.4 s (16.1×)"),
@@ -52,8 +53,16 @@ def _steps(server: float, local: float) -> tuple[str, str]:
 
 _DEFEDAVG_NIID = ("strategy.name=defedavg-niid", "strategy.participants=10")
 _DEFEDAVG_IID = ("strategy.name=defedavg-iid", "strategy.buffer_size=10")
-_FEDAVG = ("strategy.name=fedavg", "strategy.cohort=10")
-_FEDBUFF = ("strategy.name=fedbuff", "strategy.buffer_size=10")
+# Equations 2 and 3: drawn with replacement, every draw counts 1/n.
+_FEDAVG = (
+    "strategy.name=fedavg",
+    "strategy.cohort=10",
+    "strategy.replacement=true",
+    "strategy.weighting=uniform",
+)
+# Section 1.2.3 describes FedBuff without s(τ): that is the paper's baseline. Its own paper's has exponent ½.
+_FEDBUFF = ("strategy.name=fedbuff", "strategy.buffer_size=10", "strategy.exponent=0")
+_FEDBUFF_S = ("strategy.name=fedbuff", "strategy.buffer_size=10")
 _FAVANO = ("strategy.name=favano", "strategy.participants=10", "strategy.interval_s=0.05")
 _ASYSG = ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1")
 _IID = ("data.partition=iid",)
@@ -67,6 +76,7 @@ study = Study(
         Arm(NIID, _DEFEDAVG_NIID, _steps(0.1, 0.05), _steps(1.0, 0.1)),
         Arm("non-IID FedAvg", _FEDAVG, _steps(0.1, 0.05), _steps(1.0, 0.1)),
         Arm("non-IID FedBuff", _FEDBUFF, _steps(0.1, 0.005), _steps(1.0, 0.1)),
+        Arm("non-IID FedBuff, s(τ)", _FEDBUFF_S, _steps(0.1, 0.005), _steps(1.0, 0.1)),
         Arm("non-IID FAVANO", _FAVANO, _steps(1.0, 0.05), _steps(1.0, 0.1)),
         Arm(IID, (*_DEFEDAVG_IID, *_IID), _steps(0.1, 0.05), _steps(1.0, 0.005)),
         Arm("IID FedAvg", (*_FEDAVG, *_IID), _steps(1.0, 0.1), _steps(1.0, 0.1)),

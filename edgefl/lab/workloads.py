@@ -101,7 +101,7 @@ class IdleWorkload:
             size=self.flat.size,
             layout=[("parameters", [self.flat.size], 0)],
             clients=[
-                base.Client(info.client, info.profile, count, count, plan.down_s, plan.compute_s)
+                base.Client(info.client, info.profile, count, count, plan.down_s, plan.compute_s, plan.up_s)
                 for info, count, plan in zip(self._clients, counts, plans, strict=True)
             ],
             labels=[[0] for _ in plans],

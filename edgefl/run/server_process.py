@@ -90,7 +90,8 @@ def build(
     aggregator.lends = transport == "shm" and not virtual
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples = [known.examples for known in prepared.clients]
-    trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes)
+    apart = strategy.transfers_apart
+    trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes, transfers_apart=apart)
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
     if buffer.shape.tail:

@@ -106,6 +106,11 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
             f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
             "instant wherever they are"
         )
+    if experiment.fleet.cells is not None and strategy.transfers_apart:
+        raise ConfigError(
+            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose clients train "
+            "while their links work"
+        )
     kernels.backend(experiment.server.kernel_backend)
     return experiment
 

@@ -151,7 +151,10 @@ class Workload:
         examples = [len(rows) for rows in self._rows]
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
-        self._trips = Trips(experiment, clients, examples, self.work, 4 * numbers, up_bytes)
+        apart = strategy.transfers_apart
+        self._trips = Trips(
+            experiment, clients, examples, self.work, 4 * numbers, up_bytes, transfers_apart=apart
+        )
         self.host_step_s = 0.0
         """CPU time of a step on this host, once `prepared` has measured it."""
         self.cells: CellMeter | None = None
@@ -291,6 +294,7 @@ class Workload:
         first = self.flat.array.copy()
         works = [self.rule.work(len(rows)) for rows in self._rows]
         plans = [self.plan(info.client, 0) for info in self._clients]
+        whole = [self._trips.in_series(info.client) for info in self._clients]
         # A step is measured in trips that find nothing in the caches: many other clients ran before them.
         client = self._largest()
         other = np.zeros(CACHE_BYTES, dtype=np.uint8)
@@ -307,8 +311,8 @@ class Workload:
             size=self.flat.size,
             layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
             clients=[
-                Client(info.client, info.profile, len(rows), work.steps, plan.down_s, plan.compute_s)
-                for info, rows, work, plan in zip(self._clients, self._rows, works, plans, strict=True)
+                Client(info.client, info.profile, len(rows), work.steps, one.down_s, one.compute_s, one.up_s)
+                for info, rows, work, one in zip(self._clients, self._rows, works, whole, strict=True)
             ],
             held_out=[len(rows) for rows in self._assessor.held_out],
             labels=[[] if labels is None else np.unique(labels[rows]).tolist() for rows in self._rows],

@@ -20,8 +20,10 @@ class Asynchronous(Strategy):
 
     concurrency: Count | None = None
     """Clients training at once, each drawn uniformly from the idle ones; all by default."""
-    restart: Literal["immediate", "new-version"] = "immediate"
-    """A client that delivered trains again at once, or waits for a version that it has not trained on."""
+    restart: Literal["immediate", "new-version", "after-step"] = "immediate"
+    """A client that delivered trains again at once, or waits: for a version that it has not trained on, or
+    for the step that takes its update, so that none is in one step twice (the rule of FedBuff's appendix D
+    and FedStaleWeight's appendix A, for proofs in which every client is equally likely in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
     """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` an emulated second: one
     is drawn uniformly from the idle ones, and turned away where ``concurrency`` are training."""
@@ -52,7 +54,11 @@ class Asynchronous(Strategy):
 
     @property
     def lockstep(self) -> bool:
-        return self.restart == "new-version"
+        return self.restart != "immediate"
+
+    def contributors(self, state: Any, view: View) -> Collection[int]:
+        """Clients whose update waits for the next step."""
+        return {update.client for update in view.held}
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
         idle, room = view.idle, view.openings
@@ -60,7 +66,10 @@ class Asynchronous(Strategy):
             room = min(room, self.concurrency - view.training)
         if room <= 0 or not idle:
             return ()
-        ready = idle if self.restart == "immediate" else _Without(idle, view.up_to_date)
+        ready: Sequence[int] | _Without = idle
+        if self.restart != "immediate":
+            after = self.restart == "after-step"
+            ready = _Without(idle, self.contributors(state, view) if after else view.up_to_date)
         if not ready:
             return ()
         if self.concurrency is None and room >= len(view.devices):

@@ -163,6 +163,8 @@ class Client(NamedTuple):
     """Emulated seconds that its first download takes, as its profile declares them."""
     compute_s: float = 1.0
     """Emulated seconds that the steps of its first trip take in all."""
+    up_s: float = 0.0
+    """Emulated seconds that its first upload takes, as its profile declares them."""
 
 
 class View(Protocol):
@@ -289,6 +291,12 @@ class Strategy:
     @property
     def lockstep(self) -> bool:
         """True if clients wait for each other, so that their trips start at the same instants."""
+        return False
+
+    @property
+    def transfers_apart(self) -> bool:
+        """True if clients train while their links work: a trip is its training alone, and the strategy
+        itself waits for transfers, as long as `Client.down_s` and `Client.up_s` say."""
         return False
 
     def privacy(self, clients: int) -> Privacy | None:

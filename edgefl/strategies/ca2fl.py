@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,11 @@ class CA2FL(Buffered):
     0 without one; then h_i ← Δ_i for i ∈ S. The server keeps n updates.
     """
 
-    restart: Literal["immediate", "new-version"] = "new-version"
+    restart: Literal["immediate", "new-version", "after-step"] = "new-version"
+
+    def contributors(self, state: dict[int, Update], view: View) -> Collection[int]:
+        cached = {update.task for update in state.values()}
+        return {update.client for update in view.held if update.task not in cached}
 
     def max_held(self, clients: int) -> int:
         return clients + self.size(clients)

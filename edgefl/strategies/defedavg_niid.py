@@ -2,74 +2,159 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
 
 from edgefl.experiment import Count
 from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 
 @dataclass
-class SendBuffers:
-    """Each client's latest finished update, and this round's sample."""
+class Buffers:
+    """The send buffers, the round that is being collected, and the version that is being broadcast."""
 
+    broadcast_s: float = 0.0
+    """Emulated seconds until a version is in the clients' receive buffers."""
     latest: dict[int, Update] = field(default_factory=dict)
+    """What each client's send buffer holds."""
     sampled: list[int] = field(default_factory=list)
+    uploads: dict[int, tuple[Update, float]] = field(default_factory=dict)
+    """By sampled client: what it uploads, and when that is through."""
+    sending: list[Update] = field(default_factory=list)
+    """The updates of the version that is being broadcast."""
+    arrives_s: float = math.inf
+    """The instant at which that one is in the receive buffers."""
+
+    def upload(self, update: Update, takes_s: float, now_s: float) -> None:
+        """Begin the upload of a sampled client's update."""
+        self.uploads[update.client] = (update, now_s + takes_s)
+
+    @property
+    def collected_s(self) -> float:
+        """The instant at which the last upload of the round is through; infinite if one has not begun."""
+        if not self.sampled or len(self.uploads) < len(set(self.sampled)):
+            return math.inf
+        return max(through_s for _, through_s in self.uploads.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeFedAvgNIID(Strategy):
     """w ← w + (η/n) Σ_{i∈I} Δ_i, I a uniform sample of n clients with replacement (Algorithm 1, eqs. 6, 7).
 
-    Clients train without pause, each from the newest model; a finished update overwrites the client's send
-    buffer, and a step is made when each sampled client's send buffer holds one, which empties it (lines 11
-    to 13). A client drawn twice counts twice. For one that is gone with nothing in its send buffer another
-    is drawn. What a step takes is each one's newest update then, also of a client that had one when it was
-    sampled.
+    Clients train without pause, each from the newest model in its receive buffer; a finished update
+    overwrites the client's send buffer. With ``takes = "when-selected"`` a sampled client uploads what its
+    send buffer holds at that moment, which empties it, or else the next update that it finishes (lines 10 to
+    14). Uploads begin at the selection and take their time; when all are there the model steps, the next
+    sample is drawn and the version is broadcast, while clients train on: one that finishes before the
+    broadcast is through starts again from the version before. Transfers take what the profiles declare of
+    each client's first trip, a broadcast their mean. A client drawn twice counts twice. For one that is gone
+    with nothing in its send buffer another is drawn.
     """
 
     participants: Count | None = None
     """n; by default 10, or the whole fleet if that is smaller. It may exceed the fleet."""
+    takes: Literal["when-selected", "newest"] = "when-selected"
+    """A sampled client's update: what it holds when selected (Algorithm 1), or the newest that the server has
+    when every sampled client has sent one. Then trips are a download, a training and an upload one after the
+    other, and steps and broadcasts take no time."""
     pause: bool = False
     """A client trains again only once its send buffer was taken (section 2.3: saves energy)."""
 
-    def begin(self, devices: Sequence[Client]) -> SendBuffers:
-        return SendBuffers()
+    @property
+    def literal(self) -> bool:
+        """True if buffers are Algorithm 1's."""
+        return self.takes == "when-selected"
 
-    def assign(self, state: SendBuffers, view: View) -> Sequence[int]:
+    @property
+    def transfers_apart(self) -> bool:
+        return self.literal
+
+    def size(self, clients: int) -> int:
+        """n, for a fleet of so many clients."""
+        return self.participants or min(10, clients)
+
+    def max_held(self, clients: int) -> int:
+        """A send buffer each; in Algorithm 1's form also the uploads of a round, and of the one before."""
+        return clients + (2 * min(self.size(clients), clients) if self.literal else 0)
+
+    def begin(self, devices: Sequence[Client]) -> Buffers:
+        return Buffers(fmean(device.down_s for device in devices) if self.literal else 0.0)
+
+    def assign(self, state: Buffers, view: View) -> Sequence[int]:
+        if view.version == 0 and view.now_s < state.broadcast_s:
+            return ()
         if self.pause:
             return [client for client in view.idle if client not in state.latest]
         return view.idle
 
-    def arrive(self, state: SendBuffers, update: Update, view: View) -> Sequence[Update]:
-        before = state.latest.get(update.client)
-        state.latest[update.client] = update
+    def arrive(self, state: Buffers, update: Update, view: View) -> Sequence[Update]:
+        client = update.client
+        if self.literal and client in state.sampled and client not in state.uploads:
+            state.upload(update, view.devices[client].up_s, view.now_s)
+            return ()
+        before = state.latest.get(client)
+        state.latest[client] = update
         return () if before is None else (before,)
 
-    def lost(self, state: SendBuffers, client: int, view: View) -> None:
-        state.latest = {update.client: update for update in view.held}
+    def lost(self, state: Buffers, client: int, view: View) -> None:
+        held = {update.task for update in view.held}
+        state.latest = {i: update for i, update in state.latest.items() if update.task in held}
+        state.uploads = {i: upload for i, upload in state.uploads.items() if upload[0].task in held}
+        state.sending = [update for update in state.sending if update.task in held]
 
-    def step(self, state: SendBuffers, view: View) -> Step | None:
-        if not view.held:
-            return None
-        waiting = [client for client in state.sampled if client not in state.latest]
-        if not state.sampled or waiting:
-            idle = set(view.idle)
-            gone = [client for client in waiting if client not in view.running and client not in idle]
-            if gone or not state.sampled:
-                # A new round is drawn, or only the members that are gone, from all that can have an update.
-                present = sorted(idle | set(view.running) | set(state.latest))
-                stay = [client for client in state.sampled if client not in gone]
-                count = self.participants or min(10, len(view.devices))
-                drawn = view.rng.integers(len(present), size=count - len(stay))
-                state.sampled = stay + [present[int(index)] for index in drawn]
-            if not state.latest.keys() >= set(state.sampled):
-                return None
-        updates = [state.latest[client] for client in state.sampled]
-        return Step(updates, [1.0 / len(updates)] * len(updates))
+    def step(self, state: Buffers, view: View) -> Step | None:
+        if not self.literal:
+            self._sample(state, view)
+            ready = state.sampled and state.latest.keys() >= set(state.sampled)
+            return self._average([state.latest[client] for client in state.sampled]) if ready else None
+        self._sample(state, view)
+        if not state.sending and state.collected_s <= view.now_s:
+            state.sending = [state.uploads[client][0] for client in state.sampled]
+            state.arrives_s = view.now_s + state.broadcast_s
+            state.sampled, state.uploads = [], {}
+            self._sample(state, view)
+        return self._average(state.sending) if state.sending and state.arrives_s <= view.now_s else None
 
-    def stepped(self, state: SendBuffers, step: Step, view: View) -> None:
+    def stepped(self, state: Buffers, step: Step, view: View) -> None:
+        if self.literal:
+            state.sending = []
+            return
         state.sampled = []
         for update in step.updates:
             if state.latest.get(update.client) is update:
                 del state.latest[update.client]
+
+    def wake_s(self, state: Buffers, view: View) -> float | None:
+        begins_s = state.broadcast_s if view.version == 0 else 0.0
+        waits = (begins_s, state.arrives_s if state.sending else state.collected_s)
+        return min((at_s for at_s in waits if view.now_s < at_s < math.inf), default=None)
+
+    def _average(self, updates: Sequence[Update]) -> Step:
+        return Step(updates, [1.0 / len(updates)] * len(updates))
+
+    def _sample(self, state: Buffers, view: View) -> None:
+        """Draw a round if there is none, or others for members that are gone: of all who can deliver."""
+        if not state.sampled and not view.held:
+            return
+        have = state.uploads if self.literal else state.latest
+        away = [i for i in state.sampled if i not in have and i not in view.running]
+        if state.sampled and not away:
+            return
+        idle = set(view.idle)
+        gone = [client for client in away if client not in idle]
+        if state.sampled and not gone:
+            return
+        present = sorted(idle | set(view.running) | set(state.latest))
+        if not present:
+            return
+        stay = [client for client in state.sampled if client not in gone]
+        drawn = view.rng.integers(len(present), size=self.size(len(view.devices)) - len(stay))
+        members = [present[int(index)] for index in drawn]
+        state.sampled = stay + members
+        if self.literal:
+            for client in dict.fromkeys(members):
+                if client not in state.uploads and client in state.latest:
+                    state.upload(state.latest.pop(client), view.devices[client].up_s, view.now_s)

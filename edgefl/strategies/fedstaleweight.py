@@ -32,7 +32,8 @@ class FedStaleWeight(Buffered):
     11.0
     """
 
-    restart: Literal["immediate", "new-version"] = "new-version"
+    restart: Literal["immediate", "new-version", "after-step"] = "after-step"
+    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``."""
     form: Literal["derivation", "algorithm-1"] = "derivation"
     """α_i ∝ b·E[τ_i] + 1 as derived and proved (eq. 8), or E[τ_i] + 1 as Algorithm 1 writes it."""
     normalize: Literal["buffer", "running"] = "buffer"

@@ -24,12 +24,15 @@ class Round:
     """Members that could not start yet: still giving up a task of the round before."""
     running: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
+    copies: dict[int, int] = field(default_factory=dict)
+    """By member, how often it was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Strategy):
-    """Each round draws members uniformly without replacement from the connected clients and steps when
-    ``cohort`` of them have delivered; whoever is later is cancelled or discarded.
+    """Each round draws members uniformly, without replacement unless a subclass draws otherwise (`draw`),
+    from the connected clients and steps when ``cohort`` of them have delivered; whoever is later is cancelled
+    or discarded.
 
     A member that is lost is replaced by another draw. A subclass says what each update weighs (`weights`).
     """
@@ -44,6 +47,10 @@ class Rounds(Strategy):
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """The weight of each update of a round."""
         raise NotImplementedError
+
+    def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
+        """So many members, from those that are ``free``; one that is drawn twice counts twice."""
+        return [free[int(index)] for index in view.rng.permutation(len(free))[:count]]
 
     def size(self, clients: int) -> int:
         """Updates in a round, for a fleet of so many clients."""
@@ -87,15 +94,20 @@ class Rounds(Strategy):
             state.version, state.drawn = view.version, []
             state.running.clear()
             state.done.clear()
-        missing = self.members(clients) - len(state.drawn) - len(state.running) - len(state.done)
+            state.copies.clear()
+        missing = self.members(clients) - sum(state.copies.values())
         if missing <= 0 and not state.drawn:
             return ()
         idle = set(view.idle)
-        state.drawn = [client for client in state.drawn if client in idle or client in view.running]
+        here = idle | set(view.running)
+        for client in [client for client in state.drawn if client not in here]:
+            state.drawn.remove(client)
+            del state.copies[client]
         if missing > 0:
-            taken = state.running | state.done | set(state.drawn)
-            free = sorted((idle | set(view.running)) - taken)
-            state.drawn += [free[int(index)] for index in view.rng.permutation(len(free))[:missing]]
+            for client in self.draw(state, view, sorted(here - state.copies.keys()), missing):
+                if client not in state.copies:
+                    state.drawn.append(client)
+                state.copies[client] = state.copies.get(client, 0) + 1
         room = self.max_training(clients) - view.training
         start = [client for client in state.drawn if client in idle][:room]
         if start:
@@ -106,13 +118,17 @@ class Rounds(Strategy):
     def arrive(self, state: Round, update: Update, view: View) -> Sequence[Update]:
         late = update.base_version != view.version or update.client not in state.running
         if late or len(state.done) >= self.size(len(view.devices)):
-            state.running.discard(update.client)
+            if update.client in state.running:
+                state.running.remove(update.client)
+                del state.copies[update.client]
             return (update,)
         state.running.remove(update.client)
         state.done.add(update.client)
         return ()
 
     def lost(self, state: Round, client: int, view: View) -> None:
+        if client in state.running or client in state.done:
+            del state.copies[client]
         state.running.discard(client)
         state.done.discard(client)
 
@@ -120,10 +136,11 @@ class Rounds(Strategy):
         return [client for client in view.running if view.trained_from(client) < view.version]
 
     def step(self, state: Round, view: View) -> Step | None:
-        size = self.size(len(view.devices))
+        size = self.size(len(view.devices)) - sum(count - 1 for count in state.copies.values())
         if len(view.held) < size:
             return None
-        updates = sorted(view.held[:size], key=lambda update: update.client)
+        order = sorted(view.held[:size], key=lambda update: update.client)
+        updates = [update for update in order for _ in range(state.copies[update.client])]
         return Step(updates, self.weights(state, updates, view))
 
     def wake_s(self, state: Round, view: View) -> float | None:

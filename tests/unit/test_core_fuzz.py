@@ -47,6 +47,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
     {"name": "defedavg-niid", "participants": 3},
     {"name": "defedavg-niid", "participants": 3, "pause": True},
+    {"name": "defedavg-niid", "participants": 3, "takes": "newest"},
     {"name": "favano", "participants": 2, "interval_s": 3.0},
 ]
 

@@ -192,6 +192,7 @@ def buffered(*weights: tuple[float, float]) -> list[Used]:
 
 def niid_versions() -> list[Used]:
     """Two clients drawn with replacement a round; a round ends when both have something in their buffer.
+    (Algorithm 1's own buffers have their oracle in test_oracle_buffers.py.)
 
     At 2 s client 0 has an update (from v0), at 3 s client 1, at 4 s 0 again, … A client starts again at once,
     from the newest version; the clock of each runs on whatever the server does.
@@ -263,12 +264,21 @@ def decayed(mu: float) -> Case:
     return Case({"lam": mu, "beta": 0.5}, used, mu=mu, models=models)
 
 
+def replaced() -> list[Used]:
+    """Rounds of three draws with replacement: who is drawn twice trains once and counts twice (eqs. 2, 3)."""
+    rng = stream(0, "strategy")
+    draws = [rng.integers(3, size=3).tolist() for _ in range(3)]
+    assert any(len(set(drawn)) < 3 for drawn in draws)
+    return [[(i, k, drawn.count(i) / 3) for i in sorted(set(drawn))] for k, drawn in enumerate(draws)]
+
+
 CASES: dict[str, list[Case]] = {
     "fedavg": [
         Case({}, ROUNDS),
         Case({"weighting": "uniform"}, [[(i, k, 1 / 3) for i in range(3)] for k in range(3)]),
         # The first two of three members: client 2 is cancelled each time.
         Case({"cohort": 2, "over_selection": 1.5}, [[(0, k, 10 / 40), (1, k, 30 / 40)] for k in range(3)]),
+        Case({"cohort": 3, "weighting": "uniform", "replacement": True}, replaced()),
     ],
     "fedprox": [Case({"mu": 0.7}, ROUNDS, mu=0.7)],
     "fedavgm": [Case({"momentum": 0.9, "server_lr": 0.5}, ROUNDS, server=MOMENTUM)],
@@ -323,7 +333,7 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "defedavg-iid": [Case({"buffer_size": 2}, buffered((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))],
-    "defedavg-niid": [Case({"participants": 2}, niid_versions())],
+    "defedavg-niid": [Case({"participants": 2, "takes": "newest"}, niid_versions())],
     "asysg": [Case({"buffer_size": 2}, buffered((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))],
     # Everybody is taken every 4 s, so α is what a client makes in 4 s: 2, 1 and ⌊4/1.75⌋ = 2 steps.
     "favano": [

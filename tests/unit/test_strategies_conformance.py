@@ -44,8 +44,12 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "fedavg", "cohort": 1},
     {"name": "fedavg", "cohort": 5, "over_selection": 1.3, "weighting": "uniform"},
     {"name": "fedavg", "cohort": 4, "over_selection": 3.0},
+    {"name": "fedavg", "cohort": 8, "replacement": True},
+    {"name": "fedbuff", "buffer_size": 12, "restart": "after-step"},
+    {"name": "ca2fl", "buffer_size": 4, "restart": "after-step"},
     {"name": "defedavg-niid", "participants": 30},
     {"name": "defedavg-niid", "participants": 5, "pause": True},
+    {"name": "defedavg-niid", "participants": 5, "takes": "newest"},
     {"name": "favano", "participants": 3, "interval_s": 0.7, "form": "stochastic"},
     {"name": "favano", "participants": 12},
 ]

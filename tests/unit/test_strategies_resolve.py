@@ -65,7 +65,7 @@ OUT_OF_RANGE = [
     ("fedbuff", "momentum", 1.0, "a number of at least 0 and below 1"),
     ("fedbuff", "normalize", 1, "true or false"),
     ("fedbuff", "max_staleness", -1, "a whole number of at least 0"),
-    ("fedbuff", "restart", "later", "'immediate' or 'new-version'"),
+    ("fedbuff", "restart", "later", "'after-step' or 'immediate' or 'new-version'"),
     ("fedavg", "over_selection", 0.9, "a finite number of at least 1"),
     ("fedavg", "weighting", 1, "'examples' or 'uniform'"),
     ("fedasync", "alpha", 1.5, "a number above 0 and at most 1"),

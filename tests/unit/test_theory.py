@@ -195,7 +195,7 @@ def test_an_update_that_is_refused_is_not_observed() -> None:
 
 
 def test_defedavg_niid_averages_the_newest_update_of_a_uniform_sample() -> None:
-    strategy = resolve({"name": "defedavg-niid", "participants": 4})
+    strategy = resolve({"name": "defedavg-niid", "participants": 4, "takes": "newest"})
     core = Core(strategy, fleet(6), 0, experiment.Stop(versions=3000))
     result = run_in_memory(
         core, [1.0, 1.0, 2.0, 3.0, 5.0, 8.0], train=lambda client, model, trip: model + 1.0
@@ -308,6 +308,7 @@ def test_defedavg_takes_the_steps_of_its_table() -> None:
         "DeFedAvg-nIID": (0.1, 0.05),
         "non-IID FedAvg": (0.1, 0.05),
         "non-IID FedBuff": (0.1, 0.005),
+        "non-IID FedBuff, s(τ)": (0.1, 0.005),
         "non-IID FAVANO": (1.0, 0.05),  # the table has no other step for it
         "DeFedAvg-IID": (0.1, 0.05),
         "IID FedAvg": (1.0, 0.1),

@@ -1,0 +1,154 @@
+"""DeFedAvg-nIID's receive and send buffers against Algorithm 1 of its paper, followed line by line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from edgefl import experiment
+from edgefl.core import Core
+from edgefl.core.events import Sum
+from edgefl.seeds import stream
+from edgefl.strategies import Client, resolve
+from edgefl.testing import fleet, run_in_memory
+
+CLIENTS, SAMPLE, ROUNDS = 20, 5, 60
+
+
+class Round(NamedTuple):
+    """One turn of the server's loop."""
+
+    at_s: float
+    """The instant at which the new version is in the receive buffers."""
+    used: list[tuple[int, int]]
+    """Client and version that it trained from, draw by draw."""
+
+
+@dataclass
+class Phone:
+    """The client's half: it trains from what its receive buffer holds, and fills its send buffer."""
+
+    train_s: float
+    pause: bool
+    starts_s: float
+    received: list[tuple[float, int]]
+    version: int = 0
+    sends: int | None = None
+    """The version that the update in the send buffer was trained from."""
+
+    @property
+    def ends_s(self) -> float:
+        return self.starts_s + self.train_s
+
+    def until(self, now_s: float) -> None:
+        """All trainings that end by then (lines 2 to 9)."""
+        while self.ends_s <= now_s and not (self.pause and self.sends is not None):
+            self.sends, self.starts_s = self.version, self.ends_s
+            self.version = self.newest(self.starts_s)
+
+    def newest(self, now_s: float) -> int:
+        return max(version for at_s, version in self.received if at_s <= now_s)
+
+    def selected(self, now_s: float) -> tuple[int, float]:
+        """The upload's version that it was trained from, and when it begins (lines 10 to 14)."""
+        self.until(now_s)
+        begins_s = now_s
+        if self.sends is None:
+            begins_s = self.ends_s
+            self.until(begins_s)
+        version, self.sends = self.sends, None
+        if self.pause and begins_s == now_s:  # it had stopped, and goes on now
+            self.starts_s, self.version = now_s, self.newest(now_s)
+        assert version is not None
+        return version, begins_s
+
+
+def algorithm_1(train_s: Any, transfer_s: float, *, pause: bool, seed: int) -> list[Round]:
+    """The server's half, lines 3 to 10: sample, collect, average, broadcast."""
+    phones = [Phone(each, pause, transfer_s, [(transfer_s, 0)]) for each in train_s]
+    rng, rounds = stream(seed, "strategy"), list[Round]()
+    now_s = transfer_s + min(train_s)  # nobody has anything before
+    for version in range(1, ROUNDS + 1):
+        sample = rng.integers(CLIENTS, size=SAMPLE).tolist()
+        sent = {client: phones[client].selected(now_s) for client in dict.fromkeys(sample)}
+        now_s = max(begins_s + transfer_s for _, begins_s in sent.values())
+        rounds.append(Round(now_s + transfer_s, [(client, sent[client][0]) for client in sample]))
+        for phone in phones:
+            phone.received.append((now_s + transfer_s, version))
+    return rounds
+
+
+@pytest.mark.parametrize("pause", [False, True])
+@pytest.mark.parametrize("transfer_s", [1e-3, 0.03, 0.4])
+def test_rounds_updates_versions_and_instants_are_algorithm_1s(transfer_s: float, pause: bool) -> None:
+    seed = 1
+    train_s = np.random.default_rng(seed).uniform(0.2, 1.0, CLIENTS).tolist()
+    devices = [Client(i, "a", 10, 1, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
+    strategy = resolve({"name": "defedavg-niid", "participants": SAMPLE, "pause": pause})
+    core = Core(strategy, devices, seed, experiment.Stop(versions=ROUNDS))
+    run = run_in_memory(core, train_s)
+    expected = algorithm_1(train_s, transfer_s, pause=pause, seed=seed)
+    for (order, updates), one in zip(run.sums, expected, strict=True):
+        took = {update.client: update.base_version for update in updates}
+        assert took == dict(one.used)
+        share = [sum(client == i for i, _ in one.used) / SAMPLE for client in took]
+        assert order.weights == pytest.approx(share)
+    made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
+    assert made_s == pytest.approx([one.at_s for one in expected], rel=1e-12)
+
+
+def test_a_version_costs_the_server_an_upload_and_updates_are_staler_than_the_newest() -> None:
+    """The paper's fleet: 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, 2.33 MB at 400 Mbps."""
+    transfer_s = 0.0466
+    train_s = (50 * 17e6 / (2e9 * np.random.default_rng(0).uniform(1.0, 5.0, 100))).tolist()
+    devices = [Client(i, "a", 10, 50, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
+    spacing, staleness = {}, {}
+    for takes in ("when-selected", "newest"):
+        core = Core(
+            resolve({"name": "defedavg-niid", "takes": takes}), devices, 0, experiment.Stop(versions=150)
+        )
+        trip_s = train_s if takes == "when-selected" else [one_s + 2 * transfer_s for one_s in train_s]
+        run = run_in_memory(core, trip_s)
+        made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
+        spacing[takes] = np.diff(made_s)
+        used = [order.version - 1 - update.base_version for order, updates in run.sums for update in updates]
+        staleness[takes] = float(np.mean(used))
+    assert spacing["when-selected"].min() >= transfer_s * (1 - 1e-9)
+    assert spacing["newest"].min() == 0.0  # at the instant of the one before
+    assert spacing["when-selected"].mean() < spacing["newest"].mean()
+    assert staleness["when-selected"] > 1.5 * staleness["newest"]
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedstaleweight"])
+def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None:
+    """FedBuff's appendix D and FedStaleWeight's appendix A: nobody is in one step twice.
+
+    Without the rule the fast ones are, while others take 4 s and a buffer of 3 fills; also with
+    ``new-version``: who returns from the version before may start again at once.
+    """
+    used: dict[str, list[list[int]]] = {}
+    for restart in ("immediate", "new-version", "after-step"):
+        strategy = resolve({"name": name, "buffer_size": 3, "restart": restart})
+        core = Core(strategy, fleet(5), 0, experiment.Stop(versions=40))
+        run = run_in_memory(core, [1.0, 1.7, 4.1, 4.2, 4.3])
+        used[restart] = [[update.client for update in updates] for _, updates in run.sums]
+    repeated = {how: sum(len(set(each)) < 3 for each in rounds) for how, rounds in used.items()}
+    assert repeated["immediate"] > 0
+    assert repeated["new-version"] > 0
+    assert repeated["after-step"] == 0
+    assert resolve({"name": "fedstaleweight"}).restart == "after-step"  # type: ignore[attr-defined]
+
+
+def test_defedavgs_own_fedbuff_and_fedavg_are_its_baselines() -> None:
+    """Section 1.2.3 describes FedBuff without s(τ); FedAvg draws with replacement (eqs. 2 and 3)."""
+    from edgefl.lab.defedavg import NIID, study
+
+    tables = {arm.label: study.experiment(arm, 1, quick=True).strategy for arm in study.arms}
+    assert tables["non-IID FedBuff"]["exponent"] == 0
+    assert "exponent" not in tables["non-IID FedBuff, s(τ)"]
+    for label in ("non-IID FedAvg", "IID FedAvg"):
+        assert (tables[label]["replacement"], tables[label]["weighting"]) == (True, "uniform")
+    assert resolve(tables[NIID]).takes == "when-selected"  # type: ignore[attr-defined]
