@@ -125,9 +125,7 @@ class ServerSocket(_Socket):
         self._socket.maxmsgsize = largest_bytes
         self._called: dict[bytes, str] = {}
         """The peers' addresses."""
-        self._unfinished = Unfinished()
-        self._spoke: set[bytes] = set()
-        self._all_read = False
+        self._unfinished = Unfinished(self._called)
         self._folder: str | None = None
         try:  # have the kernel refuse other processes, at the peers
             if sys.platform != "linux":
@@ -150,6 +148,7 @@ class ServerSocket(_Socket):
         """Hear this peer no more; what it had begun to say is forgotten."""
         if (where := self._called.pop(name, None)) is not None:
             self._socket.disconnect(where)
+            self._unfinished.spoke.discard(name)
 
     def wait(self, timeout_ms: int) -> bool:
         watched = False
@@ -176,21 +175,14 @@ class ServerSocket(_Socket):
             try:
                 frames = self._receive(headers=2)
             except zmq.Again:
-                self._all_read = True
                 return
             name = bytes(frames[0])
-            self._spoke.add(name)
+            self._unfinished.spoke.add(name)
             yield name, frames[1:]
 
     def endless(self) -> bytes | None:
-        """The peer that fills this process's memory with a message that does not end."""
-        if not self._unfinished.due:
-            return None
-        spoke = {self._called[name] for name in self._spoke if name in self._called}
-        found = self._unfinished.look(spoke, all_read=self._all_read)
-        self._spoke.clear()
-        self._all_read = False
-        return next((name for name, where in self._called.items() if where == found), None)
+        """A peer that was filling this process's memory with a message that does not end."""
+        return self._unfinished.found.popleft() if self._unfinished.found else None
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""

@@ -1,87 +1,149 @@
 """Messages without an end: ZeroMQ keeps a message's frames until its last has come, and shows none before.
 
-So a peer that never sends the last would fill the server's memory unheard. It is found by that memory.
+So a peer that never sends the last would fill the server's memory unheard, whatever its high-water mark: that
+counts whole messages. A thread looks at that memory, and shuts the connection that fills it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import socket
 import sys
+import threading
 import time
-from collections.abc import Set
+from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 
-LOOK_S = 0.02
-MOST_SHARE = 0.02
-"""Most of the server's time that looking may take: with many peers one look is milliseconds."""
-MOST_BYTES = 64 * 2**20
+from edgefl.limits.pacing import set_time_slice
+
+LOOK_S, SOON_S, SOON_MS = 0.02, 0.001, 2
+"""Seconds between two looks at the memory; and, once that has grown, at the connections, for so many ms."""
+MOST_SHARE = 0.1
+"""Most of a core that looking may take: with many peers one look is milliseconds."""
+MOST_BYTES = 32 * 2**20
 """Bytes by which the server's own memory may grow before it is looked who might fill it."""
+STEP_BYTES = 2**18
+"""A look counts if memory has grown by so much since the last that did: what was waiting then was read."""
+SIGHTINGS = 20
+"""Looks at which a peer had bytes waiting and has said nothing whole since. One that is well cannot have so
+many: it is read from no more while eight messages of it have not been taken, each of two reads at most."""
+PATIENCE_LOOKS = 500
+"""Looks after which growth that nobody is suspected of is this process's own doing."""
 
 
 class Unfinished:
     """Finds who fills this process's memory with a message that does not end. Linux; elsewhere it finds none.
 
-    Where memory has grown by much, it is who has bytes waiting at two looks and said nothing whole meanwhile,
-    although everything that was whole has been read; of several, the one with the most.
+    ``called`` has the peers' addresses by name. The peers that were found are in ``found``: the connection
+    is shut then, and what it had sent is given back.
     """
 
-    def __init__(self) -> None:
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
-        self._calm_bytes = self._own_bytes()
-        self._waited: dict[str, int] = {}
-        self._next_s = 0.0
-
-    @property
-    def due(self) -> bool:
-        """True if it is time for the next look."""
-        return self._statm is not None and time.monotonic() >= self._next_s
-
-    def look(self, spoke: Set[str], *, all_read: bool) -> str | None:
-        """Returns the address of such a peer; those that ``spoke`` since the last look are none."""
-        began_s = time.monotonic()
-        before, self._waited = self._waited, {}
-        grown = self._own_bytes() - self._calm_bytes > MOST_BYTES
-        if grown and all_read:
-            self._waited = bytes_wait_from()
-            if not self._waited:
-                if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-                    trim(0)  # what was forgotten goes back to the system
-                self._calm_bytes = self._own_bytes()  # the rest is this process's own doing
-        now_s = time.monotonic()
-        self._next_s = now_s + max(LOOK_S, (now_s - began_s) / MOST_SHARE)
-        suspects = (before.keys() & self._waited.keys()) - spoke
-        return max(suspects, key=self._waited.__getitem__, default=None)
+    def __init__(self, called: Mapping[bytes, str]) -> None:
+        self._called = called
+        self.spoke: set[bytes] = set()
+        """Who has said something whole since the last look: whoever takes messages in enters it."""
+        self.found: deque[bytes] = deque()
+        self._seen: Counter[bytes] = Counter()
+        self._looks = 0
+        self._struck = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="unfinished", daemon=True)
+        if sys.platform == "linux":
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+            self._calm_bytes = self._last_bytes = self._own_bytes()
+            self._thread.start()
 
     def close(self) -> None:
         """Look no more."""
-        if self._statm is not None:
+        if self._thread.ident is not None and not self._over.is_set():
+            self._over.set()
+            self._thread.join()
             os.close(self._statm)
-            self._statm = None
+
+    def _watch(self) -> None:
+        set_time_slice()  # soon, also where the host is busy: ZeroMQ's thread reads on meanwhile
+        pause_s = LOOK_S
+        while not self._over.wait(pause_s):
+            began_s = time.thread_time()
+            grown = False
+            with suppress(OSError):  # no descriptor is left to look with
+                grown = self._look()
+            pause_s = max(SOON_S if grown else LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
+
+    def _look(self) -> bool:
+        """Look once; returns True if memory has grown by much."""
+        own_bytes = self._own_bytes()
+        self._calm_bytes = min(self._calm_bytes, own_bytes)
+        if own_bytes - self._calm_bytes <= MOST_BYTES:
+            self._forget(own_bytes)
+            return False
+        self._looks += 1
+        if own_bytes - self._last_bytes >= STEP_BYTES:
+            self._last_bytes = own_bytes
+            self._count()
+        elif self._struck:
+            self._struck = False
+            if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+                trim(0)  # what was forgotten goes back to the system
+        self._last_bytes = min(self._last_bytes, own_bytes)
+        if self._looks > PATIENCE_LOOKS:
+            if max(self._seen.values(), default=0) < SIGHTINGS / 4:
+                self._calm_bytes = own_bytes
+            self._forget(own_bytes)
+        return True
+
+    def _forget(self, own_bytes: int) -> None:
+        self._last_bytes, self._looks = own_bytes, 0
+        self._seen.clear()
+        self.spoke.clear()
+
+    def _count(self) -> None:
+        waiting = bytes_wait_from()
+        while self.spoke:  # others enter more meanwhile
+            self._seen.pop(self.spoke.pop(), None)
+        for name, where in list(self._called.items()):
+            if where in waiting:
+                self._seen[name] += 1
+                if self._seen[name] >= SIGHTINGS:
+                    self._strike(name, waiting[where])
+
+    def _strike(self, name: bytes, number: int) -> None:
+        with suppress(OSError):  # it was quicker
+            end = socket.socket(fileno=number)
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.detach()
+        del self._seen[name]
+        self._struck = True
+        self.found.append(name)
 
     def _own_bytes(self) -> int:
-        if self._statm is None:
-            return 0
         _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
 
 
 def bytes_wait_from() -> dict[str, int]:
-    """Returns how many bytes wait to be read, by ZeroMQ's address at the far end of their connection."""
-    import termios
-    from fcntl import ioctl
-
-    found = {}
-    for number in map(int, os.listdir("/proc/self/fd")):
-        try:
+    """Returns from which addresses bytes wait, or come next, that ZeroMQ is to read, with the descriptors."""
+    places, poller = {}, select.poll()
+    for number in _read_from():
+        with suppress(OSError):  # no socket, or none any more
             end = socket.socket(fileno=number)
-        except OSError:  # no socket, or none any more
-            continue
-        with suppress(OSError):
-            if count := int.from_bytes(ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder):
+            with suppress(OSError):
                 far = end.getpeername()
-                where = f"@{far[1:].decode()}" if isinstance(far, bytes) else str(far)
-                found[f"ipc://{where}"] = count
-        end.detach()
+                places[number] = f"ipc://@{far[1:].decode()}" if isinstance(far, bytes) else f"ipc://{far}"
+                poller.register(number, select.POLLIN)
+            end.detach()
+    return {places[number]: number for number, event in poller.poll(SOON_MS) if event & select.POLLIN}
+
+
+def _read_from() -> set[int]:
+    """Descriptors that an event loop of this process reads from; a peer that is at its mark is none."""
+    found: set[int] = set()
+    for number in os.listdir("/proc/self/fdinfo"):
+        with suppress(OSError), open(f"/proc/self/fdinfo/{number}") as info:
+            lines = [line.split() for line in info if line.startswith("tfd:")]
+            found.update(int(words[1]) for words in lines if int(words[3], 16) & 1)  # EPOLLIN
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from edgefl.run import connection, control, messages
+from edgefl.run import connection, control, messages, unfinished
 from edgefl.run.connection import Connection, Frame, Full, PeerSocket, ServerSocket, Unreachable
 from tests.raw_peer import MORE, RawPeer, frame
 
@@ -322,29 +322,68 @@ def test_no_other_process_is_greeted_and_none_reaches_the_server(
     assert len(ours) == 2  # the one that waits, and its end of the connection: the server has no name
 
 
-@linux
-@pytest.mark.slow
-def test_a_message_without_an_end_is_found_and_forgotten(server: ServerSocket, connect: Connect) -> None:
-    connect(b"well", b"hello")
-    name = b"endless"
-    server.call(name)
+def fill(server: ServerSocket, names: list[bytes], rate_mb_s: float | None) -> int:
+    """A process in which the peers of these names each say a message that does not end, at this rate."""
+    for name in names:
+        server.call(name)
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
-            peer = RawPeer(address(server, name), name, control.password(server.secret, name))
-            peer.greet()
-            while True:
-                peer.socket.sendall(frame(bytes(2**16), MORE))
+            peers = [
+                RawPeer(address(server, name), name, control.password(server.secret, name)) for name in names
+            ]
+            for peer in peers:
+                peer.greet()
+            while peers:
+                for peer in list(peers):
+                    try:
+                        peer.socket.sendall(frame(bytes(2**16), MORE))
+                    except OSError:  # the server has hung up
+                        peers.remove(peer)
+                time.sleep(0.0 if rate_mb_s is None else 2**16 / 1e6 / rate_mb_s)
         os._exit(0)
-    found = None
-    while found is None:
-        assert not server.wait(10)
+    return pid
+
+
+@linux
+@pytest.mark.parametrize("rate_mb_s", [None, pytest.param(100.0, marks=pytest.mark.slow)])
+def test_messages_without_an_end_are_found_and_forgotten(
+    server: ServerSocket, connect: Connect, rate_mb_s: float | None
+) -> None:
+    connect(b"well", b"hello")
+    names, found = [b"endless-1", b"endless-2"], []
+    pid = fill(server, names, rate_mb_s)
+    while len(found) < len(names):
+        server.wait(10)
         assert list(server.receive()) == []
-        found = server.endless()
-    assert found == name
-    server.hang_up(name)
+        if (name := server.endless()) is not None:
+            found.append(name)
+            server.hang_up(name)
+    assert sorted(found) == names
     os.waitpid(pid, 0)
     connect(b"late", b"hello")
+
+
+@linux
+def test_peers_whose_messages_are_not_taken_for_long_are_not_taken_to_be_endless(
+    server: ServerSocket, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "MOST_BYTES", 2**20)
+    peers = [connect(b"peer-%d" % number, b"hello") for number in range(8)]
+    sent = 0
+    for peer in peers:
+        with suppress(Full):  # eight at the server, and as many here as this end keeps
+            while True:
+                peer.send([bytes(messages.MAX_HEADER_BYTES)])
+                sent += 1
+    watch = server._unfinished
+    while watch._looks < 2 * unfinished.SIGHTINGS:
+        time.sleep(0.001)
+    assert server.endless() is None
+    taken = 0
+    while taken < sent:
+        server.wait(10)
+        taken += len(list(server.receive()))
 
 
 def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(server: ServerSocket) -> None:
