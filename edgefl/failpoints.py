@@ -15,7 +15,7 @@ third. Off unless the variable is set, and read once, so that a run does not pay
 | `leave`   | gives the task back                                                     |
 
 ``"torn:0:7"`` kills the server when it passes the named place for the eighth time, ``"torn:1:7"`` the one
-that was started in its place:
+that was started in its place. With ``EDGEFL_FAILPOINTS_WHILE=FILE`` it passes only while that file is there:
 
 | name      | the server is killed                                                    |
 |-----------|-------------------------------------------------------------------------|
@@ -72,6 +72,8 @@ def parse(text: str) -> frozenset[tuple[str, int, int]]:
 
 
 _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
+WHILE = "EDGEFL_FAILPOINTS_WHILE"
+_while = os.environ.get(WHILE, "/")
 
 
 def armed() -> bool:
@@ -91,8 +93,13 @@ restarts = 0
 
 def pass_by(name: str) -> None:
     """A place without a client: the process ends here if a test asked for that."""
-    if _points:
+    if _points and os.path.exists(_while):
         if (name, restarts, _passed[name]) in _points:
-            os.write(2, f"{SAYS}{name}\n".encode())
-            os.kill(os.getpid(), signal.SIGKILL)
+            die(name)
         _passed[name] += 1
+
+
+def die(name: str) -> None:
+    """Say which place this is, and end this process."""
+    os.write(2, f"{SAYS}{name}\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)

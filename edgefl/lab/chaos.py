@@ -28,7 +28,7 @@ from edgefl import config, failpoints
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.lab import outcome
-from edgefl.results.record import FILE_NAME
+from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.run import witness
 from edgefl.run.process import adopt_orphans
@@ -36,13 +36,16 @@ from edgefl.seeds import stream
 
 KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "governor")
 """Kinds of processes of a run."""
-PEERS = {"client", "worker", "evaluator"}
+PLACES = ("die", *failpoints.OF_SERVER)
+"""Failpoints: the client's, under the wall clock, and the server's."""
+PEERS = {"client", "worker", "evaluator", "die"}
 """Those whose death ends no command."""
 KEEPERS = {"supervisor", "zygote", "server"}
 """Those of which any one may die under the wall clock with nothing lost; two at once, only in "disk"."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
-"""Share of the kills that do not wait until the run has recovered from the one before; their mean seconds."""
+"""Share of the kills that do not wait until the run has recovered from the one before; and their mean seconds
+while it starts or a keeper is being replaced, which takes that long."""
 MOST_SERVERS = 2
 """Servers killed without a new version: one more ends the run, resumable from its last checkpoint."""
 ENDS_COMMAND = {"supervisor", "zygote", "governor"}
@@ -57,10 +60,12 @@ POLL_S = 0.02
 MOST_FAILURES = 3
 """Ends of a command in a row, none by a kill, after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
-PLACE_S, BETWEEN_S = 3.0, 0.2
-"""Seconds that a steady run is given to pass a place; and until a server without one is killed."""
-MOST_PASSES = 30
-"""Times that a place is passed before the kill, at most; drawn on a logarithmic scale."""
+PLACE_S = 3.0
+"""Seconds that a steady run is given to pass a place."""
+MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
+"""Times that a place is passed until the kill, at most, drawn on a logarithmic scale; few at checkpoints."""
+MOST_TURNS = 4
+"""Deaths at each place, at most, before a command is ended and the run resumed."""
 MOST_FRUITLESS = 3
 """Servers that did not pass a place in their time, after which the experiment has no such place."""
 
@@ -84,7 +89,7 @@ class Plan:
     """Kinds of processes that are killed, or failpoints; empty for all."""
 
     def __post_init__(self) -> None:
-        what, names = ("failpoint", failpoints.OF_SERVER) if self.failpoints else ("process", KINDS)
+        what, names = ("failpoint", PLACES) if self.failpoints else ("process", KINDS)
         for name in sorted(self.only - set(names)):
             raise ConfigError(f"--only: {unknown(what, name, names)}")
         object.__setattr__(self, "only", self.only or frozenset(names))
@@ -139,7 +144,7 @@ class Findings:
     def kinds(self) -> list[str]:
         """Kinds of processes, and places, of the kills."""
         made = {kill.kind for kill in self.kills}
-        return [kind for kind in (*KINDS, *failpoints.OF_SERVER) if kind in made]
+        return [kind for kind in (*KINDS, *PLACES) if kind in made]
 
     def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
         """The number of kills, of one kind or all; median, 95th percentile and worst of their recoveries."""
@@ -181,8 +186,13 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     folder.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
     draw = stream(plan.seed, "chaos")
-    one_keeper = experiment.clock.kind == "wall" and experiment.server.durability == "memory"
-    killer = _AtPlaces(plan, draw) if plan.failpoints else _AtInstants(plan, draw, one_keeper=one_keeper)
+    wall = experiment.clock.kind == "wall"
+    one_keeper = wall and experiment.server.durability == "memory"
+    killer = (
+        _AtPlaces(plan, draw, clients=wall)
+        if plan.failpoints
+        else _AtInstants(plan, draw, one_keeper=one_keeper)
+    )
     try:
         while killer.more and not _is_hopeless(findings):
             _Disturbance(plan, experiment, folder, findings, killer, tell).run()
@@ -276,11 +286,12 @@ class _AtInstants:
 
     def __init__(self, plan: Plan, draw: np.random.Generator, *, one_keeper: bool) -> None:
         self._plan, self._draw, self._left, self._one_keeper = plan, draw, plan.kills, one_keeper
-        self._next()
+        self._next("supervisor")
 
-    def _next(self) -> None:
+    def _next(self, killed: str) -> None:
         self._early = self._draw.random() < EARLY_SHARE
-        mean_s = max(EARLY_S, self._plan.every_s) if self._early else self._plan.every_s
+        slow = self._early and killed not in PEERS
+        mean_s = max(EARLY_S, self._plan.every_s) if slow else self._plan.every_s
         self._gap_s = self._draw.exponential(mean_s)
         self._from_s: float | None = None
 
@@ -307,48 +318,71 @@ class _AtInstants:
         except psutil.NoSuchProcess:
             return ""
         self._left -= 1
-        self._next()
+        self._next(kind)
         return kind
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, folder: Path) -> dict[str, str]:
         return {}
 
 
 class _AtPlaces:
-    """Has each server of a command killed at a named place (`edgefl.failpoints`), when it passes it again."""
+    """Has each server of a command killed at a named place (`edgefl.failpoints`).
 
-    def __init__(self, plan: Plan, draw: np.random.Generator) -> None:
+    Every other one as soon as it passes it, the others once the run has recovered, so that versions are made
+    in between; and clients at their place, where the run has a process of each.
+    """
+
+    def __init__(self, plan: Plan, draw: np.random.Generator, *, clients: bool) -> None:
         self._draw, self._each = draw, plan.failpoints
-        self._left = dict.fromkeys(sorted(plan.only), plan.failpoints)
+        self._left = dict.fromkeys(sorted(plan.only - (set() if clients else {"die"})), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Of the server of now, and of those that will be started in its place: every other one has none, so
-        that versions are made in between."""
+        """Of the server of now, and of those that will be started in its place."""
+        self._armed = Path()
+        """A file that is there while a pass counts."""
+        self._early = False
         self._seen = 0
-        self._since_s: float | None = None
+        self._since_s = 0.0
+        """When it was last seen not to have recovered."""
 
     @property
     def more(self) -> bool:
         return bool(self._left)
 
-    def environment(self) -> dict[str, str]:
-        """The failpoints of the next command, one for each server that it will start."""
-        drawn = self._draw.permutation(list(self._left)).tolist()
-        self._places, self._seen = [name for place in drawn for name in (place, "")], 0
-        passes = (self._draw.uniform(0.0, np.log(MOST_PASSES), len(self._places))).tolist()
-        points = [f"{name}:{k}:{int(np.exp(passes[k])) - 1}" for k, name in enumerate(self._places) if name]
-        return {"EDGEFL_FAILPOINTS": ",".join(points)}
+    def environment(self, folder: Path) -> dict[str, str]:
+        """The failpoints of the next command: one for each server that it will start, and some clients'."""
+        names = [name for name in self._left if name != "die"]
+        turns = min([MOST_TURNS, *(self._left[name] for name in names)])
+        self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
+        self._armed, self._seen, self._early = folder.with_name("armed"), 0, True
+        self._arm(now=True)
+        points = [f"{name}:{k}:{self._passes(name)}" for k, name in enumerate(self._places)]
+        for client, trip in self._draw.permutation(_last_trips(folder))[: self._left.get("die", 0)]:
+            points.append(f"die:{client}:{trip + 1 + self._passes('die')}")
+        return {"EDGEFL_FAILPOINTS": ",".join(points), failpoints.WHILE: str(self._armed)}
+
+    def _arm(self, *, now: bool) -> None:
+        if now:
+            self._armed.touch()
+        else:
+            self._armed.unlink(missing_ok=True)
+
+    def _passes(self, place: str) -> int:
+        return int(np.exp(self._draw.uniform(0.0, np.log(MOST_PASSES[place] + 1)))) - 1
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Returns the place that a server died at, or the kind of a process that was killed to go on."""
         died = [line.removeprefix(failpoints.SAYS) for line in command.said() if failpoints.SAYS in line]
         if len(died) > self._seen:
+            place = died[self._seen]
             self._seen += 1
-            self._next(died[self._seen - 1])
-            return died[self._seen - 1]
-        if not steady or self._since_s is None:
+            self._next(place)
+            return place
+        if not steady:
             self._since_s = now_s
-        given_s = PLACE_S if self._places[:1] != [""] else BETWEEN_S
+            return ""
+        self._arm(now=True)
+        given_s = PLACE_S if self._places or self._left.keys() == {"die"} else 0.0
         if now_s < self._since_s + given_s or not self.more:
             return ""
         kind = "server" if self._places else "supervisor"
@@ -359,11 +393,14 @@ class _AtPlaces:
         return ""
 
     def _next(self, place: str) -> None:
-        """The server of now is no more: it passed the place, or none in its time."""
-        meant, self._places, self._since_s = self._places[:1], self._places[1:], None
+        """A client passed its place, or the server of now is no more: it passed its, or none in its time."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
-        self._fruitless.update(meant if meant != [""] and not place else [])
+        if place != "die":
+            meant, self._places = self._places[:1] or ["die"], self._places[1:]
+            self._fruitless.update(meant if not place else [])
+            self._early = not self._early
+            self._arm(now=self._early)
         never = {name for name, left in self._left.items() if left == self._each}
         never = {name for name in never if self._fruitless[name] >= MOST_FRUITLESS}
         self._left = {name: left for name, left in self._left.items() if left > 0 and name not in never}
@@ -443,7 +480,7 @@ class _Disturbance:
     def _command_ends_run(self) -> bool:
         """Start or resume the run and kill until the command ends; returns True if the run is over."""
         what = "resume" if (self._run / EXPERIMENT_FILE).exists() else "run"
-        command = self._start(what, self._run, self._killer.environment())
+        command = self._start(what, self._run, self._killer.environment(self._run))
         self._round.commands += 1
         killed: Counter[str] = Counter()
         last_s = self._watch.look()
@@ -570,6 +607,13 @@ def _versions_made(folder: Path) -> int:
             return int(db.execute("SELECT COALESCE(MAX(version), 0) FROM versions").fetchone()[0])
     except sqlite3.Error:
         return -1
+
+
+def _last_trips(folder: Path) -> list[tuple[int, int]]:
+    """Each client on record and its last trip; none where there is no record that can be read."""
+    with contextlib.suppress(ConfigError), Record(folder) as record:
+        return record.select("SELECT client, MAX(trip) FROM trips GROUP BY client")
+    return []
 
 
 def _name(process: psutil.Process) -> str:

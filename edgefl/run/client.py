@@ -178,7 +178,7 @@ class ClientProcess:
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
             self._send_update(task, 0, self._raw.size // 8 * 4)
-            os.kill(os.getpid(), signal.SIGKILL)
+            failpoints.die("die")
         if failpoints.hit("hang", *place):
             os.kill(os.getpid(), signal.SIGSTOP)
         if failpoints.hit("rubbish", *place):

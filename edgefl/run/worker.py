@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -114,7 +112,7 @@ class VirtualWorker:
 
         trained = self._update.train(*place, task.version, base, after_step, cut, steps)
         if failpoints.hit("die", *place):
-            os.kill(os.getpid(), signal.SIGKILL)
+            failpoints.die("die")
         if failpoints.hit("leave", *place):
             raise SlotError("left by a failpoint")
         if failpoints.hit("nan", *place):
