@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import platform
 import struct
 import time
@@ -44,7 +45,8 @@ def set_time_slice(slice_ns: int = 100_000) -> bool:
     """
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
-    attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, 0, 0, slice_ns, 0, 0)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)  # which stays as it is
+    attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, nice, 0, slice_ns, 0, 0)
     return number is not None and ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training, failpoints
+from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training
 from edgefl.cli import main
 from edgefl.lab import outcome
+from edgefl.lab.chaos import PLACES
 
 from .runs import PATIENCE_S, Command, experiment, virtual
 
@@ -73,7 +74,7 @@ def test_any_process_may_be_killed(transport: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_may_be_killed_at_each_of_its_places(tmp_path: Path) -> None:
+def test_server_and_client_may_be_killed_at_each_of_their_places(tmp_path: Path) -> None:
     every: dict[str, Experiment] = {
         "memory": wall("shm", "memory", stop=Stop(trips=4000)),
         "disk": wall("wire", "disk", stop=Stop(trips=4000)),
@@ -84,7 +85,7 @@ def test_the_server_may_be_killed_at_each_of_its_places(tmp_path: Path) -> None:
         code, err, found = chaos(wanted, tmp_path / name, "--failpoints", "1")
         assert (code, err) == (0, "")
         passed |= found["recovery"].keys()
-    assert passed >= set(failpoints.OF_SERVER)
+    assert passed >= set(PLACES)
 
 
 def sql(folder: Path, statement: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -181,3 +183,10 @@ def test_a_paced_trip_is_never_early_on_the_real_clock() -> None:
     spent = phase.end()
     assert time.monotonic_ns() - start_ns >= 5_000_000
     assert spent.achieved_s >= spent.declared_s == pytest.approx(0.010)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process has no niceness there")
+def test_a_time_slice_leaves_the_niceness_that_the_user_gave() -> None:
+    words = "import os; from edgefl.limits.pacing import *; os.nice(7); set_time_slice(); print(os.nice(0))"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == min(19, os.nice(0) + 7)

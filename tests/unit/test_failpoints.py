@@ -1,0 +1,69 @@
+"""Named places at which processes are killed: when a pass counts, and when nobody else is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from edgefl import failpoints, seeds
+from edgefl.lab import chaos
+
+PASSES = """
+import pathlib, sys
+from edgefl import failpoints
+for number in range(9):
+    print(number, flush=True)
+    if number == 4:
+        pathlib.Path(sys.argv[1]).touch()
+    failpoints.pass_by("sum")
+"""
+
+
+@pytest.mark.parametrize(("gated", "passes"), [(False, 3), (True, 7)])
+def test_a_place_kills_when_it_is_passed_so_often_that_counts(
+    gated: bool, passes: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "armed"
+    points = {
+        "EDGEFL_FAILPOINTS": "torn:0:0,sum:1:0,sum:0:2",
+        **({failpoints.WHILE: str(file)} if gated else {}),
+    }
+    words = [sys.executable, "-c", PASSES, str(file)]
+    done = subprocess.run(words, env={**os.environ, **points}, capture_output=True, text=True, check=False)
+    assert done.returncode == -9
+    assert done.stdout.split() == [str(number) for number in range(passes)]
+    assert done.stderr == f"{failpoints.SAYS}sum\n"
+
+
+class _Said:
+    """A command that has said these lines, none of whose processes may be killed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def said(self) -> list[str]:
+        return self.lines
+
+    def family(self) -> dict[Any, str]:
+        raise AssertionError
+
+
+def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(tmp_path: Path) -> None:
+    plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1, only=frozenset({"sum", "torn", "die"}))
+    killer = chaos._AtPlaces(plan, seeds.stream(0, "chaos"), clients=True)
+    places = killer.environment(tmp_path / "run")
+    armed = Path(places[failpoints.WHILE])
+    assert {name for name, _, _ in failpoints.parse(places["EDGEFL_FAILPOINTS"])} == {"sum", "torn"}
+    command, there = _Said(), []
+    for now_s, place in ((10.0, "sum"), (20.0, "die"), (30.0, "torn")):
+        assert killer.turn(cast(Any, command), now_s, [], steady=False) == ""
+        command.lines.append(f"{failpoints.SAYS}{place}")
+        there.append(armed.exists())
+        assert killer.turn(cast(Any, command), now_s, [], steady=False) == place
+    assert there == [True, False, False]  # the second server dies once it is told that the run has recovered
+    assert not killer.more
