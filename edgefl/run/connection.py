@@ -292,8 +292,8 @@ class Connection:
     def serve(self, answer: Callable[[messages.FromServer, Sequence[Frame]], None]) -> None:
         """Say that this process is ready, then have every message answered until the server says goodbye."""
         spec = self._spec
-        self.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
         try:
+            self.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
             while True:
                 message, frames = self.receive()
                 if isinstance(message, messages.Bye):

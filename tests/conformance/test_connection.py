@@ -210,6 +210,15 @@ def test_a_wait_for_a_deadline_sleeps(server: ServerSocket, monkeypatch: pytest.
     os.close(other)
 
 
+def test_a_peer_whose_run_ends_before_it_was_called_leaves_without_a_word(server: ServerSocket) -> None:
+    lifeline, other = os.pipe()
+    os.close(other)
+    name = control.routing_id(control.WORKER, 0, 0)
+    spawn = control.Spawn(control.WORKER, 0, 0, address(server, name), "word", os.getpid(), 1.0)
+    Connection(spawn, 5.0, lifeline).serve(lambda message, frames: None)
+    os.close(lifeline)
+
+
 @pytest.mark.parametrize("lent", [False, True])
 def test_payload_frames_travel_on_the_wire(lent: bool) -> None:
     size = connection.LENT_BYTES if lent else connection.LENT_BYTES - 1
