@@ -8,7 +8,7 @@ truth        what devices are predicted to take, beside every published measurem
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each
-theory       what the papers prove, measured
+theory       what the papers prove, measured: staleness, weights, and the theorems of convergence on quadratic
 """
 
 PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import theory_mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +18,16 @@ from edgefl import ConfigError, config, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
-from edgefl.lab import PAPERS, fedstaleweight, theory
+from edgefl.lab import PAPERS, convergence, fedstaleweight, theory
+from edgefl.lab.convergence import Ratio, composition, weight_bounds
+from edgefl.lab.quadratic import Expected, Quadratic, descend
 from edgefl.lab.study import Arm, Curves, Study, slug
-from edgefl.lab.theory import Outcome, gains_of_slowing, simulate, staleness_by_buffer, weight_bounds
+from edgefl.lab.theory import Outcome, gains_of_slowing, simulate, staleness_by_buffer
 from edgefl.strategies import Strategy, Update, resolve
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
-from edgefl.testing import fleet, run_in_memory
+from edgefl.testing import Vector, fleet, run_in_memory
 
 FAST, SLOW = slice(10), slice(10, 15)
 RATES = np.array([1 / 1.5] * 10 + [1 / 10] * 5)
@@ -42,17 +45,8 @@ def test_staleness_shrinks_by_the_buffer(times: list[int], size: int) -> None:
     size = min(size, len(times))
     delays = [Delay(dist="list", values_s=(float(time), time + 0.5)) for time in times]
     found = staleness_by_buffer(delays, [1, size], trips=20 * len(times))
-    assert len(found[1]) == len(found[size]) > 10 * len(times)
-    assert (found[size] <= -(-found[1] // size)).all()
-
-
-def test_staleness_halves_when_the_buffer_doubles() -> None:
-    delays = [Delay(dist="half-normal", scale_s=1.0)] * 200
-    found = staleness_by_buffer(delays, [1, 10, 20, 40], trips=8000)
-    mean = {size: values.mean() for size, values in found.items()}
-    assert mean[1] == pytest.approx(199, rel=0.03)  # everybody else arrives once meanwhile
-    assert mean[10] / mean[20] == pytest.approx(2.0, rel=0.05)
-    assert mean[20] / mean[40] == pytest.approx(2.0, rel=0.1)
+    assert len(found[1].staleness) == len(found[size].staleness) > 10 * len(times)
+    assert (found[size].staleness <= -(-found[1].staleness // size)).all()
 
 
 def test_expected_staleness_is_what_equation_6_says() -> None:
@@ -97,60 +91,187 @@ def test_shares_are_those_of_the_core_and_the_same_every_time() -> None:
     first, again = (outcome(FedStaleWeight(**SETTING), versions=50) for _ in range(2))
     assert first.share.tolist() == again.share.tolist()
     assert first.share.sum() == pytest.approx(15.0)
-    problem = theory.Quadratic(seed=1)
-    assert theory.bounded_run(problem, 300, seed=2) == theory.bounded_run(problem, 300, seed=2)
 
 
-def test_the_constants_are_upper_bounds_of_what_is_seen() -> None:
-    problem = theory.Quadratic(seed=1)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        w = problem.start + rng.normal(size=problem.start.size)
-        v = w + 0.1 * rng.normal(size=w.size)
-        samples = np.array([[problem.sample(i, w, rng) for _ in range(400)] for i in range(problem.clients)])
-        local = samples.mean(axis=1)
-        assert np.linalg.norm(problem.gradient(w) - problem.gradient(v)) <= (
-            problem.smoothness * np.linalg.norm(w - v) * (1 + 1e-9)
-        )
-        assert samples.var(axis=1).sum(axis=1).max() <= problem.variance * 1.3
-        spread = ((local - local.mean(axis=0)) ** 2).sum(axis=1).mean()
-        assert spread <= problem.diversity * 1.3 + problem.variance / 100
-        np.testing.assert_allclose(
-            local.mean(axis=0), problem.gradient(w), atol=5 * math.sqrt(problem.variance / 1600)
-        )
+PROBLEM = Quadratic(4, smoothness=0.5, variance=2.0, distance=3.0, spread=0.25)
 
 
-def test_the_gradient_is_that_of_the_gap() -> None:
-    """f(w_0) − f* of the quadratic by integrating its gradient along the way."""
-    problem = theory.Quadratic(seed=3)
-    steps = np.linspace(0.0, 1.0, 2001)
-    least = problem.start - np.linalg.solve(
-        np.diag(np.linspace(0.2, 1.0, 6) * problem.smoothness), problem.gradient(problem.start)
+def test_the_quadratics_constants_are_what_is_seen() -> None:
+    """f, ∇f_i and their spread, with f_i(w) = L/2 ‖w − c_i‖² written out."""
+    centres, start = PROBLEM.centres(), PROBLEM.start()
+    least = centres.mean(axis=0)
+
+    def value(w: Vector) -> float:
+        return float(np.mean([PROBLEM.smoothness / 2 * np.sum((w - centre) ** 2) for centre in centres]))
+
+    assert value(start) - value(least) == pytest.approx(PROBLEM.gap)
+    gradients = PROBLEM.smoothness * (start - centres)
+    apart = np.sum((gradients - gradients.mean(axis=0)) ** 2, axis=1)
+    assert apart == pytest.approx([PROBLEM.diversity] * 4)  # γ², and each client's own
+    assert np.linalg.norm(start - least) == pytest.approx(PROBLEM.distance)
+
+
+def test_a_run_on_the_quadratic_is_the_strategys_and_the_same_every_time() -> None:
+    first, again = (
+        descend(PROBLEM, FedBuff(buffer_size=2, exponent=0.0), 50, rate=0.1, steps=2, seed=3)
+        for _ in range(2)
     )
-    values = [problem.gradient(least + t * (problem.start - least)) @ (problem.start - least) for t in steps]
-    assert np.trapezoid(values, steps) == pytest.approx(problem.gap, rel=1e-6)
+    assert (first.models == again.models).all()
+    assert first.models.shape == (51, 513 + 4)
+    fresh = descend(PROBLEM, FedBuff(buffer_size=4, restart="new-version"), 3, rate=0.1, steps=2)
+    assert fresh.models[:, 0] == pytest.approx(
+        3.0 * 0.95 ** (2 * np.arange(4))
+    )  # four fresh updates a version
+    assert fresh.staleness == 0
+    assert fresh.shares() == pytest.approx(np.ones(4))
 
 
-def test_the_right_side_is_the_theorem_s() -> None:
-    problem = theory.Quadratic(seed=1)
-    L, s, g, n = problem.smoothness, problem.variance, problem.diversity, problem.clients
-    T, tau, Q = 10_000, 3, theory.LOCAL_STEPS
-    by_hand = (
-        8 * math.sqrt(L) * problem.gap / math.sqrt(T)
-        + 16 * math.sqrt(L) * (s + g) / math.sqrt(T)
+def test_predictions_of_one_version_are_its_moments() -> None:
+    """Of w_1 − w_0 with a step of ½ and two updates: by hand."""
+    made = Expected(Quadratic(4, variance=2.0, distance=3.0, spread=1.0), 2, 0.5, concentration=0.5)
+    assert made.step == 0.5
+    assert made.descent() == pytest.approx((9.0 + 9.0 / 4) / 2)
+    assert made.floor() == pytest.approx(0.5**2 * 2.0 * 0.5 / 2)
+    assert made.sampling() == pytest.approx(0.5**2 * 12.0 * 0.5 / 2)
+
+
+def test_the_right_sides_are_the_theorems() -> None:
+    """Each bound written out once more, from the papers."""
+    run = descend(PROBLEM, FedBuff(buffer_size=2, exponent=0.0), 200, rate=0.01, seed=1)
+    L, s, g, n, F = PROBLEM.smoothness, PROBLEM.variance, PROBLEM.diversity, 4, PROBLEM.gap
+    T, tau, Q, G = 200, run.staleness, 3, float(run.squares.max())
+    assert convergence.gradient_bound(PROBLEM, T, tau, Q) == pytest.approx(
+        8 * L**0.5 * F / T**0.5
+        + 16 * L**0.5 * (s + g) / T**0.5
         + 320 * L * (Q + 1) * (tau**2 + 1) * (s + n * g) / T
     )
-    assert theory.gradient_bound(problem, T, tau) == pytest.approx(by_hand, rel=1e-12)
-    assert theory.least_versions(problem, tau) == math.ceil(160 * L * (Q + 7) * (tau + 1) ** 3)
+    assert convergence.least_versions(PROBLEM, tau, Q) == math.ceil(160 * L * (Q + 7) * (tau + 1) ** 3)
+    assert convergence.fedbuff_bound(run, T, 0.01, Q, 2.0) == pytest.approx(
+        2 * F / (2 * 0.01 * Q * T)
+        + L / 2 * 0.02 * s
+        + 3 * (L * Q * 0.01) ** 2 * (4 * tau**2 + 1) * (s + g + G)
+    )
+    b, low, high = 5, 1 / (4 * (5 * tau + 1) + 1), (5 * tau + 1) / (5 * (tau + 1))
+    assert convergence.fedstaleweight_bound(run, T, 0.01, b) == pytest.approx(
+        2 * F / (0.01 * T)
+        + 12 * tau**2 * 0.01**2 * L**2 * ((b * tau + 1) / (tau + 1)) ** 2 * (s + g + G)
+        + 12 * 0.01**2 * L**2 * (s + g + G)
+        + 4 * b**2 * max((0.2 - low) ** 2, (0.2 - high) ** 2) * G
+    )
+    assert convergence.iid_bound(run, T, 8, Q, units=False) == pytest.approx(
+        math.sqrt(128 * F / (8 * Q * T)) + 8 * L / (Q * T)
+    )
+    assert convergence.niid_bound(run, T, 8, Q, 0.7) == pytest.approx(
+        math.sqrt(256 * F * (16 * s * L + 8 * L * 0.7 * Q) / (8 * Q * T))
+        + (s + 8 * Q * g) * 8 * L**2 / ((4 * s * L + 2 * L * Q * 0.7) * Q * T)
+    )
+
+
+def test_a_quantity_agrees_within_its_tolerance_on_the_mean() -> None:
+    assert Ratio("noise", [0.9, 1.12], 0.02).agrees
+    assert not Ratio("noise", [1.05, 1.0], 0.02).agrees
+    assert not Ratio("noise", [math.nan, 1.0], 0.02).agrees
+    assert convergence.worst("rate", [[1.0, 0.7], [1.2, 0.9]], 0.1).ratios == [0.7, 0.9]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_make_up_of_buffers_is_that_of_independent_draws(size: int) -> None:
+    rates, raw = (3.0, 1.0, 1.0), (1.0, 2.0, 5.0)
+    made = composition(rates, size, raw)
+    assert sum(made.shares) == pytest.approx(3.0)
+    drawn = np.random.default_rng(0).choice(3, (20_000, size), p=np.array(rates) / 5.0)
+    weights = np.array(raw)[drawn]
+    weights /= weights.sum(axis=1, keepdims=True)
+    assert made.shares == pytest.approx(np.bincount(drawn.ravel(), weights.ravel()) * 3 / 20_000, rel=0.03)
+    assert made.concentration == pytest.approx(np.mean(np.sum(weights**2, axis=1)), rel=0.03)
+
+
+STEPS = ("doubled", "quartered", "keeps_one_of_four", "stretches_one_of_four", "has_momentum")
+CAUGHT = {
+    "staleness_over_k": (
+        "stale_by_one_more",
+        "stale_by_one_less",
+        "stale_in_seconds",
+        "one_more_in_the_buffer",
+        "waits_for_versions",
+    ),
+    "fixed_delay": (
+        "doubled",
+        "quartered",
+        "has_momentum",
+        "discounts_more",
+        "discounts_nothing",
+        "stale_by_one_more",
+        "stale_by_one_less",
+        "one_more_in_the_buffer",
+    ),
+    "fedbuff": (*STEPS, "two_clients", "discounts_more", "one_more_in_the_buffer"),
+    "toghani_uribe": (*STEPS, "two_clients", "discounts_more", "one_more_in_the_buffer"),
+    "expected_staleness": ("stale_by_one_more", "stale_by_one_less", "one_more_in_the_buffer"),
+    "fair_influence": (
+        "doubled",
+        "averages",
+        "drops_b",
+        "drops_one",
+        "squares",
+        "turns_round",
+        "does_not_normalize",
+        "stale_by_one_more",
+    ),
+    "normalized_influence": (
+        "doubled",
+        "averages",
+        "drops_b",
+        "squares",
+        "turns_round",
+        "does_not_normalize",
+        "stale_by_one_more",
+    ),
+    "slowing_down": ("averages", "squares", "turns_round", "stale_by_one_more"),
+    "fedstaleweight": (*STEPS, "two_clients", "averages", "squares", "turns_round", "does_not_normalize"),
+    "defedavg_iid": (*STEPS, "two_clients", "one_more_in_the_buffer"),
+    "defedavg_niid": (
+        *STEPS,
+        "two_clients",
+        "draws_without_replacement",
+        "draws_the_first_half",
+        "draws_the_last_half_as_often",
+    ),
+}
+"""By finding: the wrong implementations that it must not call reproduced (`theory_mutants`)."""
+REFUTED = {"fedbuff_as_printed", "fedstaleweight_as_printed", "defedavg_iid_as_printed"}
+"""Bounds that do not hold as their papers print them."""
+QUICK = ("staleness_over_k", "fixed_delay")
+JUDGES = {judge.__name__: judge for judge in theory.FINDINGS}
+
+
+SOAKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CAUGHT]
+
+
+def test_every_finding_names_its_mutants() -> None:
+    assert CAUGHT.keys() | REFUTED == JUDGES.keys()
+    assert all(CAUGHT.values())
+
+
+@pytest.mark.parametrize("name", SOAKED)
+def test_a_finding_is_reproduced_and_not_by_its_mutants(name: str) -> None:
+    assert JUDGES[name](True).verdict == "reproduced"
+    passed = []
+    for mutant in CAUGHT[name]:
+        with pytest.MonkeyPatch.context() as patch:
+            getattr(theory_mutants, mutant)(patch)
+            if (found := JUDGES[name](True)).verdict != "not reproduced":
+                passed.append(f"{mutant}: {found.ours}")
+    assert passed == []
+    assert JUDGES[name](True).verdict == "reproduced"  # nothing of the mutants is left
 
 
 @pytest.mark.slow
-def test_every_claim_is_judged_and_stands() -> None:
-    said: list[str] = []
-    found = theory.findings(quick=True, say=said.append)
-    assert len(found) == 7
-    assert [one.claim for one in found if one.verdict != "reproduced"] == []
-    assert said
+@pytest.mark.parametrize("name", sorted(REFUTED))
+def test_a_refuted_bound_is_exceeded_by_a_run_that_is_as_predicted(name: str) -> None:
+    found = JUDGES[name](True)
+    assert found.verdict == "not reproduced"
+    assert "times the bound" in found.ours
 
 
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 0.6), (4, 0.6), (5, 0.6 / 3), (9, 0.6 / 11)])

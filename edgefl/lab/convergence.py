@@ -1,0 +1,484 @@
+"""The papers' convergence theorems, held against runs on a problem whose every constant is known.
+
+A bound is loose, and a wrong algorithm stays under it too. So each finding also says what the bounded
+quantity is: how much the descent, the noise and the clients' shares contribute (`edgefl.lab.quadratic`), to
+some per cent. Three theorems do not hold as they are printed; each has the run that shows it, and the term
+that is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.lab.quadratic import DESCENT, NOISE, Expected, Quadratic, Trajectory, descend
+from edgefl.lab.study import Finding, verdict
+from edgefl.results.compare import estimate
+from edgefl.strategies.base import Strategy
+from edgefl.strategies.defedavg_iid import DeFedAvgIID
+from edgefl.strategies.defedavg_niid import DeFedAvgNIID
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.fedstaleweight import FedStaleWeight
+
+
+class Ratio(NamedTuple):
+    """A figure that a theorem pins down: what was measured over what is predicted, once a seed."""
+
+    name: str
+    ratios: Sequence[float]
+    within: float
+    """The mean ratio may be so far from 1."""
+
+    @property
+    def agrees(self) -> bool:
+        return abs(float(np.mean(self.ratios)) - 1.0) <= self.within
+
+    def __str__(self) -> str:
+        """The ratio, ± half the 95% interval over the seeds.
+
+        >>> str(Ratio("noise", [1.0, 1.02, 1.01], 0.1))
+        'noise 1.010 ±0.025'
+        """
+        mean, half = estimate(self.ratios)
+        return f"{self.name} {mean:.3f}" + ("" if half is None else f" ±{half:.3f}")
+
+
+def judged(
+    claim: str, source: str, paper: str, quantities: Sequence[Ratio], note: str = "", holds: bool = True
+) -> Finding:
+    """The finding that every quantity is as predicted, and that what else was asked ``holds``."""
+    ours = "measured ÷ predicted: " + ", ".join(map(str, quantities))
+    return Finding(claim, source, paper, ours, verdict(holds and all(one.agrees for one in quantities)), note)
+
+
+class QuadraticRun(NamedTuple):
+    """A run on the quadratic, and what it is predicted to show."""
+
+    expected: Expected
+    strategy: Strategy
+    durations: Callable[[np.random.Generator, int], float]
+    shares: Sequence[float] | None = None
+    """The shares of all weight that the clients are predicted to have, times n; None: 1 for each."""
+
+    def run(self, seed: int) -> Trajectory:
+        problem, versions, rate, steps, *_ = self.expected
+        how = {"durations": self.durations, "shares": self.shares, "seed": seed}
+        return descend(problem, self.strategy, versions, rate=rate, steps=steps, **how)  # type: ignore[arg-type]
+
+
+WITHIN = 0.1
+"""What a step times its staleness may change, and chance."""
+
+
+def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
+    """The quantity of several (one list of ratios a seed) whose mean ratio is furthest from 1."""
+    table = np.array(ratios, dtype=np.float64)
+    column = int(np.argmax(np.abs(table.mean(axis=0) - 1.0)))
+    return Ratio(name, table[:, column].tolist(), within)
+
+
+def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
+    """Descent, noise and shares of runs (one row a seed), each in the setting where it is furthest off."""
+    pairs = [list(zip(settings, row, strict=True)) for row in runs]
+    quantities = [
+        worst("descent", [[o.mean_square(DESCENT) / s.expected.descent() for s, o in row] for row in pairs]),
+        worst("noise", [[o.mean_square(NOISE) / s.expected.floor() for s, o in row] for row in pairs]),
+    ]
+    if settings[0].expected.problem.spread:
+        fair = [np.ones(s.expected.problem.clients) if s.shares is None else s.shares for s in settings]
+        rows = [
+            np.concatenate([o.shares() / f for (_, o), f in zip(row, fair, strict=True)]) for row in pairs
+        ]
+        quantities.append(worst("shares", [row.tolist() for row in rows], 0.15))
+    return quantities
+
+
+def rows_of(settings: Sequence[QuadraticRun], seeds: int) -> list[list[Trajectory]]:
+    return [[setting.run(seed) for setting in settings] for seed in range(1, seeds + 1)]
+
+
+def slope(
+    over: str,
+    runs: Sequence[Sequence[Trajectory]],
+    ends: tuple[int, int],
+    factor: float,
+    expected: float = -0.5,
+) -> Ratio:
+    """The mean of ‖∇f‖² as a power of what is ``factor`` times larger in the second setting, over −½."""
+    low, high = ends
+    found = [math.log(row[high].mean_square() / row[low].mean_square()) / math.log(factor) for row in runs]
+    return Ratio(f"slope over {over} ÷ {expected:.2f}", [each / expected for each in found], WITHIN)
+
+
+def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
+    """The largest part of its bound that a run's mean of ‖∇f‖² makes; ``bounds(setting, outcome)``."""
+    return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
+
+
+def exponential(draws: np.random.Generator, client: int) -> float:
+    return float(draws.exponential())
+
+
+def bounded(draws: np.random.Generator, client: int) -> float:
+    """Around 1, so that the largest staleness is small."""
+    return float(draws.uniform(0.5, 1.5))
+
+
+# ---- FedBuff ---------------------------------------------------------------------------------
+
+
+def fedbuff(quick: bool = False) -> Finding:
+    """Corollary 1's steps η_g = K, η = 1/(K√(TQ)), and its bound with the sampling term that it lacks."""
+    lengths = (1_000, 4_000)
+    problem = Quadratic(8, smoothness=0.25, distance=2.0, spread=0.5)
+    cases = [(1, 1, lengths[1]), (4, 4, lengths[0]), (4, 1, lengths[0]), (4, 1, lengths[1])]
+    settings = [
+        QuadraticRun(
+            Expected(problem, versions, 1.0 / (k * math.sqrt(versions * q)), q, gain=k, concentration=k),
+            FedBuff(buffer_size=k, exponent=0.0, server_lr=k),
+            exponential,
+        )
+        for k, q, versions in cases
+    ]
+    runs = rows_of(settings, 2 if quick else 5)
+
+    def bound(at: int, out: Trajectory) -> float:
+        k, (_, versions, rate, q, *_) = cases[at][0], settings[at].expected
+        return fedbuff_bound(out, versions, rate, q, k) + problem.smoothness * rate * q * problem.diversity
+
+    part = of_bound(runs, bound)
+    return judged(
+        "mean ‖∇f‖² is its descent, noise and sampling, and falls like 1/√T",
+        "Nguyen 2022, theorem 1 and corollary 1",
+        "at most the bound; slope −½",
+        [*seen(settings, runs), slope("T", runs, (2, 3), lengths[1] / lengths[0])],
+        f"at most {part:.2g} of the bound with L·η_g·η·Q·σ_g²/K added",
+        part <= 1.0,
+    )
+
+
+def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, server_lr: float) -> float:
+    """The right side of Corollary 1, equation 3, at the run's own largest gradient and staleness.
+
+    2F*/(η_g·η·Q·T) + L/2·η_g·η·σ_ℓ² + 3L²Q²η²(η_g²·τ² + 1)(σ_ℓ² + σ_g² + G)
+    """
+    problem, smoothness = out.problem, out.problem.smoothness
+    step, spread = server_lr * rate, problem.variance + problem.diversity + float(out.squares.max())
+    first = 2.0 * problem.gap / (step * steps * versions) + smoothness / 2.0 * step * problem.variance
+    stale = server_lr**2 * max(1, out.staleness) ** 2 + 1.0
+    return first + 3.0 * (smoothness * steps * rate) ** 2 * stale * spread
+
+
+def fedbuff_as_printed(quick: bool = False) -> Finding:
+    """A start at the optimum, no noise, one fresh client after the other, each drawn uniformly."""
+    problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
+    setting = QuadraticRun(
+        Expected(problem, versions, rate), FedBuff(buffer_size=1, exponent=0.0, concurrency=1), exponential
+    )
+    runs = rows_of([setting], 2 if quick else 5)
+    times = [row[0].mean_square() / fedbuff_bound(row[0], versions, rate, 1, 1.0) for row in runs]
+    sampled = Ratio("sampling", [row[0].mean_square() / setting.expected.sampling() for row in runs], 0.2)
+    return Finding(
+        "the bound as it is printed",
+        "Nguyen 2022, theorem 1",
+        "mean ‖∇f‖² at most the bound",
+        f"{min(times):.1f} times the bound at η·L = {rate:g}; measured ÷ η·L·σ_g²/2: {sampled}",
+        verdict(max(times) <= 1.0),
+        "it has σ_g² only in η² terms: equation 20 turns Jensen's inequality round",
+    )
+
+
+# ---- Toghani and Uribe -----------------------------------------------------------------------
+
+
+def toghani_uribe(quick: bool = False) -> Finding:
+    """FedBuff with β = 1/K and η = 1/(Q·√(LT)); times of U(0.5, 1.5) keep τ, and with it T, small."""
+    lengths = (2_000, 8_000) if quick else (2_000, 8_000, 32_000)
+    problem, steps, size = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2, 4
+    settings = [
+        QuadraticRun(
+            Expected(
+                problem, versions, 1.0 / (steps * math.sqrt(0.02 * versions)), steps, concentration=1 / size
+            ),
+            FedBuff(buffer_size=size, exponent=0.0),
+            bounded,
+        )
+        for versions in lengths
+    ]
+    runs = rows_of(settings, 2 if quick else 3)
+    part = of_bound(runs, lambda at, out: gradient_bound(problem, lengths[at], out.staleness, steps))
+    largest = max(out.staleness for row in runs for out in row)
+    return judged(
+        "mean ‖∇f‖² is its descent and noise, and falls like 1/√T",
+        "Toghani and Uribe 2022, theorem 1",
+        "at most the bound; slope −½",
+        [*seen(settings, runs), slope("T", runs, (0, -1), lengths[-1] / lengths[0])],
+        f"at most {part:.2g} of the bound; T from {lengths[0]:,} to {lengths[-1]:,}, τ up to {largest}",
+        part <= 1.0 and lengths[0] >= least_versions(problem, largest, steps),
+    )
+
+
+def gradient_bound(problem: Quadratic, versions: int, staleness: int, steps: int) -> float:
+    """The right side of Theorem 1 for T versions and a largest delay τ.
+
+    8√L·(f(w_0) − f*)/√T + 16√L·(σ²/b + γ²)/√T + 320·L·(Q + 1)·(τ² + 1)·(σ²/b + n·γ²)/T
+    """
+    root, total = math.sqrt(problem.smoothness), problem.variance + problem.diversity
+    first = (8 * root * problem.gap + 16 * root * total) / math.sqrt(versions)
+    spread = problem.variance + problem.clients * problem.diversity
+    return first + 320 * problem.smoothness * (steps + 1) * (staleness**2 + 1) * spread / versions
+
+
+def least_versions(problem: Quadratic, staleness: int, steps: int) -> int:
+    """The T from which on the theorem holds: 160·L·(Q + 7)·(τ + 1)³."""
+    return math.ceil(160 * problem.smoothness * (steps + 7) * (staleness + 1) ** 3)
+
+
+# ---- FedStaleWeight --------------------------------------------------------------------------
+
+RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5
+"""Trips a second of FedStaleWeight's fleet, section 6.2: ten clients of U(1, 2) s, five of U(8, 12) s."""
+
+
+def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
+    return float(draws.uniform(1.0, 2.0) if client < 10 else draws.uniform(8.0, 12.0))
+
+
+class Composition(NamedTuple):
+    """A buffer's make-up, averaged over those that arrivals in proportion to the clients' rates fill."""
+
+    shares: tuple[float, ...]
+    """By client: its share of all weight, times n."""
+    concentration: float
+    """E Σ α²."""
+
+
+def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
+    """The weights that normalising inside each buffer gives, by counting every buffer that may come.
+
+    Each of its ``size`` places is a client with a probability in proportion to its rate; weights are in
+    proportion to ``raw``. Clients of one rate and weight are taken together.
+
+    >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
+    >>> one.shares, one.concentration
+    ((1.0, 1.0), 0.5)
+    """
+    groups = sorted(set(zip(rates, raw, strict=True)))
+    members = [sum(pair == group for pair in zip(rates, raw, strict=True)) for group in groups]
+    chances = [rate * count / sum(rates) for (rate, _), count in zip(groups, members, strict=True)]
+    share, concentration = [0.0] * len(groups), 0.0
+    for counts in product(range(size + 1), repeat=len(groups)):
+        if sum(counts) != size:
+            continue
+        ways = float(math.factorial(size))
+        for count, chance in zip(counts, chances, strict=True):
+            ways *= chance**count / math.factorial(count)
+        weights = [weight for _, weight in groups]
+        total = sum(c * w for c, w in zip(counts, weights, strict=True))
+        for at, (count, weight) in enumerate(zip(counts, weights, strict=True)):
+            share[at] += ways * count * weight / total
+            concentration += ways * count * (weight / total) ** 2
+    each = {group: s * len(rates) / m for group, s, m in zip(groups, share, members, strict=True)}
+    return Composition(tuple(each[pair] for pair in zip(rates, raw, strict=True)), concentration)
+
+
+def fair_weights(rates: Sequence[float]) -> list[float]:
+    """b·E[τ_i] + 1 with E[τ_i] of equation 6: Σ_j r_j/r_i."""
+    return [sum(rates) / rate for rate in rates]
+
+
+def fedstaleweight(quick: bool = False) -> Finding:
+    """The paper's fleet; the run goes where the shares of equations 6 to 8, normalised a buffer, lead."""
+    size, problem = 5, Quadratic(len(RATES), spread=0.1)
+    made = composition(RATES, size, fair_weights(RATES))
+    setting = QuadraticRun(
+        Expected(problem, 3_000, 0.005, concentration=made.concentration),
+        FedStaleWeight(buffer_size=size, restart="immediate"),
+        fleet_of_6_2,
+        made.shares,
+    )
+    runs = rows_of([setting], 2 if quick else 5)
+    part = of_bound(runs, lambda _, out: fedstaleweight_bound(out, 3_000, 0.005, size))
+    vacuous = min(4 * size**2 * deviation(size, row[0].staleness) for row in runs)
+    return judged(
+        "mean ‖∇f‖² is its descent and noise, its limit that of the shares",
+        "Ma 2024, theorem 1",
+        "at most the bound",
+        seen([setting], runs),
+        f"at most {part:.2g} of the bound, whose last term alone is {vacuous:.0f}·G, and ‖∇f‖² ≤ G",
+        part <= 1.0,
+    )
+
+
+def fedstaleweight_bound(out: Trajectory, versions: int, rate: float, size: int) -> float:
+    """The right side of Theorem 1 with Q = η_g = 1, at the run's own largest gradient and staleness.
+
+    2(f(w_0) − f*)/(η·T) + 12η²L²(τ²((b·τ + 1)/(τ + 1))² + 1)(σ_ℓ² + σ_g² + G) + 4b²·U(τ)·G
+    """
+    problem, tau, largest = out.problem, out.staleness, float(out.squares.max())
+    spread = problem.variance + problem.diversity + largest
+    stale = (tau * (size * tau + 1.0) / (tau + 1.0)) ** 2 + 1.0
+    first = 2.0 * problem.gap / (rate * versions) + 12.0 * (rate * problem.smoothness) ** 2 * stale * spread
+    return first + 4.0 * size**2 * deviation(size, tau) * largest
+
+
+def deviation(size: int, staleness: float) -> float:
+    """U(τ_max), equation 11: the largest squared distance of a normalised weight from 1/b."""
+    return max((1.0 / size - bound) ** 2 for bound in weight_bounds(size, staleness))
+
+
+def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
+    """Theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
+
+    The lower is reached by one fresh update among the stalest, the upper by the stalest among fresh ones.
+
+    >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
+    ((0.2, 0.2), 0.84)
+    """
+    most = buffer_size * largest_staleness + 1.0
+    return 1.0 / ((buffer_size - 1) * most + 1.0), most / (buffer_size * (largest_staleness + 1.0))
+
+
+def fedstaleweight_as_printed(quick: bool = False) -> Finding:
+    """All updates fresh, so that U is 0, and the start at the optimum: what is left is noise."""
+    size, rate, versions = 5, 0.002, 3_000
+    problem = Quadratic(size, distance=0.0)
+    setting = QuadraticRun(
+        Expected(problem, versions, rate, concentration=1 / size), FedStaleWeight(buffer_size=size), bounded
+    )
+    runs = rows_of([setting], 2 if quick else 5)
+    times = [row[0].mean_square() / fedstaleweight_bound(row[0], versions, rate, size) for row in runs]
+    noise = Ratio("noise", [row[0].mean_square() / setting.expected.floor() for row in runs], WITHIN)
+    return Finding(
+        "the bound as it is printed",
+        "Ma 2024, theorem 1",
+        "mean ‖∇f‖² at most the bound",
+        f"{min(times):.1f} times the bound at η·L = {rate:g}, τ = 0; measured ÷ η·L·σ²/(2b): {noise}",
+        verdict(max(times) <= 1.0),
+        "its proof takes the mean of a squared norm for the squared norm of the mean (T2), and so loses σ_ℓ²",
+    )
+
+
+# ---- DeFedAvg --------------------------------------------------------------------------------
+
+
+def defedavg_iid(quick: bool = False) -> Finding:
+    """Theorem 2's steps η = √(nKF/2), η̄ = 1/(√(σ²LT)·K): both speed-ups, and (14) with its σ²L restored."""
+    problem, versions, clients = Quadratic(32, distance=0.112), 1_500, 32
+    cases = [(4, 1), (16, 1), (4, 4)]
+    settings = []
+    for n, k in cases:
+        local = 1.0 / (math.sqrt(problem.variance * problem.smoothness * versions) * k)
+        lr = math.sqrt(n * k * problem.gap / 2)
+        expected = Expected(problem, versions, local, k, gain=lr, concentration=lr**2 / n)
+        settings.append(QuadraticRun(expected, DeFedAvgIID(buffer_size=n, server_lr=lr), bounded))
+    runs = rows_of(settings, 2 if quick else 5)
+    part = of_bound(runs, lambda at, out: iid_bound(out, versions, *cases[at], units=True))
+    delay = max(out.staleness + 1 for row in runs for out in row)
+    small = all(setting.expected.step <= 1.0 / (4 * delay) for setting in settings)
+    return judged(
+        "mean ‖∇F‖² falls like 1/√(nKT): twice the participants, or steps, half the rounds",
+        "Wang 2024, theorem 2",
+        "at most the bound (14); slope −½ over n and K",
+        [
+            *seen(settings, runs),
+            slope("n", runs, (0, 1), 4),
+            slope("K", runs, (0, 2), 4),
+        ],
+        f"at most {part:.2g} of the bound with F times L·σ²; N = {clients}, T = {versions:,}, λ = {delay}",
+        part <= 1.0 and small,
+    )
+
+
+def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool) -> float:
+    """Equation 14, √(128·F/(nKT)) + 8L/(KT); with ``units`` F times Lσ², as its proof's last but one line."""
+    problem = out.problem
+    unit = problem.smoothness * problem.variance if units else 1.0
+    first = math.sqrt(128.0 * unit * problem.gap / (n * steps * versions))
+    return first + 8.0 * problem.smoothness / (steps * versions)
+
+
+def defedavg_iid_as_printed(quick: bool = False) -> Finding:
+    """The same run with the loss in units of a hundredth."""
+    problem, versions, n = Quadratic(16, smoothness=100.0, variance=1e4, distance=0.112), 1_500, 16
+    local = 1.0 / math.sqrt(problem.variance * problem.smoothness * versions)
+    lr = math.sqrt(n * problem.gap / 2)
+    setting = QuadraticRun(
+        Expected(problem, versions, local, gain=lr, concentration=lr**2 / n),
+        DeFedAvgIID(buffer_size=n, server_lr=lr),
+        bounded,
+    )
+    runs = rows_of([setting], 2 if quick else 5)
+    printed, whole = (
+        of_bound(runs, lambda _, out, units=units: iid_bound(out, versions, n, 1, units=units))  # type: ignore[misc]
+        for units in (False, True)
+    )
+    return Finding(
+        "the bound (14) as it is printed",
+        "Wang 2024, theorem 2",
+        "mean ‖∇F‖² at most the bound",
+        f"{printed:.1f} times the bound at L = 100, σ² = 10⁴; {whole:.2g} of it with F times L·σ²",
+        verdict(printed <= 1.0),
+        "the proof's last line drops σ², the theorem L too, so its two sides have different units",
+    )
+
+
+def defedavg_niid(quick: bool = False) -> Finding:
+    """Theorem 1's steps η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K), half of the clients at half the speed."""
+    problem, versions, largest = Quadratic(8, distance=0.14, spread=0.05), 2_000, 0.3
+    cases = [(2, 1), (8, 1), (2, 4)]
+    settings = []
+    for n, k in cases:
+        scale = (4 * problem.variance + 2 * k * largest) * problem.smoothness
+        local, lr = 1.0 / (math.sqrt(scale * versions) * k), math.sqrt(4 * n * k * problem.gap)
+        many = (1.0 + (n - 1) / problem.clients) / n  # who is drawn twice brings one noise twice
+        settings.append(
+            QuadraticRun(
+                Expected(problem, versions, local, k, gain=lr, concentration=lr**2 * many),
+                DeFedAvgNIID(participants=n, server_lr=lr),
+                half_slow,
+            )
+        )
+    runs = rows_of(settings, 2 if quick else 5)
+    part = of_bound(runs, lambda at, out: niid_bound(out, versions, *cases[at], largest))
+    drawn = [
+        one.expected._replace(concentration=one.expected.gain**2 / n).sampling()
+        for (n, _), one in zip(cases, settings, strict=True)
+    ]
+    shares = slice(NOISE.stop, None)
+    sampled = [[out.mean_square(shares) / of for out, of in zip(row, drawn, strict=True)] for row in runs]
+    total = [
+        one.expected.descent() + one.expected.floor() + of for one, of in zip(settings, drawn, strict=True)
+    ]
+    return judged(
+        "mean ‖∇F‖² is its descent, noise and uniform sampling with replacement, whatever the speeds",
+        "Wang 2024, theorem 1",
+        "at most the bound (12); slope −½ over n, less as n nears N",
+        [
+            *seen(settings, runs),
+            worst("sampling", sampled, 0.3),
+            slope("n", runs, (0, 1), 4, math.log(total[1] / total[0]) / math.log(4)),
+        ],
+        f"at most {part:.2g} of the bound",
+        part <= 1.0 and max(out.squares.max() for row in runs for out in row) <= largest,
+    )
+
+
+def half_slow(draws: np.random.Generator, client: int) -> float:
+    return bounded(draws, client) * (1.0 + client % 2)
+
+
+def niid_bound(out: Trajectory, versions: int, n: int, steps: int, largest: float) -> float:
+    """Equation 12 with G² = ``largest`` and ν² the diversity.
+
+    √(256·F·(16σ²L + 8LG²K)/(nKT)) + (σ² + 8Kν²)·8L²/((4σ²L + 2LKG²)KT)
+    """
+    problem, k, smoothness = out.problem, steps, out.problem.smoothness
+    scale = 4.0 * problem.variance * smoothness + 2.0 * smoothness * k * largest
+    first = math.sqrt(256.0 * problem.gap * 4.0 * scale / (n * k * versions))
+    second = (problem.variance + 8.0 * k * problem.diversity) * 8.0 * smoothness**2 / (scale * k * versions)
+    return first + second

@@ -1,0 +1,192 @@
+"""A problem on which everything that a convergence theorem bounds can be computed.
+
+f_i(w) = L/2 ‖w − c_i‖², in three blocks of coordinates that do not mix, each with one thing to be seen:
+
+- **descent**: no noise, all c_i = 0, a start away from it: the theorems' first term;
+- **noise**: normal noise on every gradient, started at its least value: their variance term;
+- **shares**: a coordinate for each client, whose c_i is n there and 0 elsewhere, so that the model's mean
+  over time says which share of all weight the client has, times n (Ma 2024, eq. 3: 1 is fair).
+
+While the step times the staleness is small, the mean of ‖∇f‖² over a run follows from the step, the number
+of versions and Σ α², the concentration of a version's weights (`Expected`): what a theorem bounds is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl.core import Core
+from edgefl.experiment import Stop
+from edgefl.seeds import stream
+from edgefl.strategies.base import Given, Strategy
+from edgefl.testing import Durations, MemoryRun, Vector, fleet, run_in_memory
+
+DESCENT, NOISE = slice(0, 1), slice(1, 513)
+
+
+class Quadratic(NamedTuple):
+    """The problem's constants; each is exact."""
+
+    clients: int
+    smoothness: float = 1.0
+    """L."""
+    variance: float = 1.0
+    """σ² of a stochastic gradient, all coordinates together."""
+    distance: float = 1.0
+    """‖w_0 − w*‖."""
+    spread: float = 0.0
+    """Length of one client's pull: its c_i is n times this long; 0: all clients have one objective."""
+
+    @property
+    def gap(self) -> float:
+        """f(w_0) − f*."""
+        return 0.5 * self.smoothness * self.distance**2
+
+    @property
+    def diversity(self) -> float:
+        """γ², the mean over clients of ‖∇f_i − ∇f‖²: (L · spread)² · n(n − 1)."""
+        return (self.smoothness * self.spread) ** 2 * self.clients * (self.clients - 1)
+
+    @property
+    def noise(self) -> float:
+        """Deviation of one coordinate of a gradient in the block that has noise."""
+        return math.sqrt(self.variance / (NOISE.stop - NOISE.start))
+
+    def centres(self) -> Vector:
+        """c_i, float64 of shape (clients, size)."""
+        rows = np.zeros((self.clients, NOISE.stop + self.clients))
+        rows[:, NOISE.stop :] = self.clients * self.spread * np.eye(self.clients)
+        return rows
+
+    def start(self, shares: Sequence[float] | None = None) -> Vector:
+        """w_0: at the least value that these shares of all weight lead to, but for the descent's block."""
+        fair = np.ones(self.clients) if shares is None else np.asarray(shares)
+        return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spread * fair])
+
+
+class Trajectory(NamedTuple):
+    """A run on a `Quadratic`."""
+
+    problem: Quadratic
+    models: Vector
+    """float64 of shape (versions + 1, size)."""
+    staleness: int
+    """The largest of an applied update."""
+    squares: Vector
+    """The largest ‖∇f_i‖² of a model that was trained from, by client."""
+
+    def mean_square(self, block: slice | None = None) -> float:
+        """The mean of ‖∇f‖² over all versions but the last, in one block or in all."""
+        away = self.models[:-1] - self.problem.centres().mean(axis=0)
+        part = away if block is None else away[:, block]
+        return float(self.problem.smoothness**2 * np.mean(np.sum(part**2, axis=1)))
+
+    def shares(self) -> Vector:
+        """By client: its share of all weight, times n, after the first tenth of the run."""
+        late = self.models[len(self.models) // 10 :, NOISE.stop :]
+        return np.asarray(late.mean(axis=0) / self.problem.spread)
+
+
+def descend(
+    problem: Quadratic,
+    strategy: Strategy,
+    versions: int,
+    *,
+    rate: float,
+    steps: int = 1,
+    durations: Callable[[np.random.Generator, int], float] = lambda draws, client: draws.exponential(),
+    shares: Sequence[float] | None = None,
+    seed: int = 0,
+) -> Trajectory:
+    """Let the clients descend by ``steps`` of SGD of size ``rate`` a trip until there are so many versions.
+
+    By default a trip takes Exp(1), so that whoever arrives next is uniform over the clients, as the proofs
+    assume. The start is where ``shares`` have led (`Quadratic.start`).
+    """
+    centres, size = problem.centres(), NOISE.stop - NOISE.start
+    noise, delays = (
+        [stream(seed, what, client) for client in range(problem.clients)] for what in ("gradient", "delay")
+    )
+    squares = np.zeros(problem.clients)
+    step = rate * problem.smoothness
+
+    def trip(client: int, model: Vector, number: int, given: Given) -> Vector:
+        y, centre = model - centres[client], centres[client]
+        squares[client] = max(squares[client], problem.smoothness**2 * float(y @ y))
+        for draws in noise[client].normal(scale=rate * problem.noise, size=(steps, size)):
+            y = (1.0 - step) * y
+            y[NOISE] -= draws
+        return np.asarray(y + centre)
+
+    run, _ = play(
+        strategy,
+        problem.clients,
+        Stop(versions=versions),
+        lambda client, number: float(durations(delays[client], client)),
+        seed,
+        model=problem.start(shares),
+        trip=trip,
+    )
+    largest = max(update.staleness for _, updates in run.sums for update in updates)
+    return Trajectory(problem, np.array(run.models), largest, squares)
+
+
+def play(
+    strategy: Strategy, clients: int, stop: Stop, durations: Durations, seed: int = 0, **how: object
+) -> tuple[MemoryRun, float]:
+    """A run in memory without evaluations, and the emulated seconds at its end."""
+    core = Core(strategy, fleet(clients), seed, stop, evaluate_every=10**9)
+    return run_in_memory(core, durations, max_events=10**9, **how), core.now_s  # type: ignore[arg-type]
+
+
+class Expected(NamedTuple):
+    """The mean of ‖∇f‖² over ``versions`` versions, from the step alone.
+
+    With r = 1 − ηL, a trip of Q steps moves its model by (1 − r^Q) of the way to c_i, and adds noise of
+    variance η²σ²(1 − r^{2Q})/(1 − r²). A version whose weights add up to ``gain``, their squares to
+    ``concentration``, leaves ρ = 1 − gain·(1 − r^Q) of the distance. Staleness changes these figures by some
+    ηLQτ of them, which must be small.
+    """
+
+    problem: Quadratic
+    versions: int
+    rate: float
+    steps: int = 1
+    gain: float = 1.0
+    concentration: float = 1.0
+
+    @property
+    def _kept(self) -> float:
+        return (1.0 - self.rate * self.problem.smoothness) ** self.steps
+
+    @property
+    def step(self) -> float:
+        """Part of the distance that a version goes: 1 − ρ, near ηLQ."""
+        return self.gain * (1.0 - self._kept)
+
+    def _after(self) -> float:
+        """The mean over the versions of ρ^{2t}."""
+        left = (1.0 - self.step) ** 2
+        return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
+
+    def descent(self) -> float:
+        """Of the descent's block: L²‖w_0 − w*‖² times the mean of ρ^{2t}."""
+        return self._after() * (self.problem.smoothness * self.problem.distance) ** 2
+
+    def floor(self) -> float:
+        """Of the noise's block: what every version adds, over 1 − ρ², from none at the start on."""
+        one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
+        return self._risen(self.rate**2 * self.problem.variance * one)
+
+    def sampling(self) -> float:
+        """Of the shares' block, where a version's clients are drawn uniformly and independently."""
+        pull = (1.0 - self._kept) ** 2 * self.problem.diversity / self.problem.smoothness**2
+        return self._risen(pull)
+
+    def _risen(self, added: float) -> float:
+        rise = (1.0 - self._after()) / (1.0 - (1.0 - self.step) ** 2)
+        return self.problem.smoothness**2 * self.concentration * added * rise
