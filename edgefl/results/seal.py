@@ -20,6 +20,8 @@ from edgefl.files import flush_folder, replace
 ENDING = "-seal"
 """Of the file beside the record that holds the seal: 8 bytes a page, and as many over these."""
 PAGE = 4096
+AT_ONCE = 256 * PAGE
+"""Bytes that are looked at together: a record of a long run is larger than what its server holds."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
 """Bytes of the first page that SQLite changes without its log: how the file is journaled, and counters
@@ -30,7 +32,7 @@ _FACTORS = (2 * np.arange(_WORDS, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F
 
 def put(record: Path) -> None:
     """Seal the file as it is. Raises OSError."""
-    sums = _sums(np.fromfile(record, np.uint8))
+    sums = _sums(record)
     replace(_place(record), [sums.tobytes(), _over(sums)])
 
 
@@ -47,7 +49,7 @@ def check(record: Path) -> None:
     try:
         while True:
             status, sealed = place.stat(), place.read_bytes()
-            found = _sums(np.fromfile(record, np.uint8))
+            found = _sums(record)
             if sealed == found.tobytes() + _over(found):
                 return
             now = place.stat()  # raises FileNotFoundError if the writer is at it
@@ -66,14 +68,17 @@ def _place(record: Path) -> Path:
     return record.with_name(record.name + ENDING)
 
 
-def _sums(content: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def _sums(record: Path) -> NDArray[np.uint64]:
     """A checksum a page; what a file that was cut holds of its last page counts as a whole one."""
-    if content.size % PAGE:
-        content = np.pad(content, (0, -content.size % PAGE), constant_values=1)
-    if content.size:
-        content[list(_VOLATILE)] = 0
-    sums: NDArray[np.uint64] = np.einsum("ij,j->i", content.view("<u8").reshape(-1, _WORDS), _FACTORS)
-    return sums
+    sums: list[NDArray[np.uint64]] = []
+    with open(record, "rb") as file:
+        while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:
+            if content.size % PAGE:
+                content = np.pad(content, (0, -content.size % PAGE), constant_values=1)
+            if not sums:
+                content[list(_VOLATILE)] = 0
+            sums.append(np.einsum("ij,j->i", content.view("<u8").reshape(-1, _WORDS), _FACTORS))
+    return np.concatenate([np.empty(0, np.uint64), *sums])
 
 
 def _over(sums: NDArray[np.uint64]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -97,3 +98,15 @@ def test_a_seal_that_cannot_be_written_is_an_error_in_one_line(
                 writer.sync()
     with Record(tmp_path) as record:
         assert len(list(record.events())) == 1
+
+
+def test_a_large_record_is_sealed_a_piece_at_a_time(tmp_path: Path) -> None:
+    record = tmp_path / "record.sqlite"
+    with open(record, "wb") as file:
+        file.truncate(40 * seal.AT_ONCE + 1000)
+    tracemalloc.start()
+    seal.put(record)
+    seal.check(record)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * seal.AT_ONCE

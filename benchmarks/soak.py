@@ -1,0 +1,141 @@
+"""A long run under the wall clock: is what it holds flat?
+
+    python -m benchmarks.soak [experiments/soak.toml] [--set KEY=VALUE] [--minutes 60] [--samples soak.jsonl]
+
+Starts ``edgefl run`` with the experiment, looks at all processes of the run every so often, ends it as
+Ctrl-C does, and judges, the first quarter left out. Memory is flat where its growth by the trend (the median
+of the slopes between all pairs of looks, Theil and Sen) is ``--most-mib`` at most, and the last quarter's
+highest that much above the second's at most; a process's memory is its share (PSS) of what is no file's:
+files' pages are shared with other programs too. Descriptors, threads, files and shared memory are flat where
+the last quarter's median is the second's most; processes and the server's descriptors, one a client, where it
+is eight more at most. Exits with 1 if something is not. Linux, from the repository's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+from edgefl.lab import outcome
+from edgefl.lab.chaos import MOST_MORE_DESCRIPTORS, Command
+from edgefl.regression.memory import kib
+
+Sample = dict[str, float]
+"""Figures of one look, by name: ``server memory, MiB``."""
+MEMORY = "memory, MiB"
+MOST_MIB = 4.0
+
+
+class Trend(NamedTuple):
+    """A figure: its most in the second and the last quarter, the last's median, and growth by the trend."""
+
+    name: str
+    second: float
+    last: float
+    median: float
+    grown: float
+
+    def is_flat(self, most_mib: float) -> bool:
+        if self.name.endswith(MEMORY):
+            return self.last - self.second <= most_mib and self.grown <= most_mib
+        more = MOST_MORE_DESCRIPTORS if self.name in ("processes", "server descriptors") else 0
+        return self.median <= self.second + more
+
+
+def look(command: Command, folder: Path) -> Sample:
+    """What the run holds now: the most of a kind of processes, and of clients' memory the median."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for process, kind in command.family().items():
+        with contextlib.suppress(psutil.Error, KeyError):
+            memory, descriptors = kib("smaps_rollup", process.pid), process.num_fds()
+            pss_mib = (memory["Pss_Anon"] + memory["Pss_Shmem"] + memory["SwapPss"]) / 1024
+            found[f"{kind} {MEMORY}"].append(pss_mib)
+            found[f"{kind} descriptors"].append(descriptors)
+            found[f"{kind} threads"].append(process.num_threads())
+    medians = {name: float(np.median(found[name])) for name in found if name == f"client {MEMORY}"}
+    count = sum(len(found[name]) for name in found if name.endswith(MEMORY))
+    files, shared = sum(path.is_file() for path in folder.rglob("*")), list(Path("/dev/shm").glob("*edgefl*"))
+    rest = {"processes": float(count), "files": float(files), "shared memory": float(len(shared))}
+    return {**{name: max(values) for name, values in found.items()}, **medians, **rest}
+
+
+def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
+    """Each figure's trend, from the seconds and figures of each look."""
+    seconds = np.array([second for second, _ in samples])
+    quarter = np.searchsorted(seconds, seconds[-1] / 4 * np.arange(1, 4))
+    for name in sorted({name for _, sample in samples for name in sample}):
+        values = np.array([sample.get(name, np.nan) for _, sample in samples])
+        second, last = values[quarter[0] : quarter[1]], values[quarter[2] :]
+        if np.isnan(second).all() or np.isnan(last).all():
+            continue  # of a process that was caught while it was forked
+        i, j = np.triu_indices(len(values) - quarter[0], 1)
+        y, x = values[quarter[0] :], seconds[quarter[0] :]
+        grown = np.nanmedian((y[j] - y[i]) / (x[j] - x[i])) * (x[-1] - x[0])
+        yield Trend(name, *map(float, (np.nanmax(second), np.nanmax(last), np.nanmedian(last), grown)))
+
+
+def soak(
+    file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
+) -> list[tuple[float, Sample]]:
+    """Run the experiment for so long, and return the looks at it, which ``samples`` gets as they are made."""
+    settings = [word for change in changes for word in ("--set", change)]
+    arguments = ["run", str(file), *settings, "--out", str(folder), "--accept-invalid", "--quiet"]
+    command, made = Command(arguments, {}, folder.with_suffix(".said")), []
+    try:
+        while not outcome.counts(folder)[0]:
+            if command.process.poll() is not None:
+                sys.exit("\n".join(command.said()))
+            time.sleep(0.1)
+        began = time.monotonic()
+        with open(samples, "w") as out:
+            while (now_s := time.monotonic() - began) < seconds and command.process.poll() is None:
+                made.append((round(now_s, 2), look(command, folder)))
+                out.write(json.dumps(made[-1]) + "\n")
+                out.flush()
+                time.sleep(every_s)
+    finally:
+        command.end()
+    print("\n".join(command.said()), f"exit code {command.process.returncode}", sep="")
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("file", type=Path, nargs="?", default=Path("experiments/soak.toml"))
+    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every-s", type=float, default=15.0)
+    parser.add_argument("--most-mib", type=float, default=MOST_MIB)
+    parser.add_argument("--samples", type=Path, default=Path("soak.jsonl"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        made = soak(given.file, given.changes, folder, 60 * given.minutes, given.every_s, given.samples)
+        versions, trips = outcome.counts(folder)
+        print(f"{len(made)} looks in {made[-1][0] / 60:.1f} minutes; {versions} versions, {trips} trips")
+    sys.exit(report(made, given.most_mib))
+
+
+def report(samples: Sequence[tuple[float, Sample]], most_mib: float) -> int:
+    """Print each figure's trend; returns 1 if one is not flat."""
+    print(f"{'':28}{'2nd quarter':>12}{'last':>10}{'trend':>10}")
+    found = list(trends(samples))
+    for each in found:
+        flat = "" if each.is_flat(most_mib) else "   NOT FLAT"
+        print(f"{each.name:28}{each.second:12.1f}{each.last:10.1f}{each.grown:+10.2f}{flat}")
+    return int(not all(each.is_flat(most_mib) for each in found))
+
+
+if __name__ == "__main__":
+    main()

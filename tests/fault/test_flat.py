@@ -1,0 +1,38 @@
+"""A run whose clients come, go and die holds no more after a while than before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import soak
+from edgefl import Fleet, Stop
+from edgefl.experiment import Checkpoint, Churn
+from edgefl.lab import outcome
+from tests.process.runs import DEVICES, Command, experiment, incidents
+
+MOST_MIB = 16.0
+"""At a run's begin much is used for the first time; `python -m benchmarks.soak` allows less in an hour."""
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux's /proc"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_what_a_run_with_churn_holds_is_flat(seconds: float, tmp_path: Path) -> None:
+    churn = Churn(mean_online_s=2.0, mean_offline_s=0.5, die_per_trip=0.05)
+    wanted = experiment(
+        fleet=Fleet(devices=DEVICES, network="fios", churn=churn, join_spread_s=0.5),
+        checkpoint=Checkpoint(every_s=0.2),
+        stop=Stop(versions=10**6),
+    )
+    file, samples = Command.write(wanted, tmp_path / "run"), tmp_path / "samples.jsonl"
+    made = soak.soak(file, [], tmp_path / "run", seconds, seconds / 20, samples)
+    assert soak.report(made, MOST_MIB) == 0
+    assert samples.read_text().count("\n") == len(made)
+    assert outcome.counts(tmp_path / "run")[0] > 0
+    if seconds >= 60:
+        assert len(incidents(tmp_path / "run", "death")) > 10
