@@ -112,7 +112,9 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     labels: dict[str, list[int]] = {}
     """For ``by-device``: device profile name to the labels its clients hold."""
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """Share held out for the server's test where the data set has no test split of its own."""
+    """Share held out for the server's test where the data set has no test split of its own, or not used."""
+    test_split: Literal["published", "drawn"] = "published"
+    """The data set's own test examples, or ``test_fraction`` of all its examples, drawn class by class."""
     client_test_fraction: Decay = 0.0
     """Share of each client's own examples that it does not train on, for ``evaluation.clients``; where it is
     above 0, at least one of those that hold two."""
@@ -246,6 +248,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     every_versions: Count = 10
     """Versions from one evaluation to the next; the last version is always evaluated."""
+    every_trips: Count | None = None
+    """Client trips from one evaluation to the next, in place of versions: the first version after so many."""
+    every_s: Positive | None = None
+    """Emulated seconds from one evaluation to the next, in place of versions."""
     max_examples: Count | None = None
     """Test examples that a version is measured on, the first so many; None: all."""
     function: str | None = None

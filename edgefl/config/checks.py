@@ -73,6 +73,8 @@ def _check_training(found: Experiment) -> None:
 
 
 def _check_evaluation(found: Experiment) -> None:
+    if found.evaluation.every_trips is not None and found.evaluation.every_s is not None:
+        raise Fault("evaluation.every_s", "evaluation: give every_trips or every_s, not both")
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
         text = "evaluation.clients: needs data.client_test_fraction above 0: examples that a client holds out"
         raise Fault("evaluation.clients", text)

@@ -19,6 +19,7 @@ from edgefl.core import answers, arrivals, events
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
 from edgefl.core.patience import Patience
+from edgefl.core.periods import Periods
 from edgefl.errors import RunError
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Step, Strategy, Until, Update
@@ -48,17 +49,19 @@ class Core(Ledger):
         devices: Sequence[Client],
         seed: int,
         stop: experiment.Stop,
-        evaluate_every: int = 10,
+        evaluate_every: int | experiment.Evaluation = 10,
     ) -> None:
         super().__init__(devices, seed)
-        if evaluate_every < 1:
-            raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        if isinstance(evaluate_every, int):
+            if evaluate_every < 1:
+                raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+            evaluate_every = experiment.Evaluation(every_versions=evaluate_every)
         self.strategy = strategy
         self.stopped: str | None = None
         """The reason why the run is over; None while it is not."""
         self._stop, self._patience = stop, Patience(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
-        self._evaluate_every = evaluate_every
+        self._periods = Periods(evaluate_every)
         self._evaluated = -1
         self._halt: str | None = None
         self._begun = False
@@ -298,7 +301,7 @@ class Core(Ledger):
             if task not in self.cancelled:
                 self.cancelled.add(task)
                 actions.append(events.Revoke(client, task))
-        if self.version % self._evaluate_every == 0:
+        if self._periods.end(self.version, self.trips, self.now_s):
             self._evaluate(actions)
 
     def _due(self) -> str | None:

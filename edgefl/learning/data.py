@@ -1,7 +1,8 @@
 """The data sets by name, and a user's own.
 
-Files are looked for in ``data.path``, else in ``$EDGEFL_DATA``, else in ``$XDG_CACHE_HOME/edgefl/data``
-(``~/.cache/edgefl/data``); there in the data set's own folder, then in the folder itself.
+Files are looked for in ``data.path``, else in ``$EDGEFL_DATA`` or ``$XDG_CACHE_HOME/edgefl/data``
+(``~/.cache/edgefl/data``) and where Debian's packages put data sets; there in the data set's own folder, then
+in the folder itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
 from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
-from edgefl.learning.image_sets import BATCHES, find_cifar, find_idx, load_cifar, load_digits, load_idx
+from edgefl.learning.image_sets import (
+    BATCHES,
+    drawn_anew,
+    find_cifar,
+    find_idx,
+    load_cifar,
+    load_digits,
+    load_idx,
+)
 from edgefl.learning.leaf import find_leaf, load_leaf
 from edgefl.learning.number_sets import load_diabetes
 from edgefl.loading import call, load_attribute
@@ -28,12 +37,16 @@ from edgefl.seeds import stream
 __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
 NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
+DEBIAN = Path("/usr/share/datasets")
+"""The folder of Debian's packages of data, such as dataset-fashion-mnist."""
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
     "cifar-10": ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10"),
     "leaf": ("leaf",),
 }
+SPLIT_HERE = ("digits", "diabetes")
+"""Data sets that come without a split of their own."""
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
@@ -73,6 +86,8 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
         dataset = load_idx(spec.name, _find(spec, search_path, find_idx))
     else:
         raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
+    if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
+        dataset = drawn_anew(dataset, spec.test_fraction, seed)
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
 
 
@@ -113,8 +128,9 @@ def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
         path = Path(spec.path).expanduser()
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
     if home := os.environ.get("EDGEFL_DATA"):
-        return [Path(home).expanduser()]
-    return [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl" / "data"]
+        return [Path(home).expanduser(), DEBIAN]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return [cache / "edgefl" / "data", DEBIAN]
 
 
 def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:

@@ -69,6 +69,22 @@ def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[n
     return test
 
 
+def drawn_anew(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """All images of a set, with ``fraction`` of each class, drawn by ``seed``, held out for the test.
+
+    Raises `ConfigError` where examples are not images of classes in two parts.
+    """
+    parts = dataset.train_x, dataset.test_x
+    if not (isinstance(parts[0], Images) and isinstance(parts[1], Images)):
+        raise ConfigError(f"data.test_split: 'drawn' is for sets of images of classes, got {dataset.name}")
+    raw = np.concatenate([part.raw for part in parts])
+    labels = np.concatenate([dataset.train_y, dataset.test_y])
+    images = Images(raw, top=parts[0].top, mean=parts[0].mean, std=parts[0].std)
+    test = held_out(labels, fraction, seed)
+    split = ((images.take(np.flatnonzero(part)), labels[part]) for part in (~test, test))
+    return Dataset.of(dataset.name, split, dataset.classes)
+
+
 MAX_BYTES = 1 << 31
 MEAN_STD = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 IDX_SPLITS = ("train", "t10k")

@@ -83,8 +83,7 @@ def build(
     """The loop over a new run's parts, or over those of one that goes on from its last checkpoint."""
     experiment, clients, prepared = plan.experiment, plan.clients, plan.prepared
     strategy = resolve(experiment.strategy, [Path(plan.base)])
-    every = experiment.evaluation.every_versions
-    core = Core(strategy, prepared.clients, experiment.seed, experiment.stop, every)
+    core = Core(strategy, prepared.clients, experiment.seed, experiment.stop, experiment.evaluation)
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size)
     aggregator.lends = transport == "shm" and not virtual

@@ -29,7 +29,7 @@ from edgefl.run.fork_server import ForkServer
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
 """The picture in a sweep's folder."""
-APART = ("data.name", "data.path", "data.test_fraction", "evaluation.max_examples")
+APART = ("data.name", "data.path", "data.test_fraction", "data.test_split", "evaluation.max_examples")
 """Keys whose values give runs on different examples, which do not compare."""
 
 Grid = Mapping[str, Sequence[str]]

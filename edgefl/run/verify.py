@@ -90,8 +90,7 @@ class _Replay:
         self._workload = workload = Workload(experiment, clients, base)
         known = workload.prepared().clients
         workload.settle()
-        every = experiment.evaluation.every_versions
-        self._core = Core(strategy, known, experiment.seed, experiment.stop, every)
+        self._core = Core(strategy, known, experiment.seed, experiment.stop, experiment.evaluation)
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self.buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.whole

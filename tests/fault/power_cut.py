@@ -212,9 +212,7 @@ class Judge:
         """The state that a resumed run's server restores, and the record's rows then."""
         experiment = self._load(folder / EXPERIMENT_FILE)
         strategy = resolve(experiment.strategy, [Path.cwd()])
-        core = Core(
-            strategy, self._known, experiment.seed, experiment.stop, experiment.evaluation.every_versions
-        )
+        core = Core(strategy, self._known, experiment.seed, experiment.stop, experiment.evaluation)
         size = self._workload.flat.size
         shape = shape_of(experiment, strategy, size, len(self._clients))
         with closing(ParameterBuffer.create(shape)) as buffer, Store(folder, create=False) as store:

@@ -32,7 +32,7 @@ from edgefl.core.events import (
 from edgefl.errors import RunError
 from edgefl.strategies import Step, Strategy, Update, View
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.testing import fleet
+from edgefl.testing import fleet, run_in_memory
 
 Kind = TypeVar("Kind")
 
@@ -453,3 +453,20 @@ def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
         if core.stopped:
             break
     assert actions[-1] == Finish("no progress: 111 tasks in a row failed or gave a bad update")
+
+
+@pytest.mark.parametrize(
+    ("given", "period", "versions"),
+    [
+        # Trips of 1 s by four clients at once, two a version: versions come in pairs, at 1, 1, 2, 2, … s.
+        (experiment.Evaluation(every_trips=6), "trips", [0, 3, 6, 9, 12]),
+        (experiment.Evaluation(every_s=1.5), "seconds", [0, 3, 5, 9, 11]),
+        (experiment.Evaluation(every_versions=5), "versions", [0, 5, 10]),
+    ],
+)
+def test_versions_are_measured_at_equal_periods(
+    given: experiment.Evaluation, period: str, versions: list[int]
+) -> None:
+    core = Core(FedBuff(buffer_size=2), fleet(4), 0, experiment.Stop(versions=13), given)
+    run = run_in_memory(core, [1.0] * 4)
+    assert [*versions, 13] == run.evaluated, period

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
-from edgefl.learning.data import Dataset, Images, load_data
+from edgefl.learning.data import DEBIAN, Dataset, Images, load_data
 from edgefl.learning.image_sets import held_out
 
 STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -43,6 +43,7 @@ def write_mnist(folder: Path, *, end: str = "-ubyte", train: int = 20, test: int
 def no_other_data(monkeypatch, tmp_path):
     monkeypatch.delenv("EDGEFL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("edgefl.learning.data.DEBIAN", tmp_path / "debian")
     return tmp_path
 
 
@@ -159,9 +160,9 @@ def test_damaged_gzip_is_one_line(tmp_path, damage):
         *(("fashion-mnist", folder) for folder in ("fashion-mnist", "FashionMNIST/raw")),
     ],
 )
-@pytest.mark.parametrize("way", ["path", "environment", "cache"])
+@pytest.mark.parametrize("way", ["path", "environment", "cache", "debian"])
 def test_data_are_found_where_they_usually_lie(no_other_data, monkeypatch, name, folder, way):
-    root = no_other_data / ("cache/edgefl/data" if way == "cache" else "somewhere")
+    root = no_other_data / {"cache": "cache/edgefl/data", "debian": "debian"}.get(way, "somewhere")
     write_mnist(root / folder)
     if way == "environment":
         monkeypatch.setenv("EDGEFL_DATA", str(root))
@@ -279,3 +280,39 @@ def test_a_users_data_that_do_not_fit_are_one_line(users, returned, message):
     with pytest.raises(ConfigError, match=message) as caught:
         users(returned)
     assert "\n" not in str(caught.value)
+
+
+def test_debians_fashion_mnist_is_found_without_being_told(monkeypatch):
+    monkeypatch.delenv("EDGEFL_DATA", raising=False)
+    if not (DEBIAN / "fashion-mnist").is_dir():
+        pytest.skip("the papers' data: Debian's package dataset-fashion-mnist is not installed")
+    data = load_data(Data(name="fashion-mnist"), seed=0)
+    assert np.bincount(data.train_y).tolist() == [6000] * 10
+    assert np.bincount(data.test_y).tolist() == [1000] * 10
+    pixels = data.train_x.raw / 255  # FashionMNIST's own mean and deviation
+    assert (round(float(pixels.mean()), 3), round(float(pixels.std()), 3)) == (0.286, 0.353)
+
+
+def test_a_fifth_of_all_images_can_be_the_test(tmp_path):
+    write_mnist(tmp_path, train=400, test=100)
+    known, drawn = (
+        load_data(Data(name="mnist", path=str(tmp_path), test_split=how), seed=3)
+        for how in ("published", "drawn")
+    )
+    assert (len(known.test_y), len(drawn.train_y) + len(drawn.test_y)) == (100, 500)
+    everything = np.concatenate([known.train_y, known.test_y])
+    shares = np.bincount(drawn.test_y, minlength=10) / np.bincount(everything, minlength=10)
+    assert np.allclose(shares, 0.2, atol=0.02)
+    images = {one.tobytes() for part in (drawn.train_x, drawn.test_x) for one in part.raw}
+    assert images == {one.tobytes() for part in (known.train_x, known.test_x) for one in part.raw}
+    other = load_data(Data(name="mnist", path=str(tmp_path), test_split="drawn"), seed=4)
+    assert other.test_x.raw.tobytes() != drawn.test_x.raw.tobytes()
+
+
+def test_only_images_are_drawn_anew(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def load(spec, seed): x = np.zeros((4, 2)); y = np.arange(4) % 2; return x, y, x, y\n"
+    )
+    with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' is for sets of images of classes"):
+        load_data(Data(name="mine:load", test_split="drawn"), 0, [tmp_path])

@@ -15,6 +15,7 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
+from edgefl.learning.work import step_work
 from edgefl.strategies.base import LocalTerms
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
@@ -54,6 +55,21 @@ def user_module(tmp_path):
 def test_parameters_are_the_papers(name, shape, parameters):
     flat = FlatModel(make_model(Model(name=name), shape, 10, seed=0))
     assert flat.size == flat.trainable == parameters
+
+
+def test_fedstaleweights_bench_has_six_convolutions_for_cifar():
+    """Three stages of two 3×3 convolutions, 32, 64 and 128 wide, and 2.1 times the FLOP of FashionMNIST's."""
+    module = make_model(Model(name="cnn-groupnorm", args={"stages": 3}), CIFAR, 10, seed=0)
+    widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    groups = [layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
+    rates = [layer.p for layer in module.modules() if isinstance(layer, nn.Dropout | nn.Dropout2d)]
+    assert (widths, groups) == ([32, 32, 64, 64, 128, 128], [8, 8, 16, 16, 32, 32, 32])
+    assert rates == [0.3, 0.5, 0.5, 0.5]
+    linear = 2048 * 128 + 128 + 1290
+    assert sum(each.numel() for each in module.parameters()) == 287_008 + linear + 2 * (448 + 128)
+    fashion = make_model(Model(name="cnn-groupnorm"), MNIST, 10, seed=0)
+    flops = step_work(module, CIFAR, 1).flop / step_work(fashion, MNIST, 1).flop
+    assert round(flops, 1) == 2.1
 
 
 TEXTS = ("lstm-sent140", "lstm-shakespeare")
