@@ -229,6 +229,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds of this machine."""
     accuracy: Share | None = None
     """An evaluation that finds this accuracy."""
+    accuracy_over: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """… or so many evaluations in a row whose mean it is: a single one swings."""
     metric: MetricGoal | None = None
     """A measure by name, and what it must come to."""
     patience_evaluations: Count | None = None

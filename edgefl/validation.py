@@ -42,7 +42,7 @@ def convert(value: Any, of: type[T], key: str = "") -> T:
     >>> convert({"version": 3}, Stop, "stop")
     Traceback (most recent call last):
     edgefl.validation.Fault: unknown key 'stop.version'; did you mean 'stop.versions'? allowed in [stop]: \
-accuracy, emulated_s, metric, min_improvement, patience_evaluations, trips, versions, wall_s
+accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluations, trips, versions, wall_s
     """
     for fault in faults(value, of, key):
         raise fault

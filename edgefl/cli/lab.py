@@ -94,6 +94,17 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="In small, on data that is always there: minutes, not hours.")
     ] = False,
+    settings: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Other settings of the paper: fedstaleweight and defedavg have cifar10, fedbuff 1000.",
+        ),
+    ] = "",
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose each algorithm's steps for these settings first, and keep them."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -116,30 +127,42 @@ def reproduce(
     """
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))
-    folder = out or Path("runs") / f"reproduce-{paper}{'-quick' if quick else ''}"
+    if quick and settings not in ("", "quick"):
+        raise ConfigError(f"--quick: not together with --settings {settings}")
+    settings = "quick" if quick else settings
+    folder = out or Path("runs") / f"reproduce-{paper}{'-' if settings else ''}{settings}"
 
     def tell(text: str) -> None:
         if not quiet:
             say(text, err=True)
 
-    from edgefl.lab.study import IN_SMALL, verdict_table, write_report
+    from edgefl.lab.study import verdict_table, write_report
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
     module = import_module(f"edgefl.lab.{paper}")
-    kept: dict[str, Any] = {"paper": paper, "quick": quick, "set": changes or []}
+    kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
     if hasattr(module, "study"):
         study = module.study.changed(changes or ())
         try:
-            curves = study.run(folder, quick=quick, say=tell)
+            if tune:
+                from edgefl.lab.tuning import tune as choose_steps
+
+                tell(f"steps in {choose_steps(study, folder, settings, say=tell)}")
+            curves = study.run(folder, settings, say=tell)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)
-        notes = (*study.notes, IN_SMALL) if quick else study.notes
+        notes = study.remarks(settings)
         write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
     else:
-        if changes:
-            raise ConfigError(f"--set {changes[0]}: {paper} has no settings")
+        given = [f"--set {change}" for change in changes or ()]
+        if alone := [
+            *given,
+            *(["--tune"] if tune else []),
+            *([f"--settings {settings}"] if settings and not quick else []),
+        ]:
+            raise ConfigError(f"{alone[0]}: {paper} has no settings")
         try:  # a folder that cannot be made is refused before the work
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

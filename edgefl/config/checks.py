@@ -81,12 +81,15 @@ def _check_evaluation(found: Experiment) -> None:
 
 
 def _check_stop(stop: Stop) -> None:
-    ends = [name for name in stop.__struct_fields__ if name != "min_improvement"]
+    ends = [name for name in stop.__struct_fields__ if name not in ("min_improvement", "accuracy_over")]
     if all(getattr(stop, name) is None for name in ends):
         raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(ends)}")
     if stop.min_improvement and stop.patience_evaluations is None:
         text = "stop.min_improvement: has no effect without stop.patience_evaluations, got "
         raise Fault("stop.min_improvement", text + shown(stop.min_improvement))
+    if stop.accuracy_over != 1 and stop.accuracy is None:
+        text = "stop.accuracy_over: has no effect without stop.accuracy, got "
+        raise Fault("stop.accuracy_over", text + shown(stop.accuracy_over))
     goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
         text = "stop.metric: give at_least or at_most, one of them, beside name"

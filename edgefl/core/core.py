@@ -11,7 +11,9 @@ actions, so a journal of events is all that a run needs to be resumed, replayed 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from edgefl import experiment
@@ -62,6 +64,7 @@ class Core(Ledger):
         self._stop, self._patience = stop, Patience(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._periods = Periods(evaluate_every)
+        self._recent: deque[float] = deque(maxlen=stop.accuracy_over)
         self._evaluated = -1
         self._halt: str | None = None
         self._begun = False
@@ -214,7 +217,9 @@ class Core(Ledger):
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:
         stop, goal = self._stop, self._stop.metric
         impatient = self._patience.ends(event.accuracy, event.metrics)
-        if stop.accuracy is not None and event.accuracy >= stop.accuracy:
+        self._recent.append(event.accuracy)
+        whole = len(self._recent) == stop.accuracy_over
+        if stop.accuracy is not None and whole and fmean(self._recent) >= stop.accuracy:
             self._halt = self._halt or "accuracy"
         elif goal is not None and goal.met(event.metrics.get(goal.name, math.nan)):
             self._halt = self._halt or f"metric {goal.name}"

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean
 
-from edgefl.lab.study import Arm, Curves, Finding, Study, times, verdict
+from edgefl.lab.races import judged
+from edgefl.lab.study import UNSETTLED, Arm, Curves, Finding, Study, Tuning, verdict
 
 FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
-SYNCHRONOUS = {"FedAvgM": "3.3×, 1.7×, 1.8×", "FedAvg": "8.5×, >4.8×, 5.7×", "FedProx": "8.4×, >4.8×, 4.3×"}
-"""The paper's Table 1: client trips to target over FedBuff's, on CelebA, Sent140 and CIFAR-10."""
+TABLE_1 = {
+    FEDBUFF: (31.9, 124.7, 67.5),
+    ASYNC: (37.1, 308.9, 73.3),
+    "FedAvgM": (104.0, 216.0, 122.7),
+    "FedAvg": (231.0, 600.0, 386.7),
+    "FedProx": (228.0, 600.0, 292.7),
+}
+"""The paper's table 1: thousands of client trips to 90% on CelebA, 69% on Sent140 (600: not in so many) and
+60% on CIFAR-10. The table also prints their ratios to FedBuff's, and contradicts itself on CelebA: 231 over
+31.9 is 7.2 where it prints 8.5×, 228 over 31.9 is 7.1 where it prints 8.4×. Here they follow from trips."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
+
+
+def ratios(label: str) -> tuple[float, ...]:
+    """The trips of a baseline over FedBuff's, on CelebA, Sent140 and CIFAR-10.
+
+    >>> [round(each, 1) for each in ratios("FedAvg")]
+    [7.2, 4.8, 5.7]
+    """
+    return tuple(other / mine for other, mine in zip(TABLE_1[label], TABLE_1[FEDBUFF], strict=True))
 
 
 def judge(curves: Curves) -> list[Finding]:
     """Trips to target against each baseline, and staleness over K."""
     target = curves.target(FEDBUFF)
-    mine = curves.reached(FEDBUFF, target, "trips")
     findings = []
-    for label, paper in {ASYNC: "1.2×, 2.5×, 1.1×", **SYNCHRONOUS}.items():
-        claim = f"fewer client trips than {label} to {target:.0%}"
-        ours = times(curves.reached(label, target, "trips"), mine)
-        findings.append(Finding(claim, "table 1", paper, ours, *curves.race(FEDBUFF, label, target, "trips")))
+    for label in list(TABLE_1)[1:]:
+        celeba, sent140, cifar = ratios(label)
+        over = ">" if TABLE_1[label][1] == 600.0 else ""
+        found = curves.race(FEDBUFF, label, target, "trips")
+        says = judged(found, cifar)
+        findings.append(
+            Finding(
+                f"fewer client trips than {label} to {target:.0%}",
+                "table 1",
+                f"{celeba:.1f}×, {over}{sent140:.1f}×, {cifar:.1f}× (judged by the last, CIFAR-10)",
+                str(found or "not settled"),
+                says,
+                UNSETTLED if says == "out of reach" else "",
+            )
+        )
     means = {size: fmean(curves.staleness(label)) for size, label in BUFFERS.items()}
     halves = [means[5] / means[10], means[10] / means[20]]
     findings.append(
@@ -36,26 +65,53 @@ def judge(curves: Curves) -> list[Finding]:
     return findings
 
 
-_ROUND = ("strategy.cohort=100", "evaluation.every_versions=1")
+_LR: Mapping[str, tuple[float, ...]] = {"training.lr": (0.01, 0.03, 0.1, 0.3)}
+_GRID = {"strategy.server_lr": (1.0, 2.0, 4.0), **_LR}
+_FULL = {"1000": ("strategy.concurrency=1000",)}
 _ASYNC = ("strategy.concurrency=100",)
+_ROUND, _FULL_ROUND = ("strategy.cohort=100",), {"1000": ("strategy.cohort=1000",)}
+
+
+def _fedbuff(size: int, label: str) -> Arm:
+    # Appendix D: a client that is in the buffer is not sampled again before the next step.
+    own = (f"strategy.buffer_size={size}", "strategy.restart=after-step")
+    changes = ("strategy.name=fedbuff", *own, *_ASYNC)
+    return Arm(label, changes, _FULL, steps_of="" if label == FEDBUFF else FEDBUFF)
+
 
 study = Study(
     name="fedbuff",
-    title="FedBuff against synchronous and purely asynchronous algorithms, 100 clients at once",
+    title="FedBuff against synchronous and purely asynchronous algorithms",
     citation="Nguyen et al. 2022, AISTATS, arXiv:2106.06639, table 1 and appendix A",
     arms=(
-        *(
-            Arm(label, ("strategy.name=fedbuff", f"strategy.buffer_size={size}", *_ASYNC))
-            for size, label in BUFFERS.items()
+        *(_fedbuff(size, label) for size, label in BUFFERS.items()),
+        Arm(
+            ASYNC,
+            ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC),
+            _FULL,
+            {"strategy.alpha": (0.03, 0.1, 0.3), **_LR},
         ),
-        Arm(ASYNC, ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC, "evaluation.every_versions=20")),
-        Arm("FedAvgM", ("strategy.name=fedavgm", "strategy.momentum=0.9", *_ROUND)),
-        Arm("FedAvg", ("strategy.name=fedavg", "strategy.server_lr=2", *_ROUND)),
-        Arm("FedProx", ("strategy.name=fedprox", "strategy.mu=0.01", "strategy.server_lr=2", *_ROUND)),
+        Arm(
+            "FedAvgM",
+            ("strategy.name=fedavgm", "strategy.momentum=0.9", *_ROUND),
+            _FULL_ROUND,
+            {"strategy.server_lr": (0.3, 1.0, 2.0), **_LR},
+        ),
+        Arm("FedAvg", ("strategy.name=fedavg", "strategy.server_lr=2", *_ROUND), _FULL_ROUND),
+        Arm(
+            "FedProx",
+            ("strategy.name=fedprox", "strategy.mu=0.01", "strategy.server_lr=2", *_ROUND),
+            _FULL_ROUND,
+        ),
     ),
     judge=judge,
     notes=(
-        "100 clients train at once where the paper has 1,000, so staleness is a tenth of the paper's.",
-        "The paper tunes each algorithm's steps by hundreds of trials, here by a small grid.",
+        "The paper tunes each algorithm's steps by hundreds of Bayesian trials, here by a small grid.",
+        "The JPEG-coded copy of CIFAR-10 that is at hand differs slightly from the original.",
+        "Table 1 contradicts itself on CelebA (231 ÷ 31.9 = 7.2, printed 8.5): ratios here are of its trips.",
     ),
+    notes_at={
+        "": ("100 clients train at once where the paper has 1,000, so staleness is a tenth of the paper's.",)
+    },
+    tuning=Tuning(_GRID, "trips", {"": 3000, "1000": 30_000, "quick": 600}),
 )

@@ -1,4 +1,4 @@
-"""A reproduction: a study's settings, arms and seeds, its runs, the verdicts on its claims, the output."""
+"""A reproduction: a study's settings, arms and seeds, its runs, its curves, the output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -17,16 +17,16 @@ import numpy as np
 from rich.text import Text
 
 from edgefl import config, toml
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.files import write_text
+from edgefl.lab import races
+from edgefl.lab.races import Verdict
 from edgefl.results import compare, page, tables
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 from edgefl.results.summary import applied_weight, rounded, slow_group, summarize
 from edgefl.run.sweep import finished, warm
-
-Verdict = Literal["reproduced", "not reproduced", "out of reach"]
 
 
 class Finding(NamedTuple):
@@ -46,58 +46,23 @@ def verdict(holds: bool) -> Verdict:
     return "reproduced" if holds else "not reproduced"
 
 
-def above(mine: Sequence[float], other: Sequence[float]) -> bool:
-    """Tells whether ``mine`` exceeds ``other`` in each seed: three of three are 1 in 8 by chance.
-
-    >>> above([0.9, 0.8, 0.9], [0.7, 0.7, 0.8]), above([0.9, 0.6, 0.9], [0.7, 0.7, 0.8])
-    (True, False)
-    """
-    pairs = list(zip(mine, other, strict=True))
-    return bool(pairs) and all(a > b for a, b in pairs)
-
-
-def first(
-    mine: Sequence[float], other: Sequence[float], mine_end: Sequence[float], other_end: Sequence[float]
-) -> Verdict:
-    """The verdict on ``mine`` being there first in every seed; "out of reach" where a run ended too soon.
-
-    Given is what it took each of them, NaN where it did not get there, and where its run ended.
-
-    >>> nan = math.nan
-    >>> first([1.0, 2.0], [3.0, nan], [9.0, 9.0], [9.0, 9.0]), first([nan], [3.0], [9.0], [9.0])
-    ('reproduced', 'not reproduced')
-    >>> first([nan], [nan], [9.0], [9.0]), first([2.0], [nan], [9.0], [1.0])
-    ('out of reach', 'out of reach')
-    >>> first([nan], [3.0], [2.0], [9.0])
-    'out of reach'
-    """
-    settled = True
-    for a, b, a_end, b_end in zip(mine, other, mine_end, other_end, strict=True):
-        if b <= a or (math.isnan(a) and b <= a_end):
-            return "not reproduced"
-        settled = settled and (a < b or (math.isnan(b) and a <= b_end))
-    return "reproduced" if settled else "out of reach"
-
-
 def share(values: Sequence[float]) -> str:
     """Accuracies over seeds, in per cent: mean ± half the 95% interval."""
     return compare.share(compare.estimate(values))
 
 
-def times(values: Sequence[float], base: Sequence[float]) -> str:
-    """The ratio of means to that of ``base``, or the number of runs in which there is none.
+def points(found: compare.Estimate) -> str:
+    """A difference of accuracies, in points of per cent.
 
-    >>> times([300.0, 500.0], [100.0, 100.0]), times([math.nan, 2.0], [1.0, 1.0])
-    ('4.0×', 'not there in 1 of 2 seeds, against 0 of 2')
+    >>> points(compare.Estimate(0.021, 0.004)), points(compare.Estimate(-0.01, None))
+    ('+2.1 ±0.4 points', '-1.0 points')
     """
-    missed, mine = (sum(map(math.isnan, row)) for row in (values, base))
-    if missed or mine:
-        return f"not there in {missed} of {len(values)} seeds, against {mine} of {len(base)}"
-    return f"{sum(values) / sum(base):.1f}×"
+    half = "" if found.half is None else f" ±{found.half * 100:.1f}"
+    return f"{found.mean * 100:+.1f}{half} points"
 
 
-LAST = 5
-"""Evaluations at the end whose mean is the final accuracy: a single one swings by percents."""
+LAST = races.WINDOW
+"""Evaluations at the end whose mean is the final accuracy."""
 Over = Literal["trips", "at_s"]
 """A run's cost until an evaluation: client trips or emulated seconds."""
 
@@ -109,8 +74,10 @@ class Curves:
     NaN where a run has none.
     """
 
-    def __init__(self, records: Mapping[str, Sequence[Record]]) -> None:
+    def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
         self.records = {label: tuple(found) for label, found in records.items()}
+        self.settings = settings
+        """The name of the study's settings that they were made under."""
 
     def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
         runs = [record.evaluations for record in self.records[label]]
@@ -121,27 +88,30 @@ class Curves:
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def best(self, label: str) -> list[float]:
-        """The best accuracy at any evaluation."""
-        return self._each(label, lambda rows: max(row.accuracy for row in rows))
+        """The best of the smoothed accuracies."""
+        return self._each(
+            label, lambda rows: max(races.smoothed([row.accuracy for row in rows]), default=math.nan)
+        )
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Client trips or emulated seconds until the first evaluation that reached ``target``."""
-        found = [compare.reached(record, target) for record in self.records[label]]
-        return [trips if over == "trips" else at_s for trips, at_s in found]
+        """Client trips or emulated seconds until the smoothed accuracy reached ``target``."""
+
+        def passage(rows: list[EvaluationRow]) -> float:
+            return races.passage([getattr(row, over) for row in rows], [row.accuracy for row in rows], target)
+
+        return self._each(label, passage)
 
     def ended(self, label: str, over: Over) -> list[float]:
         """Client trips or emulated seconds until the last evaluation."""
         return self._each(label, lambda rows: getattr(rows[-1], over))
 
-    def race(self, mine: str, other: str, target: float, over: Over) -> tuple[Verdict, str]:
-        """The verdict on ``mine`` reaching the target first, see `first`; a note where it is not settled."""
-        reached = [self.reached(label, target, over) for label in (mine, other)]
-        found = first(*reached, *(self.ended(label, over) for label in (mine, other)))
-        unsettled = "runs ended before this was settled: more stop.trips"
-        return found, unsettled if found == "out of reach" else ""
+    def race(self, mine: str, other: str, target: float, over: Over) -> races.CostRatio | None:
+        """What ``other`` took to the target over what ``mine`` did; None where a run ended too soon."""
+        reached = [self.reached(label, target, over) for label in (other, mine)]
+        return races.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:
-        """Mean staleness of the updates that arrived."""
+        """Mean staleness of the updates that arrived, measured on arrival."""
         out = []
         for trips in (record.trips for record in self.records[label]):
             known = trips["staleness"][(trips["staleness"] >= 0) & ~np.isnan(trips["arrived_s"])]
@@ -166,7 +136,10 @@ class Curves:
 
 
 SEEDS = (1, 2, 3)
+QUICK = "quick"
+"""The settings that run in minutes."""
 IN_SMALL = "In small (--quick): scikit-learn's digits and an MLP, whatever is said of data and models."
+UNSETTLED = "runs ended before this was settled: more stop.trips"
 
 
 @dataclass(frozen=True)
@@ -176,10 +149,27 @@ class Arm:
     label: str
     changes: tuple[str, ...]
     """As ``edgefl run --set`` takes them."""
-    full: tuple[str, ...] = ()
-    """Further changes at the paper's own size, such as the steps that the paper tuned there."""
-    quick: tuple[str, ...] = ()
-    """Further changes with ``--quick``."""
+    at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further changes by settings ("" are those of the study's name), such as the steps that its paper gives;
+    where an arm's steps were tuned (`edgefl.lab.tuning`) those stand instead."""
+    grid: Mapping[str, tuple[float, ...]] | None = None
+    """Keys to the values that tuning tries, where they are others than the study's."""
+    steps_of: str = ""
+    """The arm whose tuned steps are this one's too."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Runs by which each arm's steps are chosen: those of the largest area under the curve."""
+
+    grid: Mapping[str, tuple[float, ...]]
+    """Keys of the experiment to the values that are tried, each with each."""
+    over: Over
+    """The cost that the area is over: the race's."""
+    budget: Mapping[str, float]
+    """By settings, as much of that cost as each run gets."""
+    seeds: tuple[int, ...] = (101, 102)
+    """Other than those of the races."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +177,7 @@ class Study:
     """One paper's comparison."""
 
     name: str
-    """Also the name of its settings in ``experiments/papers``; those of ``--quick`` end in ``-quick``."""
+    """Also the name of its settings in ``experiments/papers``; others of it end in ``-quick`` or the like."""
     title: str
     citation: str
     arms: tuple[Arm, ...]
@@ -197,6 +187,9 @@ class Study:
     seeds: tuple[int, ...] = SEEDS
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
+    tuning: Tuning | None = None
+    notes_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same by settings."""
 
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
@@ -207,27 +200,56 @@ class Study:
                     f"--set {change}: every arm runs with seeds {', '.join(map(str, self.seeds))}"
                 )
             for arm in self.arms:
-                for own, _ in map(toml.assignment, (*arm.changes, *arm.full, *arm.quick)):
+                further = (each for steps in arm.at.values() for each in steps)
+                for own, _ in map(toml.assignment, (*arm.changes, *further)):
                     if own[: len(keys)] == keys[: len(own)] or own == config.ONE_OF.get(keys):
                         what = f"{'.'.join(own)} is what tells {arm.label} from the other arms"
                         raise ConfigError(f"--set {change}: {what}")
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
-    def experiment(self, arm: Arm, seed: int, *, quick: bool) -> Experiment:
-        """The run of one arm and seed."""
-        steps = arm.quick if quick else arm.full
-        made = config.load(self.file(quick), (*arm.changes, *steps, *self.changes), seed=seed)
-        if made.stop.accuracy is None and config.load(self.file(quick)).stop.accuracy is not None:
+    def settings(self) -> list[str]:
+        """The names of its settings; "" for those of its own name.
+
+        >>> from edgefl.lab.fedbuff import study
+        >>> study.settings()
+        ['', '1000', 'quick']
+        """
+        found = (file.stem.removeprefix(self.name) for file in _folder().glob(f"{self.name}*.toml"))
+        return sorted(name.removeprefix("-") for name in found if not name or name.startswith("-"))
+
+    def file(self, settings: str = "") -> Path:
+        """The settings, as they lie in the package or beside it in a source tree."""
+        if settings and settings not in (known := self.settings()):
+            raise ConfigError(unknown(f"settings of {self.name}", settings, [name for name in known if name]))
+        return _folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"
+
+    def steps_file(self, settings: str = "") -> Path:
+        """The file of tuned steps, for these settings and their data set; it may not be there."""
+        data = config.load(self.file(settings), self.changes).data.name
+        return _folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
+
+    def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
+        """The tuned steps of each arm, as changes; none where they were not tuned."""
+        file = self.steps_file(settings)
+        table = toml.read(file)["steps"] if file.is_file() else {}
+        return {label: tuple(changes) for label, changes in table.items()}
+
+    def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
+        """The run of one arm and seed; ``more`` changes come last."""
+        tuned = self.tuned(settings)
+        steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
+        changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
+        made = config.load(self.file(settings), changes, seed=seed)
+        if not more and made.stop.accuracy is None and self._has_target(settings):
             given = " ".join(f"--set {change}" for change in self.changes)
             raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
         return made
 
-    def file(self, quick: bool) -> Path:
-        """The settings, as they lie in the package or beside it in a source tree."""
-        return _folder() / f"{self.name}{'-quick' if quick else ''}.toml"
+    def _has_target(self, settings: str) -> bool:
+        return config.load(self.file(settings)).stop.accuracy is not None
 
-    def run(self, out: Path, *, quick: bool, say: Callable[[str], None]) -> Curves:
+    def run(self, out: Path, settings: str = "", *, say: Callable[[str], None]) -> Curves:
         """Make every run that is not in ``out`` yet; returns what they recorded.
 
         Raises `ConfigError` where the data is not there, `RunError` where a run could not go on, and
@@ -238,8 +260,8 @@ class Study:
         with warm() as fork_server:
             for number, (arm, seed) in enumerate(runs, 1):
                 folder = out / "runs" / f"{slug(arm)}-{seed}"
-                wanted = self.experiment(arm, seed, quick=quick)
-                base = self.file(quick).parent
+                wanted = self.experiment(arm, seed, settings)
+                base = self.file(settings).parent
                 figures = finished(wanted, folder, base, fork_server).summary()
                 accuracy = figures["accuracy"]
                 found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
@@ -248,7 +270,18 @@ class Study:
                     f"{figures['client_trips']:,} trips, {figures['wall_s']:.0f} s"
                 )
                 records[arm.label].append(Record(folder))
-        return Curves(records)
+        return Curves(records, settings)
+
+    def remarks(self, settings: str = "") -> list[str]:
+        """Notes for the report: differences from the paper, and where steps come from."""
+        small = [IN_SMALL] if settings == QUICK else []
+        steps = []
+        if self.tuning is not None:
+            tuned = self.tuned(settings)
+            file = f"experiments/papers/tuned/{self.steps_file(settings).name}"
+            there = f"Steps: tuned here for each arm on other seeds ({file})."
+            steps = [there if tuned else f"Steps: not tuned here; {file} is not there (--tune makes it)."]
+        return [*self.notes, *self.notes_at.get(settings, ()), *small, *steps]
 
 
 def _folder() -> Path:
@@ -270,7 +303,12 @@ def slug(arm: Arm) -> str:
 
 # ---- output ----------------------------------------------------------------------------------
 
-COLOURS = {"reproduced": "green", "not reproduced": "bold red", "out of reach": "yellow"}
+COLOURS = {
+    "reproduced": "green",
+    "smaller": "yellow",
+    "not reproduced": "bold red",
+    "out of reach": "yellow",
+}
 
 
 def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:

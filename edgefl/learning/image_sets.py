@@ -74,12 +74,12 @@ def drawn_anew(dataset: Dataset, fraction: float, seed: int) -> Dataset:
 
     Raises `ConfigError` where examples are not images of classes in two parts.
     """
-    parts = dataset.train_x, dataset.test_x
-    if not (isinstance(parts[0], Images) and isinstance(parts[1], Images)):
+    train, known = dataset.train_x, dataset.test_x
+    if not (isinstance(train, Images) and isinstance(known, Images)):
         raise ConfigError(f"data.test_split: 'drawn' is for sets of images of classes, got {dataset.name}")
-    raw = np.concatenate([part.raw for part in parts])
     labels = np.concatenate([dataset.train_y, dataset.test_y])
-    images = Images(raw, top=parts[0].top, mean=parts[0].mean, std=parts[0].std)
+    raw = np.concatenate([train.raw, known.raw])
+    images = Images(raw, top=train.top, mean=train.mean, std=train.std)
     test = held_out(labels, fraction, seed)
     split = ((images.take(np.flatnonzero(part)), labels[part]) for part in (~test, test))
     return Dataset.of(dataset.name, split, dataset.classes)

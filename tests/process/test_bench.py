@@ -18,7 +18,8 @@ from edgefl import ConfigError, RunError, Stop, config
 from edgefl.cli import main
 from edgefl.lab import bare, fidelity, ingest, spawn, study
 from edgefl.lab.fidelity import DEVICES
-from edgefl.lab.study import Arm, Curves, Finding, Study, verdict, write_report
+from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict, write_report
+from edgefl.lab.tuning import tune
 from edgefl.lab.workloads import DELTA
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results import run_folder
@@ -180,7 +181,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
 def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
-    curves = small.run(out, quick=True, say=said.append)
+    curves = small.run(out, "quick", say=said.append)
     assert len(said) == 2
     findings = small.judge(curves)
     write_report(out, small.title, small.citation, findings, curves=curves, notes=("a note",))
@@ -194,26 +195,40 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
 
     other = replace(small, arms=(Arm("a", ("training.lr=0.1",)),))
     with pytest.raises(ConfigError, match="holds a run with other settings"):
-        other.run(out, quick=True, say=said.append)
+        other.run(out, "quick", say=said.append)
 
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
     folder = out / "runs" / "b-1"
     (folder / "record.sqlite").unlink()
     with pytest.raises(ConfigError, match="b-1"):
-        small.run(out, quick=True, say=said.append)
+        small.run(out, "quick", say=said.append)
     # As if it had been killed before its record was whole: then it is made again.
     settings = (folder / "experiment.toml").read_text()
     shutil.rmtree(folder)
     folder.mkdir()
     (folder / "experiment.toml").write_text(settings)
     with run_folder.held(folder), pytest.raises(ConfigError, match="another edgefl process runs it"):
-        small.run(out, quick=True, say=said.append)
+        small.run(out, "quick", say=said.append)
     assert (folder / "experiment.toml").read_text() == settings
     (folder / "record.sqlite").write_bytes(b"")
-    again = small.run(out, quick=True, say=said.append)
+    again = small.run(out, "quick", say=said.append)
     assert again.accuracy("b") == curves.accuracy("b")  # the same bits
     changed = {path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp}
     assert {path.parent.name for path in changed} == {"b-1"}
+
+
+def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path: Path) -> None:
+    grid = {"training.lr": (1e-6, 0.3)}  # with the first nothing is learnt
+    one = replace(small, tuning=Tuning(grid, "trips", {"quick": 40.0}, seeds=(101,)))
+    one = replace(one, arms=(Arm("a", ()), Arm("b", ("strategy.buffer_size=2",), steps_of="a")))
+    said: list[str] = []
+    file = tune(one, tmp_path / "out", "quick", say=said.append)
+    assert len(said) == 2
+    assert [one.experiment(arm, 1, "quick").training.lr for arm in one.arms] == [0.3, 0.3]
+    stamps = [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
+    before = file.read_text()
+    assert tune(one, tmp_path / "out", "quick", say=said.append).read_text() == before
+    assert stamps == [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +236,11 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     [
         (("fedbuf",), "did you mean 'fedbuff'"),
         (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
-        (("fedstaleweight",), "EDGEFL_DATA"),
+        (("fedbuff",), "EDGEFL_DATA"),
+        (("fedbuff", "--settings", "cifar"), "have: 1000, quick"),
+        (("fedbuff", "--settings", "1000", "--quick"), "not together with --settings 1000"),
+        (("theory", "--tune"), "--tune: theory has no settings"),
+        (("fedstaleweight", "--quick", "--tune"), "its paper gives them"),
         (("theory", "--set", "seed=1"), "theory has no settings"),
         (("theory", "--out", "{file}/under"), "cannot be made: Not a directory"),
         (("fedbuff", "--quick", "--set", "stop={trips=9}"), "takes stop.accuracy away"),

@@ -1,0 +1,123 @@
+"""Steps for each arm of a study: a grid is tried on other seeds, and what is best is kept in a file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from edgefl import toml
+from edgefl.errors import ConfigError
+from edgefl.files import write_text
+from edgefl.lab import races
+from edgefl.lab.study import Arm, Study, Tuning, slug
+from edgefl.results.record import Record
+from edgefl.run.sweep import finished, warm
+
+Grid = Mapping[str, Sequence[float]]
+
+
+class Chosen(NamedTuple):
+    """An arm's best steps."""
+
+    label: str
+    changes: tuple[str, ...]
+    score: float
+    border: tuple[str, ...]
+    """Keys whose best value is at an end of the grid: a larger one may have a better."""
+
+
+def tune(study: Study, out: Path, settings: str = "", *, say: Callable[[str], None]) -> Path:
+    """Choose each arm's steps and write them where the study's races find them; returns that file.
+
+    Every point of the grid gets the same budget of the race's cost, on each of the tuning's seeds; the one
+    of the largest area under the accuracy's curve is kept. Runs that are in ``out`` are not made again.
+    Raises as `Study.run` does, and `ConfigError` for a study without a grid.
+    """
+    tuning = study.tuning
+    if tuning is None:
+        raise ConfigError(f"--tune: {study.name} has no grid of steps: its paper gives them")
+    budget = tuning.budget[settings]
+    arms = [arm for arm in study.arms if not arm.steps_of]
+    grids = [tuning.grid if arm.grid is None else arm.grid for arm in arms]
+    points = [(arm, list(steps)) for arm, grid in zip(arms, grids, strict=True) for steps in choices(grid)]
+    scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}
+    base = study.file(settings).parent
+    with warm() as fork_server:
+        for number, (arm, steps) in enumerate(points, 1):
+            found = []
+            for seed in tuning.seeds:
+                wanted = study.experiment(arm, seed, settings, [*steps, _until(tuning, budget)])
+                folder = out / "tuning" / f"{slug(arm)}-{slug(Arm(' '.join(steps), ()))}-{seed}"
+                finished(wanted, folder, base, fork_server)
+                with Record(folder) as record:
+                    rows = record.evaluations
+                    costs = [float(getattr(row, tuning.over)) for row in rows]
+                    found.append(races.area(costs, [row.accuracy for row in rows], budget))
+            scores[arm.label].append((fmean(found), steps))
+            say(f"{number:>3} of {len(points)}  {arm.label}, {', '.join(steps)}: {fmean(found):.1%}")
+    best = [choose(arm.label, scores[arm.label], grid) for arm, grid in zip(arms, grids, strict=True)]
+    file = study.steps_file(settings)
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, written(study, tuning, settings, best, grids))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
+    return file
+
+
+def choices(grid: Grid) -> list[list[str]]:
+    """Every point of the grid, as changes.
+
+    >>> choices({"strategy.server_lr": (0.1, 1.0), "training.lr": (0.05,)})
+    [['strategy.server_lr=0.1', 'training.lr=0.05'], ['strategy.server_lr=1.0', 'training.lr=0.05']]
+    """
+    return [
+        [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        for values in itertools.product(*grid.values())
+    ]
+
+
+def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) -> Chosen:
+    """The best point, the first of equals; NaN, of a run that diverged, is never the best.
+
+    >>> choose("a", [(0.2, ["training.lr=0.1"]), (0.5, ["training.lr=0.2"])], {"training.lr": (0.1, 0.2)})
+    Chosen(label='a', changes=('training.lr=0.2',), score=0.5, border=('training.lr',))
+    """
+    score, steps = max(scored, key=lambda one: -math.inf if math.isnan(one[0]) else one[0])
+    values = dict(step.split("=") for step in steps)
+    ends = {key: (str(min(tried)), str(max(tried))) for key, tried in grid.items() if len(tried) > 1}
+    border = tuple(key for key, end in ends.items() if values[key] in end)
+    return Chosen(label, tuple(steps), score, border)
+
+
+def written(
+    study: Study, tuning: Tuning, settings: str, best: Sequence[Chosen], grids: Sequence[Grid]
+) -> str:
+    """The file: what was tried how, and each arm's steps."""
+    of = {"trips": "client trips", "at_s": "emulated seconds"}[tuning.over]
+    command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
+    given = "".join(f" --set {change}" for change in study.changes)
+    seeds = ", ".join(map(str, tuning.seeds))
+    lines = [
+        f"# {command}{given}: of each arm's grid, the steps of the largest",
+        f"# mean accuracy over {tuning.budget[settings]:g} {of}, mean of seeds {seeds}.",
+        "",
+        "[steps]",
+    ]
+    for one, grid in zip(best, grids, strict=True):
+        tried = "; ".join(
+            f"{key} {', '.join(f'{each:g}' for each in values)}" for key, values in grid.items()
+        )
+        border = f"; at the border: {', '.join(one.border)}" if one.border else ""
+        lines.append(f"# {one.score:.1%}; tried: {tried}{border}")
+        lines.append(f"{toml.literal(one.label)} = {toml.literal(list(one.changes))}")
+    return "\n".join(lines) + "\n"
+
+
+def _until(tuning: Tuning, budget: float) -> str:
+    key = {"trips": "trips", "at_s": "emulated_s"}[tuning.over]
+    return f"stop={{{key}={budget:g}}}"

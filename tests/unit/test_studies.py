@@ -1,0 +1,289 @@
+"""The papers' comparisons: settings, races over seeds, verdicts, and the steps that are tuned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl import ConfigError, config
+from edgefl.lab import PAPERS, fedbuff, fedstaleweight, races, study, tuning
+from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
+from edgefl.results.compare import Estimate
+
+STUDIES: list[Study] = [import_module(f"edgefl.lab.{name}").study for name in PAPERS if name != "theory"]
+EVERY = [(one, settings) for one in STUDIES for settings in one.settings()]
+TWO = Study(
+    "fedbuff", "", "", (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",))), lambda curves: [], seeds=(1, 2)
+)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "settings"), EVERY, ids=lambda given: getattr(given, "name", given))
+def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -> None:
+    base = one.file(settings).parent
+    checked = [config.validate(one.experiment(arm, 1, settings), base) for arm in one.arms]
+    texts = [config.dump(each) for each in checked]
+    assert len(set(texts)) == len(texts)
+    assert len({slug(arm) for arm in one.arms}) == len(one.arms)
+    assert all(each.clock.kind == "virtual" for each in checked)
+    assert (checked[0].data.name == "digits") == (settings == "quick")
+    # A race is fair only where the arms are measured equally often and stop at the same smoothed target.
+    measured = {(each.evaluation, each.stop) for each in checked}
+    assert len(measured) == 1
+    (evaluation, stop) = measured.pop()
+    if stop.accuracy is not None:
+        assert (evaluation.every_trips is None) != (evaluation.every_s is None)
+        assert stop.accuracy_over == races.WINDOW
+    if one.tuning is not None:
+        assert settings in one.tuning.budget
+        assert not set(one.tuning.seeds) & set(one.seeds)
+
+
+def test_settings_that_are_not_there_are_named() -> None:
+    assert STUDIES[0].file("quick").is_file()
+    with pytest.raises(ConfigError, match=r"settings of fedbuff 'cifar1' not found; .*have: 1000, quick"):
+        TWO.file("cifar1")
+
+
+def test_defedavg_takes_the_steps_of_its_table() -> None:
+    one = next(one for one in STUDIES if one.name == "defedavg")
+    steps = {}
+    for arm in one.arms:
+        each = one.experiment(arm, 1, more=["seed=1"])  # tuned steps do not count
+        steps[arm.label] = (each.strategy["server_lr"], each.training.lr)
+    assert steps == {  # Wang 2024, table II, FashionMNIST, n = 10
+        "DeFedAvg-nIID": (0.1, 0.05),
+        "non-IID FedAvg": (0.1, 0.05),
+        "non-IID FedBuff": (0.1, 0.005),
+        "non-IID FedBuff, s(τ)": (0.1, 0.005),
+        "non-IID FAVANO": (1.0, 0.05),  # the table has no other step for it
+        "DeFedAvg-IID": (0.1, 0.05),
+        "IID FedAvg": (1.0, 0.1),
+        "IID FAVANO": (1.0, 0.1),
+        "IID AsySG": (0.1, 0.01),  # the table has 0.1, with which it diverges here
+    }
+
+
+def test_fedstaleweight_has_its_benchs_nets_and_a_fifth_of_all_images_as_test() -> None:
+    one = next(one for one in STUDIES if one.name == "fedstaleweight")
+    made = {name: config.load(one.file(name)) for name in ("", "cifar10")}
+    assert {name: each.data.name for name, each in made.items()} == {
+        "": "fashion-mnist",
+        "cifar10": "cifar-10",
+    }
+    assert {name: each.model.args.get("stages", 2) for name, each in made.items()} == {"": 2, "cifar10": 3}
+    assert {(each.data.test_split, each.data.test_fraction) for each in made.values()} == {("drawn", 0.2)}
+
+
+def test_fedbuffs_clients_hold_ten_examples() -> None:
+    full, part = (config.load(fedbuff.study.file(name)) for name in ("1000", ""))
+    held = [
+        (each.data.max_examples or 50_000) / sum(dict(each.fleet.devices).values()) for each in (full, part)
+    ]
+    assert held == [10.0, 10.0]
+    assert sum(dict(full.fleet.devices).values()) == 5000
+    for arm in fedbuff.study.arms[2:5]:
+        fields = fedbuff.study.experiment(arm, 1, "1000").strategy
+        assert fields.get("concurrency", fields.get("cohort")) == 1000, arm.label
+
+
+def test_further_changes_are_those_of_the_settings() -> None:
+    arm = Arm("a", (), {"": ("training.lr=0.5",), "quick": ("training.lr=0.25",)})
+    assert [TWO.experiment(arm, 1, each).training.lr for each in ("", "quick")] == [0.5, 0.25]
+    with pytest.raises(ConfigError, match=r"training\.lr is what tells a from the other arms"):
+        replace(TWO, arms=(arm, Arm("b", ()))).changed(["training.lr=1"])
+
+
+def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -> None:
+    changed = TWO.changed(["stop.versions=2", "training.lr=0.25"])
+    for arm in changed.arms:
+        wanted = changed.experiment(arm, 1, "quick")
+        assert (wanted.stop.versions, wanted.training.lr) == (2, 0.25)
+    assert "stop.versions=2, training.lr=0.25" in changed.notes[-1]
+    assert TWO.changed([]) == TWO
+    for change in ("strategy.buffer_size=3", " strategy . buffer_size=3", "strategy={name='fedavg'}"):
+        with pytest.raises(ConfigError, match=r"strategy\.buffer_size is what tells b from the other arms"):
+            TWO.changed([change])
+    with pytest.raises(ConfigError, match="every arm runs with seeds 1, 2"):
+        TWO.changed(["seed=7"])
+
+
+def test_a_change_that_would_take_back_what_an_arm_sets_is_refused() -> None:
+    one_step = replace(TWO, arms=(*TWO.arms, Arm("c", ("training.steps=1",))))
+    for change in ("training.epochs=2", "training.steps=2", "training={epochs=2}"):
+        with pytest.raises(ConfigError, match=r"training\.steps is what tells c from the other arms"):
+            one_step.changed([change])
+    assert TWO.changed(["training.epochs=2"]).experiment(TWO.arms[1], 1, "quick").training.epochs == 2
+
+
+# ---- races ---------------------------------------------------------------------------------------
+
+
+def noisy(
+    rate: float, seed: int, swing: float = 0.05, period: float = 20.0
+) -> tuple[list[float], list[float]]:
+    """A curve that learns at this rate and jumps by ``swing`` from one evaluation to the next."""
+    costs = np.arange(0.0, 2000.0, period)
+    rng = np.random.default_rng(seed)
+    true = 0.9 * (1 - np.exp(-rate * costs / 300))
+    return costs.tolist(), np.clip(true + swing * rng.standard_normal(len(costs)), 0, 1).tolist()
+
+
+def test_a_passage_is_that_of_the_curve_and_not_of_its_swings() -> None:
+    """Of 40 curves that truly pass 0.7 at 451 the first touch is early, and varies more than the smoothed."""
+    true = 300 * math.log(0.9 / 0.2)
+    found = [noisy(1.0, seed) for seed in range(40)]
+    touched = [next(c for c, a in zip(*curve, strict=True) if a >= 0.7) for curve in found]
+    smooth = [races.passage(*curve, 0.7) for curve in found]
+    assert np.mean(touched) < true - 15
+    assert abs(np.mean(smooth) - true) < 0.6 * abs(np.mean(touched) - true)
+    assert np.std(smooth) < np.std(touched)
+
+
+def test_how_often_a_curve_is_measured_does_not_decide_a_race() -> None:
+    """The same curve, measured four times as often: by first touch it wins, smoothed it does not."""
+    passages = {
+        period: np.mean([races.passage(*noisy(1.0, seed, 0.0, period), 0.7) for seed in range(3)])
+        for period in (10.0, 40.0)
+    }
+    assert passages[10.0] == pytest.approx(passages[40.0], rel=0.02)
+
+
+@pytest.mark.parametrize("speedup", [1.0, 1.1])
+def test_what_is_noise_is_seldom_reproduced(speedup: float) -> None:
+    """Equal arms over three seeds: the old rule, ahead in each, calls one in eight reproduced by chance."""
+    verdicts = []
+    for trial in range(100):
+        passages = [
+            [races.passage(*noisy(rate, 1000 * trial + 10 * seed + arm), 0.7) for seed in range(3)]
+            for arm, rate in enumerate((1.0, speedup))
+        ]
+        verdicts.append(races.judged(races.ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
+    assert verdicts.count("reproduced") == 0  # a tenth is no 5.7 times, however certain
+    if speedup == 1.0:
+        assert verdicts.count("smaller") <= 8  # 2.5% on this side, of 100
+
+
+def test_the_size_counts_too() -> None:
+    """The issue's own: a paper's 5.7 times and our 1.2 times is smaller, a verdict of its own."""
+    mine, ends = [100.0, 110.0, 90.0], [1e3] * 3
+    for factor, says in ((1.2, "smaller"), (3.0, "reproduced"), (9.0, "reproduced"), (0.8, "not reproduced")):
+        other = [factor * one * wobble for one, wobble in zip(mine, (1.0, 1.02, 0.98), strict=True)]
+        assert races.judged(races.ratio(other, mine, ends, ends), 5.7) == says
+        assert races.judged(races.ratio(other, mine, ends, ends), None) == says.replace(
+            "smaller", "reproduced"
+        )
+
+
+def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
+    nan, ends = math.nan, [1000.0] * 3
+    never = [nan] * 3
+    bound = races.ratio(never, [100.0, 110.0, 90.0], ends, ends)
+    assert bound is not None
+    assert bound.at_least
+    assert races.judged(bound, 5.7) == "reproduced"  # ten times at least
+    assert races.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
+    assert races.judged(races.ratio([100.0, 110.0, 90.0], never, ends, ends), 2.0) == "not reproduced"
+    assert races.judged(races.ratio(never, never, ends, ends), 2.0) == "out of reach"
+    assert races.judged(races.ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
+
+
+def test_one_seed_certifies_nothing() -> None:
+    assert races.judged(races.ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
+    assert not races.higher(races.difference([0.9], [0.1]))
+
+
+class Known(Curves):
+    """Curves of two seeds whose weights are given and all else is alike."""
+
+    def __init__(self, slow: Mapping[str, float]) -> None:
+        super().__init__(dict.fromkeys(slow, ()))
+        self._slow = slow
+
+    def weights(self, label: str, profile: str) -> list[float]:
+        slow = self._slow[label]
+        return [slow if profile == fedstaleweight.SLOW else (15.0 - 5.0 * slow) / 10.0] * 2
+
+    def accuracy(self, label: str, last: int = 0) -> list[float]:
+        return [0.9, 0.9]
+
+    best = accuracy
+
+    def reached(self, label: str, target: float, over: str) -> list[float]:
+        return [100.0, 100.0]
+
+    def ended(self, label: str, over: str) -> list[float]:
+        return [900.0, 900.0]
+
+
+@pytest.mark.parametrize(
+    ("slow", "says"), [(0.6, "reproduced"), (1.4, "reproduced"), (2.5, "not reproduced")]
+)
+def test_fairer_is_nearer_to_1_and_not_more_for_the_slow(slow: float, says: str) -> None:
+    arms = dict.fromkeys((fedstaleweight.RUNNING, fedstaleweight.AVERAGE, fedstaleweight.FEDBUFF), 0.2)
+    judged = fedstaleweight.judge(Known({fedstaleweight.PAPER: slow, **arms}))
+    (found,) = [one for one in judged if one.claim.startswith("fairer")]
+    assert found.verdict == says
+
+
+def test_table_1s_ratios_are_those_of_its_own_trips() -> None:
+    """The table prints 8.5 and 8.4 times on CelebA, where its trips give 7.2 and 7.1."""
+    printed = {"FedAsync": (1.2, 2.5, 1.1), "FedAvgM": (3.3, 1.7, 1.8)}
+    for label, figures in printed.items():
+        assert [round(each, 1) for each in fedbuff.ratios(label)] == list(figures)
+    assert [round(fedbuff.ratios(label)[0], 1) for label in ("FedAvg", "FedProx")] == [7.2, 7.1]
+    assert [round(fedbuff.ratios(label)[2], 1) for label in ("FedAvg", "FedProx")] == [5.7, 4.3]
+
+
+# ---- tuning --------------------------------------------------------------------------------------
+
+
+def test_races_take_the_steps_that_were_tuned_on_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = study._folder() / "fedbuff-quick.toml"
+    (tmp_path / "fedbuff-quick.toml").write_text(file.read_text())
+    monkeypatch.setattr(study, "_folder", lambda: tmp_path)
+    grid = {"strategy.server_lr": (1.0, 2.0, 4.0), "training.lr": (0.1, 0.2, 0.4)}
+    own = {"training.lr": (0.3,)}
+    arms = (
+        Arm("a", (), {"quick": ("training.lr=0.9",)}),
+        Arm("b, K = 2", ("strategy.buffer_size=2",), steps_of="a"),
+        Arm("c", ("strategy.name=fedasync",), grid=own),
+    )
+    one = replace(TWO, arms=arms, tuning=Tuning(grid, "trips", {"quick": 60.0}))
+    assert "not tuned here" in one.remarks("quick")[-1]
+    points = tuning.choices(grid)
+    assert len(points) == 9
+    scored = [(math.nan if "strategy.server_lr=4.0" in steps else 0.5, steps) for steps in points]
+    scored[1] = (0.7, points[1])  # server's step 1, at an end of the grid, and local step 0.2
+    best = [tuning.choose("a", scored, grid), tuning.choose("c", [(0.2, ["training.lr=0.3"])], own)]
+    text = tuning.written(one, one.tuning, "quick", best, [grid, own])  # type: ignore[arg-type]
+    assert "at the border: strategy.server_lr\n" in text
+    kept = one.steps_file("quick")
+    assert kept == tmp_path / "tuned" / "fedbuff-quick-digits.toml"
+    kept.parent.mkdir()
+    kept.write_text(text)
+    steps = [one.experiment(arm, 1, "quick").training.lr for arm in arms]
+    assert steps == [0.2, 0.2, 0.3]  # before the paper's own 0.9
+    assert "tuned here for each arm" in one.remarks("quick")[-1]
+    assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # on digits, of no account there
+
+
+def test_a_study_whose_paper_gives_the_steps_is_not_tuned(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of steps"):
+        tuning.tune(fedstaleweight.study, tmp_path, "quick", say=print)
+
+
+def test_an_area_takes_all_of_the_budget() -> None:
+    assert races.area([0, 50, 100, 300], [0.0, 0.5, 0.5, 0.9], budget=100) == pytest.approx(0.375)
+    assert races.area([0, 50], [0.0, 0.5], budget=100) == pytest.approx(0.375)
+    assert study.points(Estimate(0.5, 0.1)) == "+50.0 ±10.0 points"
