@@ -84,7 +84,7 @@ class CostRatio(NamedTuple):
 def ratio(
     other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
 ) -> CostRatio | None:
-    """What the ``other`` cost over what ``mine`` did, paired over seeds; None where a run ended too soon.
+    """The cost of the ``other`` over that of ``mine``, paired over seeds; None where a run ended too soon.
 
     Given is what it took each of them, NaN where it did not get there, and where its run ended. The interval
     is Student's t on the logarithms; it is infinite for one seed.

@@ -106,7 +106,7 @@ class Curves:
         return self._each(label, lambda rows: getattr(rows[-1], over))
 
     def race(self, mine: str, other: str, target: float, over: Over) -> races.CostRatio | None:
-        """What ``other`` took to the target over what ``mine`` did; None where a run ended too soon."""
+        """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return races.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
