@@ -47,8 +47,8 @@ EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of the kills that do not wait until the run has recovered from the one before; and their mean seconds
 while it starts or a keeper is being replaced, which takes that long."""
 MOST_SERVERS = 2
-"""Servers killed without a new version: one more ends the run, resumable from its last checkpoint."""
-ENDS_COMMAND = {"supervisor", "zygote", "governor"}
+"""Servers and zygotes killed without a new version: one more ends the run, resumable from its checkpoint."""
+ENDS_COMMAND = {"supervisor", "governor"}
 """Those without which a run ends, with a last checkpoint."""
 COMMITTED_S = 0.15
 """Seconds after a kill in which versions from before it may still come onto the record."""
@@ -307,7 +307,8 @@ class _AtInstants:
             return ""
         spared: set[str] = set()
         if self._one_keeper and KEEPERS.intersection(waiting):
-            spared = KEEPERS.difference(waiting if waiting.count("server") < MOST_SERVERS else ())
+            restarts = waiting.count("server") + waiting.count("zygote")
+            spared = KEEPERS.difference(waiting if restarts < MOST_SERVERS else ())
         wanted = self._plan.only - spared
         family = [(process, kind) for process, kind in command.family().items() if kind in wanted]
         if not family or command.process.poll() is not None:

@@ -22,6 +22,7 @@ Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
+ROLES = (CLIENT, WORKER, EVALUATOR)
 
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""
@@ -194,6 +195,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     resume: bool
     restarts: int = 0
     """Servers of this run before this one, which were killed."""
+    killed: str = "server"
+    """The process whose death ended the last of them: itself, or the zygote."""
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
     states: bool = False

@@ -21,7 +21,7 @@ from edgefl.core import Core
 from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import Trips, device_of, network_of
 from edgefl.devices.link import mean_mbps
-from edgefl.errors import ConfigError, EdgeflError, FolderError, RunError, damaged
+from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
 from edgefl.learning.operations import StepWork
 from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
@@ -105,7 +105,9 @@ def build(
     store.set_meta(status="running")
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
-        store.incident(emulated_s, None, "restart", f"the server was killed: the run goes on {from_here}")
+        store.incident(
+            emulated_s, None, "restart", f"the {plan.killed} was killed: the run goes on {from_here}"
+        )
     store.commit()
 
     watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic, socket)
@@ -247,13 +249,11 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)
             loop.run()
-    except (FolderError, OSError) as error:
-        what = error if isinstance(error, FolderError) else f"the run's folder cannot be written: {error}"
-        way_on = run_folder.way_on(Path(plan.run_dir))
-        channel.send(control.Refused(f"{what}{way_on}", config=False))
-        return 1
-    except EdgeflError as error:
-        channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
+    except (EdgeflError, OSError) as error:
+        what = (
+            str(error) if isinstance(error, EdgeflError) else f"the run's folder cannot be written: {error}"
+        )
+        channel.send(control.Refused(what, config=isinstance(error, ConfigError)))
         return 1
     return 0
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import socket
 import subprocess
@@ -62,7 +62,7 @@ GRACE_S = 10.0
 LAST_CHECKPOINT_S = 3.0
 """Time that a resume waits for the server of a killed supervisor, which writes its last checkpoint."""
 MOST_DEATHS = 3
-"""A server that is killed so often without a new version ends the run."""
+"""A server or zygote that is killed so often without a new version ends the run."""
 
 
 def run(
@@ -227,26 +227,25 @@ class _Supervisor:
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._restarts = self._deaths = self._died_at = 0
-        """Restarts of the server; its deaths in a row without a new version, and the version at the last."""
+        """Restarts of the server; deaths in a row without a new version, and the version at the last."""
         self._serving = False
         """The server has its plan, and hears of what happens."""
         self._broken = ""
         """The end of a process that the run cannot go on without, while the server leaves a checkpoint."""
         self._wakeup = os.pipe()
+        self._poller = select.poll()
+        self._poller.register(self._wakeup[0], select.POLLIN)
         self._end: control.Finished | None = None
 
     def run(self) -> Result:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # last: the channels are closed by then
             stack.enter_context(self._signals())
-            arguments = [self.workload] if self.workload else []
-            self._zygote = self._start("zygote", "zygote", control.FromZygote, *arguments)
-            stack.callback(self._zygote.close)
+            self._start_zygote()
+            stack.callback(lambda: self._zygote.close())
             self._start_server()
             stack.callback(lambda: self._server.close())
-            self._zygote.tell(
-                control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
-            )
+            self._prepare()
             self._view.say("loading data and model")
             stack.enter_context(self._view)
             end = self._loop()
@@ -271,11 +270,7 @@ class _Supervisor:
                 channels["zygote"] = self._zygote
             # The sockets do not tell of messages that were taken in while another was being sent.
             unheard = any(channel.waiting for channel in channels.values())
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._wakeup[0], selectors.EVENT_READ)
-                for channel in channels.values():
-                    selector.register(channel, selectors.EVENT_READ)
-                ready = {key.fd for key, _ in selector.select(0 if unheard else None)}
+            ready = {fd for fd, _ in self._poller.poll(0 if unheard else None)}
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 64)
                 self._interrupted()
@@ -311,12 +306,13 @@ class _Supervisor:
             killed = code < 0
             how = f"ended early ({f'signal {-code}' if killed else f'exit code {code}'})"
         what = f"the {name} process {how}"
-        if name == "zygote" and self._listening and self._serving:
+        if killed and self._listening and not self._broken and not (name == "zygote" and self._interrupts):
+            self._restart(name, what)
+        elif name == "zygote" and self._listening and self._serving:
             self._broken, self._pids = what, {}
+            self._poller.unregister(self._zygote)
             self._view.say(f"{what}: writing a checkpoint")
             self._stop_serving()
-        elif name == "server" and killed and self._listening and not self._broken:
-            self._restart_server(what)
         else:
             loading = name == "zygote" and self._listening is None
             when = " while it loaded data and model and tried the training" if loading else ""
@@ -325,8 +321,24 @@ class _Supervisor:
     def _start_server(self) -> None:
         self._server = self._start("server", "server_process", control.FromServer)
 
-    def _restart_server(self, what: str) -> None:
-        """Start another server on the same buffer, as soon as nobody writes into that any more."""
+    def _start_zygote(self) -> None:
+        arguments = [self.workload] if self.workload else []
+        self._zygote = self._start("zygote", "zygote", control.FromZygote, *arguments)
+
+    def _prepare(self) -> None:
+        self._zygote.tell(
+            control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
+        )
+
+    def _restart(self, name: str, what: str) -> None:
+        """Start another server on the same buffer, as soon as nobody writes into that any more.
+
+        Where the zygote was killed all clients are dead with it: another one is started too, and the server
+        ended, whose successor gives the clients' tasks again.
+        """
+        if name == "zygote":
+            self._children["server"].kill()
+            self._children["server"].wait()
         version, under_way = _version_on_record(self._folder), run_folder.resumable(self._folder)
         self._deaths = 1 if version > self._died_at else self._deaths + 1
         self._died_at = max(version, self._died_at)
@@ -335,15 +347,26 @@ class _Supervisor:
             raise RunError(f"{what}, {often}{run_folder.way_on(self._folder)}")
         self._restarts += 1
         self._view.restarted(f"{what}: starting it again")
-        self._server.close()
+        self._end_channel(self._server)
+        if name == "zygote":
+            self._end_channel(self._zygote)
+            self._start_zygote()
         self._serving = False
         self._start_server()
         # A server has listened, so the buffer is whole. Under the virtual clock no record is kept up with it.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
-            self._plan, resume=under_way, recover=recover, restarts=self._restarts
+            self._plan, resume=under_way, recover=recover, restarts=self._restarts, killed=name
         )
+        if name == "zygote":
+            assert self._buffer is not None
+            self._prepare()
+            self._zygote.tell(control.Adopt(initialise=False), self._buffer.fd)
         self._zygote.tell(control.Clear(self._restarts))
+
+    def _end_channel(self, channel: Channel[Any]) -> None:
+        self._poller.unregister(channel)
+        channel.close()
 
     def _serve(self) -> None:
         """Tell the server what to serve."""
@@ -354,9 +377,9 @@ class _Supervisor:
 
     def _take(self, message: control.FromZygote | control.FromServer) -> None:
         match message:
-            case control.Prepared():
+            case control.Prepared() if self._buffer is None:
                 self._prepared(message)
-            case control.Adopted():
+            case control.Adopted() if self._listening is None:
                 self._serve()
             case control.Cleared(restarts=restarts):
                 if restarts == self._restarts:  # and the server was not killed again meanwhile
@@ -388,7 +411,9 @@ class _Supervisor:
                 self._usage.end()
                 self._end = message
             case control.Refused():
-                raise ConfigError(message.message) if message.config else RunError(message.message)
+                if message.config:
+                    raise ConfigError(message.message)
+                raise RunError(f"{message.message}{run_folder.way_on(self._folder)}")
 
     def _prepared(self, prepared: control.Prepared) -> None:
         why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
@@ -456,6 +481,7 @@ class _Supervisor:
         else:
             child, channel = start_process("edgefl.run.child", incoming, environment, whole, *arguments)
         self._children[name] = child
+        self._poller.register(channel, select.POLLIN)
         return channel
 
     @contextlib.contextmanager

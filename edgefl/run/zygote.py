@@ -158,7 +158,8 @@ class Zygote:
         try:
             signal.set_wakeup_fd(-1)
             become_child(parent, name)
-            self._channel.close()
+            # The channel stays open: the supervisor hears of the zygote's end when nobody is left who was
+            # forked here, and so nobody who writes into the buffer.
             for fd in (*self._wakeup, self._lifeline[1]):
                 os.close(fd)
             life()

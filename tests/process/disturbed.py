@@ -46,12 +46,13 @@ def disturb(file):
     if deed == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     leader = psutil.Process(os.getsid(0))
-    server = next(process for process in leader.children() if process.name() == "edgefl-server")
+    name = "edgefl-" + deed.removeprefix("kill the ") if deed != "interrupt" else "edgefl-server"
+    process = next(process for process in leader.children() if process.name() == name)
     if deed == "interrupt":
         os.killpg(0, signal.SIGINT)
     else:
-        server.kill()
-    server.wait()  # without this worker the run does not end by itself
+        process.kill()
+    process.wait()  # without this worker the run does not end by itself
 
 
 def make(input_shape, classes):
@@ -66,7 +67,7 @@ def made_in(folder: Path) -> Model:
 
 
 def plan(folder: Path, deeds: dict[int, str]) -> None:
-    """What the first worker does that gets to its so-many-th step: die, interrupt, or kill the server."""
+    """What the first worker does that gets to its so-many-th step: die, interrupt, kill server or zygote."""
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)
 

@@ -168,15 +168,16 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
         assert verify(tmp_path / "killed").model_sha256 == figures["model_sha256"]
 
 
-def test_interrupted_and_then_without_a_server_it_is_the_same_run(tmp_path: Path) -> None:
+def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_path: Path) -> None:
     wanted, folder = resumable(model=made_in(tmp_path)), tmp_path / "killed"
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     plan(tmp_path, {60: "interrupt"})
     Command.run(wanted, folder).ends(130)
-    plan(tmp_path, {60: "kill the server"})
-    Command("resume", str(folder)).ends(0, "the server process ended early (signal 9): starting it again")
+    plan(tmp_path, {60: "kill the server", 61: "kill the zygote"})
+    ended = [f"the {name} process ended early (signal 9): starting it again" for name in ("server", "zygote")]
+    Command("resume", str(folder)).ends(0, *ended)
     assert left(tmp_path) == []
-    assert summary(folder)["incidents"]["restart"] == 1
+    assert summary(folder)["incidents"]["restart"] > 0  # one, where both died at once
     assert outcome(folder) == outcome(tmp_path / "calm")
 
 
