@@ -14,6 +14,7 @@ import hmac
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -138,11 +139,22 @@ class ServerSocket(_Socket):
 
     def call(self, name: bytes) -> None:
         """Connect to the peer of this name, now or as soon as it is there. A name is called once in a run."""
-        socket = self._socket
+        router = self._socket
         self._called[name] = where = control.address(self.root, self.secret, name)
-        socket.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
-        socket.setsockopt(zmq.CONNECT_ROUTING_ID, name)
-        socket.connect(where)
+        router.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
+        router.setsockopt(zmq.CONNECT_ROUTING_ID, name)
+        router.connect(where)
+
+    def refused(self) -> str:
+        """The reason why this process may open no socket now; "" if it may.
+
+        ZeroMQ does not say why it does not reach a peer: it tries again, for good.
+        """
+        try:
+            socket.socket(socket.AF_UNIX).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def hang_up(self, name: bytes) -> None:
         """Hear this peer no more; what it had begun to say is forgotten."""
@@ -285,7 +297,7 @@ class Connection:
                 return
 
     def say(self, message: messages.FromClient) -> None:
-        """Say this, and again at each heartbeat until there is more to do: it may not have been heard."""
+        """Say this, and again at each heartbeat with nothing to do: it may not have been heard."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
 
@@ -323,7 +335,7 @@ class Connection:
             self.give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
     def give_back(self, task: messages.Task, reason: str) -> None:
-        self.say(messages.Gone(task.client, task.task, reason))
+        self.say(messages.Gone(task.client, task.task, reason, task.order))
 
     def receive(self) -> Message:
         """The next message and its payload frames."""
@@ -367,16 +379,14 @@ class Connection:
         if frames is None:
             return None
         message = messages.decode_from_server(frames[0])
-        if isinstance(message, messages.Task):
-            if message.task <= self._latest:
-                return None  # it came twice
-            self._latest = message.task
-        if not isinstance(message, messages.Cancel):
-            self._unanswered = None
+        if isinstance(message, messages.Task | messages.Tasks | messages.Assess):
+            if message.number <= self._latest:
+                return None  # it came twice, or late
+            self._latest, self._unanswered = message.number, None
         return message, frames[1:]
 
     def _listen(self, timeout_ms: int) -> None:
         if self._socket.wait(timeout_ms):
             raise Leave
         if time.monotonic_ns() >= self._next_beat_ns:
-            self.send(self._unanswered or BEAT)
+            self.send(BEAT if self._unanswered is None or self.task is not None else self._unanswered)

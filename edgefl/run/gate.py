@@ -31,6 +31,10 @@ class GivenBack(NamedTuple):
     reason: str
 
 
+class Unheard(NamedTuple):
+    """A worker or the evaluator has nothing to do: what it was told last, or what it said of it, was lost."""
+
+
 class Refusal(NamedTuple):
     """A peer sent what does not fit, or takes nothing that is sent to it."""
 
@@ -41,8 +45,10 @@ class Refusal(NamedTuple):
 MOST_IDLE = 1000
 """Messages of a peer between two looks at the peers that ask for nothing to be done: more are a flood."""
 MOST_REPEATS = 2
-"""A client with a task that says its last word so often again has not heard of it: once may have crossed."""
-Checked = messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Refusal
+"""A peer with a task that says its last word so often again has not heard of it: once may have crossed."""
+Checked = (
+    messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Unheard | Refusal
+)
 
 
 @dataclass(eq=False)
@@ -118,6 +124,8 @@ class Gate:
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
         """It said this before: nothing to do, unless it does so although it was given a task."""
         peer.repeats += 1
+        if peer.role != control.CLIENT and peer.repeats > MOST_REPEATS:
+            return (*self._beat(peer), Unheard())
         order = peer.order
         lease = None if order is None else self._lease_of(peer, order.task)
         if order is not None and lease is not None and peer.repeats > MOST_REPEATS:
@@ -144,13 +152,25 @@ class Gate:
         return (self._whole(peer, lease if fits and peer.role == control.CLIENT else None, done),)
 
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
-        first = message.results[0].task if message.results else -1
-        if first in peer.past and all(result.task in peer.past for result in message.results):
-            yield from self._repeated(peer)
-            return
+        fresh = False
         for result in message.results:
             lease = self._lease_of(peer, result.task) if peer.role == control.WORKER else None
-            yield self._whole(peer, lease, result)
+            if not self._is_old(peer, lease, result):
+                fresh = True
+                yield self._whole(peer, lease, result)
+        if not fresh:
+            yield from self._repeated(peer)
+
+    def _is_old(self, peer: Peer, lease: Lease | None, said: messages.TaskResult | messages.Gone) -> bool:
+        """Returns True if a worker said this before, or of an order that it was given again.
+
+        One whose update is not all there is none that it has said either.
+        """
+        if lease is None:
+            return said.task in peer.past
+        if isinstance(said, messages.TaskResult) and not self.transport.whole(lease.slot, said.task):
+            return True
+        return said.order != lease.order
 
     def _whole(
         self, peer: Peer, lease: Lease | None, said: messages.Done | messages.TaskResult
@@ -181,7 +201,7 @@ class Gate:
 
     def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, gone.task)
-        if lease is None or lease.client != gone.client:
+        if lease is None or lease.client != gone.client or lease.order != gone.order:
             return self._repeated(peer)
         self._ended(peer, lease, gone.task)
         reason = gone.reason[:MOST_DETAIL]
@@ -190,6 +210,9 @@ class Gate:
     def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:
         if peer.role != control.EVALUATOR:
             raise WireError(f"{peer.role} {peer.number} is no evaluator")
+        if answer.version in peer.past:
+            return self._repeated(peer)
+        peer.past.append(answer.version)
         peer.deaths_in_a_row = 0
         return (answer,)
 
@@ -208,7 +231,9 @@ class Gate:
         except Unreachable:
             return False
         if isinstance(message, messages.Task):
-            peer.order, peer.repeats = message, 0
+            peer.order = message
+        if not isinstance(message, messages.Cancel | messages.Withdraw):
+            peer.repeats = 0
         return True
 
     def goodbye(self, *roles: str) -> None:

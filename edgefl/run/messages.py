@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Fields are positional on the wire: short, and a missing one is an error."""
+    """Fields are positional on the wire: short, and one that is missing and has no default is an error."""
 
 
 class Ready(_Message, frozen=True, tag=1):
@@ -88,6 +88,8 @@ class Gone(_Message, frozen=True, tag=5):
     client: int
     task: int
     reason: str
+    order: int = 0
+    """The order's number, as in `Task`."""
 
 
 class TaskResult(_Message, frozen=True, tag=23):
@@ -103,6 +105,8 @@ class TaskResult(_Message, frozen=True, tag=23):
     metrics: Metrics
     counted: Count | None = None
     """The examples that it is weighed by, where they are not all that its client holds."""
+    order: int = 0
+    """The order's number, as in `Task`."""
 
 
 class Trained(_Message, frozen=True, tag=7):
@@ -158,6 +162,14 @@ class Task(_Message, frozen=True, tag=11):
     cut: Cut | None
     condition: Condition | None
     """The device's state when the trip starts, where that changes over time."""
+    order: int = 0
+    """The number of the order to a worker: it begins none that is older than its last, and what it says of a
+    task counts if it says it of the last order for that."""
+
+    @property
+    def number(self) -> int:
+        """Orders to one peer have rising numbers: what comes twice, or overtaken, is not carried out."""
+        return self.task
 
 
 class Cancel(_Message, frozen=True, tag=12):
@@ -165,7 +177,12 @@ class Cancel(_Message, frozen=True, tag=12):
 
 
 class Tasks(_Message, frozen=True, tag=15):
-    tasks: list[Task]
+    tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
+    """All of one order."""
+
+    @property
+    def number(self) -> int:
+        return self.tasks[0].order
 
 
 class Withdraw(_Message, frozen=True, tag=16):
@@ -175,6 +192,10 @@ class Withdraw(_Message, frozen=True, tag=16):
 class Assess(_Message, frozen=True, tag=13):
     version: int
     entry: int
+
+    @property
+    def number(self) -> int:
+        return self.version
 
 
 class Bye(_Message, frozen=True, tag=14):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from edgefl.errors import RunError
 from edgefl.experiment import Experiment
 from edgefl.processes import usable_cores
 from edgefl.results.store import Store
@@ -44,10 +45,11 @@ class Peer:
     """It was told to leave."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
-    """Its last tasks that have ended: what it says of them comes late, or twice."""
+    """Its last tasks that have ended, or versions that it measured: it says these again, or late."""
     order: messages.Task | None = None
-    """The last task that it was sent, and ``repeats``, how often it said its last word again since then."""
+    """The last task that a client was sent."""
     repeats: int = 0
+    """Times that it said its last word again since it was sent something to do."""
     idle: int = 0
     """Messages that asked for nothing to be done, since the last look at the peers."""
 
@@ -123,6 +125,12 @@ class Peers:
             if not peer.expelled and now - peer.heard_s > allowed:
                 yield peer, now - peer.heard_s
 
+    def refused(self, seconds: float) -> str:
+        """The reason why this process reaches nobody, where a peer has waited so long for that; else ""."""
+        now = self._monotonic()
+        waits = any(not peer.ready and now - peer.heard_s > seconds for peer in self._by_name.values())
+        return self._socket.refused() if waits else ""
+
     def of(self, *roles: str) -> list[Peer]:
         return [peer for peer in self._by_name.values() if peer.role in roles]
 
@@ -151,8 +159,13 @@ class Roster:
         """Peers that are dead and will be started again."""
 
     def find_silent(self, slowest_step_s: float) -> None:
-        """Expel peers that are silent for too long; a client is silent during a step, so it may take one."""
+        """Expel peers that are silent for too long; a client is silent during a step, so it may take one.
+
+        `RunError` where that is the fault of nobody but the system, which lets this process reach no peer.
+        """
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
+        if why := self._peers.refused(seconds):
+            raise RunError(f"the server can open no more connections to its clients: {why}")
         for peer, silent_s in self._peers.look(seconds, self.look_every_s):
             if peer.role == control.EVALUATOR and peer.ready and silent_s < BUSY_S:
                 continue

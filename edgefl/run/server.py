@@ -22,7 +22,7 @@ from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.gate import Checked, Gate, GivenBack, Refusal
+from edgefl.run.gate import Checked, Gate, GivenBack, Refusal, Unheard
 from edgefl.run.peers import CLIENTS, Peer, Peers, Roster, slowest_step_s
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.timeline import Delivery, Happening, Restored, Timeline
@@ -157,6 +157,10 @@ class ServerLoop:
         match message:
             case Refusal(kind=kind, detail=detail):
                 self._roster.expel(peer, kind, detail)
+            case Unheard() if peer.role == control.EVALUATOR:
+                self._evaluation.send()
+            case Unheard():
+                self._timeline.unheard(peer)
             case messages.Ready():
                 if peer.role == control.EVALUATOR:
                     self._evaluation.send()

@@ -43,6 +43,8 @@ class Lease(msgspec.Struct):
     version: int
     holder: int = -1
     """The number of the peer that computes the task now: the client itself, or a worker; −1 for nobody."""
+    order: int = 0
+    """The number of the last order for it that a worker was given."""
 
 
 class SumResult(msgspec.Struct):

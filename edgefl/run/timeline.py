@@ -124,6 +124,9 @@ class Timeline:
         """A process that takes another's place is there: a worker waits for the next `flush`."""
         return iter(())
 
+    def unheard(self, peer: Peer) -> None:
+        """A worker with nothing to do: what it has in hand by our account is told it again."""
+
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """A peer's task has ended."""
         raise NotImplementedError

@@ -39,6 +39,10 @@ class ShmServer:
         """Payload frames that carry a ring entry's model with a task."""
         return []
 
+    def whole(self, slot: int, task: int) -> bool:
+        """Returns True if no part of the task's update is missing in its slot."""
+        return True
+
     def accept(self, chunk: Chunk, body: Frame) -> None:
         """Put a part of an update into its slot. `WireError` if it does not fit."""
         raise WireError("a part of an update on the socket of a shared-memory run")
@@ -53,8 +57,12 @@ class WireServer(ShmServer):
 
     def __init__(self, buffer: ParameterBuffer) -> None:
         super().__init__(buffer)
-        self._parts = [(-1, 0)] * buffer.shape.slots
-        """By slot, its task and how many parts of that one's update have come."""
+        self._parts: list[tuple[int, int, dict[int, int]]] = [(-1, 0, {})] * buffer.shape.slots
+        """By slot, its task, how many parts of its update have come, and their bytes by offset."""
+
+    def whole(self, slot: int, task: int) -> bool:
+        its, _, there = self._parts[slot]
+        return its == task and sum(there.values()) >= self._buffer.shape.update_bytes
 
     def model_frames(self, entry: int) -> list[Frame]:
         # A copy, because the ring entry may be overwritten before the socket has sent it; one a version.
@@ -74,11 +82,14 @@ class WireServer(ShmServer):
             raise WireError(
                 f"a part of {len(body)} bytes at byte {chunk.offset} where the update has {raw.size} bytes"
             )
-        task, parts = self._parts[slot]
-        parts = parts + 1 if task == chunk.task else 1
+        task, parts, there = self._parts[slot]
+        if task != chunk.task:
+            parts, there = 0, {}
+        parts += 1
         if parts > REPEATED * (raw.size // ALIGN_BYTES) + SOME_PARTS:
             raise WireError(f"{part}, the {parts}th")
-        self._parts[slot] = chunk.task, parts
+        there[chunk.offset] = len(body)
+        self._parts[slot] = chunk.task, parts, there
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
 
 

@@ -95,6 +95,8 @@ class VirtualTimeline(Timeline):
         self._instant: tuple[float, int] = (-math.inf, 0)
         """The emulated second of the last arrival, and how many there were at it."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
+        self._orders = 0
+        """Orders to workers so far."""
         self._deaths: dict[int, list[float]] = {}
         """By client, the instants at which it died of its training since its last update."""
         self._started = False
@@ -218,16 +220,23 @@ class VirtualTimeline(Timeline):
         peer, transport = self.peers.get(control.WORKER, worker), self.gate.transport
         if peer is None:
             return False
-        taken = True
+        taken, leases = True, self.aggregator.leases
         by_entry = groupby(tasks, key=lambda task: task.entry if transport.carries_updates else 0)
         for _, same in by_entry:
-            batch = list(same)
+            self._orders += 1
+            batch = [msgspec.structs.replace(task, order=self._orders) for task in same]
             frames = transport.model_frames(batch[0].entry)
             taken = taken and self.gate.send(peer, messages.Tasks(batch), frames)
+            for task in batch:
+                leases[task.task].order = task.order
         if taken:
             for task in tasks:
-                self.aggregator.leases[task.task].holder = worker
+                leases[task.task].holder = worker
         return taken
+
+    def unheard(self, peer: Peer) -> None:
+        if self.core.stopped is None and (tasks := self._dispatch.in_hand(peer.number)):
+            self._give(peer.number, tasks)
 
     def wait_ms(self) -> int:
         return 0 if self._more else 1000

@@ -13,7 +13,7 @@ import numpy as np
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
 from edgefl.limits.memory import peak_resident_mib
-from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Frame, Leave
@@ -43,8 +43,6 @@ class VirtualWorker:
         self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
-        self._task = -1
-        """The task that is being computed."""
         self._cancelled = False
         self._results: list[messages.TaskResult] = []
         self._told_ns = self._look_ns = 0
@@ -56,10 +54,13 @@ class VirtualWorker:
         self._hear(message, frames)
         while self._hand:
             task, frames = self._hand.popleft()
-            self._task, self._cancelled = task.task, False
+            self._server.task, self._cancelled = task.task, False
+            self._buffer.state[task.slot] = (
+                SlotState.LEASED
+            )  # it may be the second time: what was said is lost
             self._buffer.begun[task.slot] = time.monotonic_ns()  # what this process dies of, if it does now
             self._server.attempt(task, partial(self._compute, task, frames))
-            self._task = -1
+            self._server.task = None
             if time.monotonic_ns() > self._told_ns + TELL_NS:
                 self._tell()
             self._look()
@@ -82,17 +83,23 @@ class VirtualWorker:
 
     def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         match message:
-            case messages.Tasks(tasks=tasks):
-                self._hand.extend((task, frames) for task in tasks)
+            case messages.Tasks(tasks=orders):
+                self._take_from_hand([task.task for task in orders])  # of orders that were given again
+                self._hand.extend((task, frames) for task in orders)
             case messages.Withdraw(tasks=tasks):
-                self._cancelled |= self._task in tasks
-                for task, _ in [item for item in self._hand if item[0].task in tasks]:
+                self._cancelled |= self._server.task in tasks
+                for task in self._take_from_hand(tasks):
                     self._server.give_back(task, "cancelled")
-                self._hand = deque(item for item in self._hand if item[0].task not in tasks)
             case messages.Bye():
                 raise Leave
             case _:
                 raise WireError(f"a worker cannot answer {type(message).__name__}")
+
+    def _take_from_hand(self, tasks: Sequence[int]) -> list[messages.Task]:
+        taken = [task for task, _ in self._hand if task.task in tasks]
+        if taken:
+            self._hand = deque(item for item in self._hand if item[0].task not in tasks)
+        return taken
 
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
@@ -137,6 +144,7 @@ class VirtualWorker:
             peak_mib=peak_resident_mib(),
             metrics=dict(trained.metrics),
             counted=trained.counted,
+            order=task.order,
         )
         self._results.append(result)
 

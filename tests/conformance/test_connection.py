@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import sys
@@ -141,6 +142,18 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
     with pytest.raises(Unreachable):
         server.send(b"one", [b"hello?"])
     server.hang_up(b"one")  # a second time is nothing
+
+
+def test_a_process_without_descriptors_says_so(server: ServerSocket) -> None:
+    """ZeroMQ says nothing: it tries to connect again and again."""
+    assert server.refused() == ""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+    try:
+        assert server.refused() == "Too many open files"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert server.refused() == ""
 
 
 def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Connect) -> None:

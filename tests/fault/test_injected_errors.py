@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from edgefl import Checkpoint, Experiment, Stop, config
+from edgefl import Checkpoint, Experiment, Server, Stop, config
 from tests.fault import shim
-from tests.fault.injected import ERRORS, GOOD, Runs
+from tests.fault.injected import ERRORS, GOOD, Fault, Runs
 from tests.process.runs import virtual
 
 pytestmark = [pytest.mark.timeout(1200)]
@@ -30,6 +31,14 @@ def test_one_line_and_the_same_outcome_when_resumed(who: str, tmp_path: Path) ->
     for fault in wanted[:: max(1, len(wanted) // 4)]:
         found = runs(fault)
         assert found in GOOD, (fault, found)
+
+
+@pytest.mark.slow
+def test_a_server_that_may_open_no_socket_ends_with_one_line(tmp_path: Path) -> None:
+    """It tried to reach its clients for ten minutes."""
+    wanted = msgspec.structs.replace(small_run(), server=Server(heartbeat_s=5.0))
+    runs = Runs(wanted, tmp_path / "runs", shim.build(tmp_path))
+    assert runs(Fault("server", "socket", 0, "EMFILE", on=True)) == "one line"
 
 
 def test_without_memory_it_ends_with_one_line(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 Real are gate, roster, timeline, engine, core, aggregator, parameter buffer and record, and each client's
 `Connection`; sockets are queues, time is a number, and training is an update that is known beforehand.
+Under the virtual clock (`faulty_virtual`) workers and evaluator are real as a whole.
 
-    PYTHONPATH=. python tests/unit/faulty_run.py [--messages 1000000] [--transport wire] [--seed 1]
+    PYTHONPATH=. python tests/unit/faulty_run.py [--messages 1000000] [--transport wire] [--clock virtual]
 """
 
 from __future__ import annotations
@@ -24,31 +25,38 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from engine_world import CountingStore
 from run_parts import SIZE, Hand, Parts, done, experiment
 
 from edgefl import kernels
 from edgefl.core.events import Sum
-from edgefl.experiment import Server, Stop
+from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
-from edgefl.run import connection, control, messages
+from edgefl.run import connection, control, messages, worker
 from edgefl.run.clock import Alarms
 from edgefl.run.connection import Cancelled, Connection, Frame
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
-from edgefl.run.gate import Refusal
+from edgefl.run.gate import Refusal, Unheard
 from edgefl.run.peers import Roster
 from edgefl.run.slots import Lease
-from edgefl.run.timeline import Happening
+from edgefl.run.timeline import Happening, Timeline
 from edgefl.run.wall import WallTimeline
 
 CLIENTS = 12
 HEARTBEAT_S = 6.0
 TICK_S = 0.25
+TRAINING_S = 0.001
+"""Seconds of CPU that a worker says it took for a task: it is given a few at once."""
 STALL_S = 600.0
 """Emulated seconds without a new version that are a stall."""
 FAULT = 0.2
 """The share of messages that are dropped, repeated, held back by a little and held back by much, each."""
+
+
+VERY_LATE = 5.0
+"""What is very late is so many times as late as what is late."""
 
 
 class Broken(AssertionError):
@@ -58,28 +66,32 @@ class Broken(AssertionError):
 class Network:
     """Messages under way; each is dropped, repeated, delayed or overtaken by chance."""
 
-    def __init__(self, seed: int, hand: Hand) -> None:
-        self._draw, self._hand = random.Random(seed), hand
+    def __init__(self, seed: int, hand: Hand, fault: float = FAULT) -> None:
+        self._draw, self._hand, self._fault = random.Random(seed), hand, fault
         self._order = itertools.count()
         self._heap: list[tuple[float, int, bytes | None, Any]] = []
         self.sent = 0
+        self.very_late = 0.0
+        """The share of the late messages that are very late."""
         self.faults: Counter[str] = Counter()
 
     def send(self, to: bytes | None, what: object) -> None:
         """Send something to the peer of this name, or to the server."""
-        draw, at_s = self._draw.random, self._hand.at
+        draw, at_s, fault = self._draw.random, self._hand.at, self._fault
         self.sent += 1
-        if draw() < FAULT:
+        if draw() < fault:
             self.faults["dropped"] += 1
             return
-        copies = 1 + (draw() < FAULT)
+        copies = 1 + (draw() < fault)
         self.faults["repeated"] += copies - 1
         for _ in range(copies):
             late_s = 0.0
-            if draw() < FAULT:
+            if draw() < fault:
                 self.faults["delayed"] += 1
                 late_s = HEARTBEAT_S * draw()
-            elif draw() < FAULT:
+                if self.very_late and draw() < self.very_late:
+                    late_s *= VERY_LATE
+            elif draw() < fault:
                 self.faults["overtaken"] += 1
                 late_s = 2 * TICK_S * draw()
             heapq.heappush(self._heap, (at_s + late_s, next(self._order), to, what))
@@ -126,8 +138,12 @@ class Client:
 class FaultyRun(Parts):
     """A run whose messages go over a `Network`."""
 
-    def __init__(self, folder: Path, *, transport: str = "shm", seed: int = 1) -> None:
-        super().__init__(folder, clients=CLIENTS, transport=transport, stop=Stop(versions=10**9))
+    line = Line
+
+    def __init__(
+        self, folder: Path, *, transport: str = "shm", seed: int = 1, fault: float = FAULT, **more: int
+    ) -> None:
+        super().__init__(folder, clients=CLIENTS, transport=transport, stop=Stop(versions=10**9), **more)
         self.transport, self._draw = transport, random.Random(f"clients {seed}")
         self.store.close()
         (folder / "counted").mkdir()
@@ -135,18 +151,15 @@ class FaultyRun(Parts):
         wanted = msgspec.structs.replace(
             experiment(join_spread_s=0.0), server=Server(heartbeat_s=HEARTBEAT_S, transport=transport)
         )
-        self.network = Network(seed, self.hand)
+        self.network = Network(seed, self.hand, fault)
         self.socket.send = self.network.send  # type: ignore[method-assign]
         self.alarms = Alarms(self.hand)
         self.orders: list[Any] = []
         channel: Any = SimpleNamespace(send=self.orders.append)
         self.roster = Roster(self.peers, wanted, self.store, self.clock, self.alarms, channel)
-        parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
-        ahead = WriteAhead(self.store, self.aggregator, self.watch)
-        self.timeline = WallTimeline(wanted, self.clock, *parts, ahead)
-        said_of = (self.timeline, self.evaluation, self.watch)
-        self.engine = Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
-        self.clients: dict[bytes, Client] = {}
+        self.timeline, self.engine = self.served(wanted)
+        self.clients: dict[bytes, Any] = {}
+        """The peers' processes, by name."""
         self.values: dict[int, float] = {}
         """What each task's update consists of."""
         self.model = 0.0
@@ -157,28 +170,48 @@ class FaultyRun(Parts):
         self.moved_s = self.hand.at
         self._sum, self.aggregator.sum = self.aggregator.sum, self._watched_sum  # type: ignore[method-assign]
 
+    def served(self, wanted: Experiment) -> tuple[Timeline, Engine]:
+        """The timeline and its engine."""
+        parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
+        ahead = WriteAhead(self.store, self.aggregator, self.watch)
+        timeline = WallTimeline(wanted, self.clock, *parts, ahead)
+        said_of = (timeline, self.evaluation, self.watch)
+        return timeline, Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
+
     def _watched_sum(self, action: Sum, entry: int) -> Any:
         result = self._sum(action, entry)
         if not result.bad:
             self.moved_s = self.hand.at
-            pairs = zip(action.tasks, action.weights, strict=True)
-            self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
+            self.summed(action, entry)
         return result
+
+    def summed(self, action: Sum, entry: int) -> None:
+        """A version was made, in this entry."""
+        pairs = zip(action.tasks, action.weights, strict=True)
+        self.model += sum(weight * self.values.pop(task) for task, weight in pairs)
 
     def begin(self) -> None:
         self.timeline.expect()
         self.clock.start()
         self.timeline.start()
         self.alarms.every(self.roster.look_every_s, lambda: self.roster.find_silent(0.0))
-        for number in range(CLIENTS):
-            self._spawn(number, 0)
+        for peer in self.peers.of(*control.ROLES):
+            self.spawn(peer.role, peer.number, 0)
 
-    def _spawn(self, number: int, epoch: int) -> None:
-        name = control.routing_id(control.CLIENT, number, epoch)
+    def spawn(self, role: control.Role, number: int, epoch: int) -> None:
+        """Start a peer's process."""
+        name = control.routing_id(role, number, epoch)
         password = control.password(self.socket.secret, name)
-        spec = control.Spawn(control.CLIENT, number, epoch, "", password, 0, 1.0)
-        client = self.clients[name] = Client(spec, Connection(spec, HEARTBEAT_S, -1))
-        client.connection.say(messages.Ready(number, epoch, control.CLIENT, password))
+        self.clients[name] = self.started(control.Spawn(role, number, epoch, "", password, 0, 1.0))
+
+    def started(self, spec: control.Spawn) -> Any:
+        """A process that was just started."""
+        client = Client(spec, Connection(spec, HEARTBEAT_S, -1))
+        client.connection.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
+        return client
+
+    def killed(self, process: Any) -> None:
+        """A process writes nowhere from now on."""
 
     def turn(self) -> None:
         """A tick of everybody."""
@@ -186,16 +219,23 @@ class FaultyRun(Parts):
         for to, what in self.network.arrived():
             if to is None:
                 self.socket.incoming.append(what)
-            elif to in self.clients:
+            elif to in self.clients and to in Line.lines:
                 Line.lines[to].inbox.append(what)
         for peer, message in self.gate.receive():
             match message:
                 case Refusal(kind=kind, detail=detail):
                     self.roster.expel(peer, kind, detail)
+                case messages.Ready() if peer.role == control.EVALUATOR:
+                    self.evaluation.send()
                 case messages.Ready():
                     self._take(self.timeline.ready(peer))
                 case messages.Assessed():
-                    raise Broken("nobody measures here")
+                    if self.evaluation.answered(message.version):
+                        self.engine.assessed(message)
+                case Unheard() if peer.role == control.EVALUATOR:
+                    self.evaluation.send()
+                case Unheard():
+                    self.timeline.unheard(peer)
                 case _:
                     self._take(self.timeline.heard(message))
         self.engine.retry_sum()
@@ -205,15 +245,16 @@ class FaultyRun(Parts):
         orders, self.orders[:] = list(self.orders), []
         for order in orders:
             if isinstance(order, control.Replace):
-                self._spawn(order.peer, order.epoch)
+                self.spawn(order.role, order.peer, order.epoch)
                 continue
             name = control.routing_id(order.role, order.peer, order.epoch)
-            del self.clients[name], Line.lines[name]  # killed: from now on it writes nowhere
+            self.killed(self.clients.pop(name))
+            Line.lines.pop(name, None)
             departure = self.roster.departed(control.Departed(order.role, order.peer, order.epoch, "killed"))
             assert departure is not None
             self._take(self.timeline.departed(departure[0], "killed", given_up=departure[1]))
-        for client in self.clients.values():
-            self._act(client)
+        for client in list(self.clients.values()):
+            self.act(client)
         if self.hand.at - self.moved_s > STALL_S:
             raise Broken(f"no version for {STALL_S:g} s: {len(self.core.idle)} of {CLIENTS} clients are idle")
 
@@ -226,7 +267,8 @@ class FaultyRun(Parts):
                 self.arrivals.add(task)
             self.engine.take(happening)
 
-    def _act(self, client: Client) -> None:
+    def act(self, client: Any) -> None:
+        """A process does what it can do at this instant."""
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
@@ -282,19 +324,26 @@ class FaultyRun(Parts):
 
 
 @contextmanager
-def faulty_run(folder: Path, *, transport: str = "shm", seed: int = 1) -> Iterator[FaultyRun]:
+def faulty_run(
+    folder: Path, *, transport: str = "shm", seed: int = 1, fault: float = FAULT, kind: type[Any] = FaultyRun
+) -> Iterator[Any]:
     """A run over such a network; its clients' sockets and time are the run's."""
-    before = connection.PeerSocket, connection.time
-    made = FaultyRun(folder, transport=transport, seed=seed)
+    made = kind(folder, transport=transport, seed=seed, fault=fault)
     Line.network, Line.lines = made.network, {}
-    clock: Any = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))
-    connection.PeerSocket, connection.time = Line, clock  # type: ignore[misc, assignment]
-    try:
-        made.begin()
-        yield made
-    finally:
-        connection.PeerSocket, connection.time = before  # type: ignore[misc]
-        made.close()
+    clock = SimpleNamespace(
+        monotonic_ns=lambda: int(made.hand.at * 1e9), thread_time=itertools.count(step=TRAINING_S).__next__
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "PeerSocket", made.line)
+        patch.setattr(connection, "time", clock)
+        patch.setattr(worker, "time", clock)
+        try:
+            made.begin()
+            yield made
+        finally:
+            for process in made.clients.values():
+                made.killed(process)
+            made.close()
 
 
 def campaign(folder: Path, messages: int, transport: str, seed: int) -> str:
@@ -320,10 +369,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Messages over a transport that loses, repeats and delays.")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--transport", choices=["shm", "wire"], default="wire")
+    parser.add_argument("--clock", choices=["wall", "virtual"], default="wall")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(campaign(Path(folder), given.messages, given.transport, given.seed))
+        if given.clock == "virtual":
+            from faulty_virtual import compared as run
+        else:
+            run = campaign
+        print(run(Path(folder), given.messages, given.transport, given.seed))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class FakeSocket:
         self.gone: set[bytes] = set()
         self.called: list[bytes] = []
         self.unending: bytes | None = None
+        self.no_descriptors = ""
         self.waited_ms: list[int] = []
 
     def call(self, name: bytes) -> None:
@@ -66,6 +67,9 @@ class FakeSocket:
 
     def endless(self) -> bytes | None:
         return self.unending
+
+    def refused(self) -> str:
+        return self.no_descriptors
 
     def wait(self, timeout_ms: int) -> bool:
         self.waited_ms.append(timeout_ms)
@@ -102,14 +106,23 @@ class Parts:
     """Core, buffer, record and gate of a run with ``clients`` clients; a timeline is put beside them."""
 
     def __init__(
-        self, folder: Path, *, clients: int = 3, transport: str = "shm", stop: Stop | None = None
+        self,
+        folder: Path,
+        *,
+        clients: int = 3,
+        transport: str = "shm",
+        stop: Stop | None = None,
+        kept: int = 0,
+        every: int = 10,
     ) -> None:
+        """Clients keep so many numbers; of ``every`` so many versions one is measured."""
         self.hand = Hand()
         self.socket = FakeSocket()
         strategy = FedBuff(buffer_size=2)
-        self.buffer = ParameterBuffer.create(Shape(SIZE, 6, strategy.slots(clients)))
+        keeping = {"clients": clients, "kept": kept} if kept else {}
+        self.buffer = ParameterBuffer.create(Shape(SIZE, 6, strategy.slots(clients), **keeping))
         self.buffer.publish(version=0, entry=0)
-        self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3))
+        self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3), every)
         self.aggregator = Aggregator(self.buffer, strategy.optimizer())
         self.store = Store(folder)
         self.peers = Peers(self.hand, self.socket)  # type: ignore[arg-type]

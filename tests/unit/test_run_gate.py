@@ -227,6 +227,9 @@ def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -
     assert wired.buffer.slot(lease.slot).tobytes() == body
     another, lease = wired.lease(client=2, holder=1)
     result = messages.TaskResult(another, 0, 2, 0.5, 1, 0.1, 20.0, {})
+    wired.say(worker, messages.Trained([result]))
+    assert wired.received() == []  # it has overtaken the parts
+    wired.say(worker, messages.Chunk(another, lease.slot, 0), body)
     for expected in ([(worker, result)], []):
         wired.say(worker, messages.Trained([result]))
         assert wired.received() == expected
