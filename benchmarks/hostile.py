@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import mmap
 import multiprocessing
 import os
 import random
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -148,7 +149,7 @@ class Attack:
         self._ends, self._counts, self._processes = [], [], []
         for user in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}:
             theirs, ours = multiprocessing.Pipe(duplex=False)
-            self._counts.append(multiprocessing.RawArray("q", 2))
+            self._counts.append(memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q"))
             given = (user, theirs, self._on, self._counts[-1])
             process = multiprocessing.Process(target=attack, args=given, daemon=True)
             process.start()
@@ -181,6 +182,7 @@ class Attack:
         for process in self._processes:
             process.kill()
             process.join()
+            process.close()
 
 
 @contextlib.contextmanager
@@ -207,7 +209,18 @@ def serve(transport: str, folder: Path) -> None:
         supervisor.run(experiment(transport), folder, quiet=True, workload="tests.fault.bad_clients:Workload")
 
 
-def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: float) -> None:
+class Found(NamedTuple):
+    """What an attack came to: messages of strangers, offences of the run's own, honest trips/s by attack."""
+
+    sent: int
+    offences: int
+    rates: dict[bool, float]
+    verified: int
+    """The exit code of ``edgefl verify``."""
+
+
+def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: float) -> Found:
+    """Attack a live run, every other phase, until so many messages are sent or the time is over."""
     switch = folder.with_suffix(".attacked")
     with run_of(transport, folder, switch) as process:
         while not folder.exists() or not _versions(folder):
@@ -252,6 +265,7 @@ def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: f
         f"server's descriptors {fds}; verify: exit {verified}",
     ]
     print("\n  ".join(lines), flush=True)
+    return Found(attackers.sent, count, rates, verified)
 
 
 class Counted:
@@ -267,10 +281,10 @@ class Counted:
             yield message
 
 
-def inside(count: int) -> None:
+def inside(count: int) -> int:
     """Have a peer with a password send so many malformed and well-formed messages to a live socket and gate.
 
-    It is refused again and again, which in a run would be its end at once.
+    Returns how many were refused: again and again, which in a run would be its end at once.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(ServerSocket(2**17)) as server:
         parts, counted = Parts(Path(folder), transport="wire"), Counted(server)
@@ -290,11 +304,14 @@ def inside(count: int) -> None:
             if len(pss_mib) <= 20 * counted.count // count:
                 pss_mib.append(psutil.Process().memory_full_info().pss / 2**20)
         took_s = time.monotonic() - began
+        child.join()
+        child.close()
         parts.close()
     print(
         f"inside: {counted.count} messages of a peer with a password, {refused} refused, in {took_s:.0f} s; "
         f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most"
     )
+    return refused
 
 
 def fuzz(where: str, name: bytes, password: str, count: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import hostile
 from edgefl import Server, Stop
 from edgefl.results.record import Record
 from edgefl.run import supervisor, witness
@@ -14,12 +15,13 @@ from tests.process.runs import PATIENCE_S, experiment, summary
 
 BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4, "endless": 5}
 HEARTBEAT_S = 1.5
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="a raw peer waits at an abstract address, which is Linux's"
+)
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="a raw peer waits at an abstract address, which is Linux's"
-)
+@linux
 def test_a_client_that_goes_bad_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_BAD", ",".join(f"{what}:{number}" for what, number in BAD.items()))
     folder = tmp_path / "run"
@@ -49,3 +51,20 @@ def test_over_faulty_sockets_every_update_counts_once(
     assert witness.problems(account, folder) == []
     figures = summary(folder)
     assert (figures["versions"], figures["trips"]["applied"]) == (40, 120)
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_a_run_goes_on_while_others_attack_it(transport: str, tmp_path: Path) -> None:
+    found = hostile.measure(transport, tmp_path / "run", 10**9, phase_s=5.0, most_s=20.0)
+    assert found.verified == 0
+    assert found.sent > 100
+    assert found.offences > 0
+    assert all(rate > 0 for rate in found.rates.values())
+
+
+@linux
+@pytest.mark.slow
+def test_what_a_peer_with_a_password_says_is_refused_and_costs_nobody_else() -> None:
+    assert hostile.inside(50_000) > 40_000
