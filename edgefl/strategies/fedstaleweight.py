@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.experiment import Count, Decay, Positive
 from edgefl.kernels import MovingAverage
-from edgefl.strategies.base import Client, Update, View
+from edgefl.strategies.base import Client, Step, Update, View
 from edgefl.strategies.buffered import Buffered
 
 
@@ -19,6 +19,10 @@ class Expectation:
     average: MovingAverage
     arrivals: int = 0
     raw_mean: float = 0.0
+    credit: dict[int, float] = field(default_factory=dict)
+    """By client: weight that the bound on a step has withheld from it and that was not paid since."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """By client: the weight that it should have had in the step last asked for, its credit included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +40,13 @@ class FedStaleWeight(Buffered):
     """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``."""
     form: Literal["derivation", "algorithm-1"] = "derivation"
     """α_i ∝ b·E[τ_i] + 1 as derived and proved (eq. 8), or E[τ_i] + 1 as Algorithm 1 writes it."""
-    normalize: Literal["buffer", "running"] = "buffer"
+    normalize: Literal["buffer", "running", "credit"] = "buffer"
     """Divide by the buffer's own Σ α (the paper), or by b times the mean α over all arrivals (ours). The
-    first bends the fairness of eq. 3, since a slow client's large weight also enlarges its own divisor."""
+    first bends the fairness of eq. 3, since a slow client's large weight also enlarges its own divisor.
+    ``credit`` does as ``running``, and pays what ``max_step`` withheld from a client with its next update."""
     max_step: Positive = 2.0
-    """With ``running``: the most that the weights of one buffer may add up to."""
+    """With ``running`` and ``credit``: the most that the weights of one buffer may add up to. It bounds the
+    share of clients that few versions contain: docs/findings.md says from where on."""
     average: Literal["window", "cumulative", "exponential"] = "window"
     """The moving average of a client's staleness that stands for E[τ_i]."""
     window: Count = 5
@@ -69,7 +75,35 @@ class FedStaleWeight(Buffered):
         size = len(updates)
         means = state.average.mean([update.client for update in updates]).tolist()
         raw = [self.raw(mean, size) for mean in means]
-        total = sum(raw)
-        if self.normalize == "running":
-            total = max(size * state.raw_mean, total / self.max_step)
-        return [one / total for one in raw]
+        if self.normalize == "buffer":
+            total = sum(raw)
+            return [one / total for one in raw]
+        fair: Sequence[float] = [one / (size * state.raw_mean) for one in raw]
+        if self.normalize == "credit":
+            fair = self._with_credit(state, updates, fair)
+        scale = min(1.0, self.max_step / sum(fair))
+        return [one * scale for one in fair]
+
+    def _with_credit(
+        self, state: Expectation, updates: Sequence[Update], fair: Sequence[float]
+    ) -> Sequence[float]:
+        """Each client's credit on top of the first of its updates; and what that makes for each client."""
+        state.asked, paid = {}, []
+        for update, one in zip(updates, fair, strict=True):
+            before = state.asked.get(update.client)
+            paid.append(one + state.credit.get(update.client, 0.0) if before is None else one)
+            state.asked[update.client] = (before or 0.0) + paid[-1]
+        return paid
+
+    def stepped(self, state: Expectation, step: Step, view: View) -> None:
+        """The step was made: what it left of each client's weight is that client's credit."""
+        if self.normalize != "credit":
+            return
+        left = dict(state.asked)
+        for update, weight in zip(step.updates, step.weights, strict=True):
+            left[update.client] -= weight
+        for client, weight in left.items():
+            if weight > 0.0:
+                state.credit[client] = weight
+            else:  # all was paid, to rounding
+                state.credit.pop(client, None)

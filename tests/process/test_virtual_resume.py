@@ -102,6 +102,14 @@ CASES = [
         id="momentum",
     ),
     pytest.param(
+        lambda _: {
+            "strategy": {"name": "fedstaleweight", "buffer_size": 2, "normalize": "credit", "max_step": 0.9},
+            "stop": Stop(versions=60),
+        },
+        ["event:0:70"],
+        id="credit",
+    ),
+    pytest.param(
         lambda _: {"strategy": {"name": "asyncfeded", "max_growth": 3}, "stop": Stop(versions=60)},
         ["event:0:31", "event:0:40"],
         id="measured, own steps",

@@ -331,6 +331,14 @@ CASES: dict[str, list[Case]] = {
             ({"normalize": "running", "max_step": 1.2}, 1.2 * 5 / 6, 1.2 * 1 / 6),
             ({"average": "exponential", "decay": 0.5}, 5 / 6, 1 / 6),
         )
+    ]
+    + [
+        # Fair would be ½ ½, ½ ½ and 1½ 3/10. With at most 0.8 a version 1/10 is owed to either, then 2/10, so
+        # that 1½ and ½ are cut to 0.8 of 2.
+        Case(
+            {"buffer_size": 2, "normalize": "credit", "max_step": 0.8},
+            [[(0, 0, 0.4), (1, 0, 0.4)], [(0, 1, 0.4), (1, 1, 0.4)], [(2, 0, 0.6), (0, 2, 0.2)]],
+        )
     ],
     "defedavg-iid": [Case({"buffer_size": 2}, buffered((0.5, 0.5), (0.5, 0.5), (0.5, 0.5)))],
     "defedavg-niid": [Case({"participants": 2, "takes": "newest"}, niid_versions())],

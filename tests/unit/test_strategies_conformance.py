@@ -36,6 +36,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"name": "fedasync", "arrival_process": "poisson", "arrival_rate_per_s": 4.0, "concurrency": 3},
     {"name": "fedbuff", "buffer_size": 3, "momentum": 0.9, "normalize": True},
     {"name": "fedstaleweight", "buffer_size": 3, "normalize": "running"},
+    {"name": "fedstaleweight", "buffer_size": 3, "normalize": "credit", "max_step": 0.9},
     {"name": "fedstaleweight", "buffer_size": 3, "average": "cumulative"},
     {"name": "fedstaleweight", "buffer_size": 3, "average": "exponential", "restart": "immediate"},
     {"name": "fedasync", "scaling": "hinge", "concurrency": 4},

@@ -18,9 +18,9 @@ from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
 from edgefl.lab import convergence, theory
 from edgefl.lab.convergence import Ratio, composition, weight_bounds
+from edgefl.lab.influence import Outcome, gains_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.quadratic import Expected, Quadratic, descend
-from edgefl.lab.theory import Outcome, gains_of_slowing, simulate, staleness_by_buffer
-from edgefl.strategies import Strategy, Update, resolve
+from edgefl.strategies import Step, Strategy, Update, resolve
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -224,6 +224,7 @@ CAUGHT = {
         "does_not_normalize",
         "stale_by_one_more",
     ),
+    "credit_reaches_it": ("forgets_credit", "pays_twice", "owes_everybody", "averages"),
     "slowing_down": ("averages", "squares", "turns_round", "stale_by_one_more"),
     "fedstaleweight": (*STEPS, "two_clients", "averages", "squares", "turns_round", "does_not_normalize"),
     "defedavg_iid": (*STEPS, "two_clients", "one_more_in_the_buffer"),
@@ -389,8 +390,59 @@ def test_a_running_step_is_bounded(staleness: list[int], most: float) -> None:
     assert sum(weights_of(strategy, staleness)) <= most * (1 + 1e-12)
 
 
+@given(
+    buffers=st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=4), max_size=12
+    ),
+    most=st.floats(0.5, 3.0),
+)
+def test_what_a_client_had_and_what_it_is_owed_is_its_fair_weight(
+    buffers: list[list[tuple[int, int]]], most: float
+) -> None:
+    """Σ applied + credit = Σ fair for each client after every version, also where it is in one twice."""
+    strategies = [
+        FedStaleWeight(normalize="credit", max_step=most),
+        FedStaleWeight(normalize="running", max_step=1e9),
+    ]
+    core = Core(strategies[0], fleet(4), 0, experiment.Stop())
+    states = [strategy.begin(core.devices) for strategy in strategies]
+    had, fair = np.zeros(4), np.zeros(4)
+    for buffer in buffers:
+        updates = [Update(i, client, 0, tau, 1, 1, 0.0, 0.0) for i, (client, tau) in enumerate(buffer)]
+        asked = []
+        for strategy, state in zip(strategies, states, strict=True):
+            for update in updates:
+                strategy.arrive(state, update, core)
+            strategy.weights(state, updates[:1], core)  # may be asked of others first, which changes nothing
+            asked.append(strategy.weights(state, updates, core))
+            strategy.stepped(state, Step(updates, asked[-1]), core)
+        assert sum(asked[0]) <= most * (1 + 1e-12)
+        np.add.at(had, [one.client for one in updates], asked[0])
+        np.add.at(fair, [one.client for one in updates], asked[1])
+        owed = [states[0].credit.get(client, 0.0) for client in range(4)]
+        assert min(asked[0]) > 0
+        np.testing.assert_allclose(had + owed, fair, rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_that_is_not_made_pays_nothing() -> None:
+    """A bad update sends the step back: it is asked for again without it, and credit is as it was."""
+    strategy = FedStaleWeight(buffer_size=2, normalize="credit", max_step=0.5, restart="immediate")
+    core = Core(strategy, fleet(3), 0, experiment.Stop(versions=40))
+    broken = iter([False, True, False] * 100)
+
+    def train(client: int, model: Vector, trip: int) -> Vector:
+        return np.full_like(model, np.nan) if next(broken) else model + 1.0
+
+    run = run_in_memory(core, [1.0, 1.7, 6.1], train=train)
+    assert core.dropped > 10
+    weights = [sum(order.weights) for order, _ in run.sums]
+    assert weights == pytest.approx([0.5] * 40)  # as much as may be, since more is owed all the time
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
-@pytest.mark.parametrize("fields", [{}, {"form": "algorithm-1"}, {"normalize": "running"}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"form": "algorithm-1"}, {"normalize": "running"}, {"normalize": "credit"}]
+)
 def test_fresh_updates_are_averaged(size: int, fields: dict[str, Any]) -> None:
     assert weights_of(FedStaleWeight(buffer_size=size, **fields), [0] * size) == pytest.approx(
         [1 / size] * size

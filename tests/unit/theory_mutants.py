@@ -160,6 +160,35 @@ def does_not_normalize(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FedStaleWeight, "weights", weights)
 
 
+def forgets_credit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FedStaleWeight, "stepped", Strategy.stepped)
+
+
+def pays_twice(patch: pytest.MonkeyPatch) -> None:
+    """Credit is paid and owed still."""
+    stepped = FedStaleWeight.stepped
+
+    def keeps(self: Any, state: Any, step: Step, view: Any) -> None:
+        before = dict(state.credit)
+        stepped(self, state, step, view)
+        for client, weight in before.items():
+            state.credit[client] = state.credit.get(client, 0.0) + weight
+
+    patch.setattr(FedStaleWeight, "stepped", keeps)
+
+
+def owes_everybody(patch: pytest.MonkeyPatch) -> None:
+    """What is withheld from one is owed to all."""
+    stepped = FedStaleWeight.stepped
+
+    def spreads(self: Any, state: Any, step: Step, view: Any) -> None:
+        stepped(self, state, step, view)
+        share = sum(state.credit.values()) / len(view.devices)
+        state.credit = {client.client: share for client in view.devices}
+
+    patch.setattr(FedStaleWeight, "stepped", spreads)
+
+
 def _draws(patch: pytest.MonkeyPatch, integers: Callable[[Any, int, int], Any]) -> None:
     """DeFedAvg-nIID's sample is drawn by ``integers(rng, clients, count)``."""
 
