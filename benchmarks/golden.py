@@ -86,7 +86,8 @@ FAMILIES = {
     "stopped int8": "server.update_format=int8 strategy.name=fedstaleweight|mine:ByLoss" + SLOW,
     "stopped wire": "server.transport=wire strategy={} strategy.name=favano|defedavg-niid" + SLOW,
     "stopped favano": "strategy={name='favano',interval_s=0.7,form='stochastic'}" + SLOW,
-    "stopped private": "strategy={clip_norm=0.5,noise_multiplier=0.2,momentum=0.5}" + SLOW,
+    "stopped private": "strategy.momentum=0.5 privacy={clip_norm=0.5,noise_multiplier=0.2,noise='seeded'}"
+    + SLOW,
     "stopped hot": "fleet.thermal=true fleet.on_leave=finish" + HOT + SLOW,
     "stopped cells": "fleet.cells={count=2,uplink_mbps=0.5} fleet.network=hsdpa-lossy" + SLOW,
 }

@@ -201,6 +201,40 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None if self.backend == "auto" else self.backend
 
 
+class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """User-level differential privacy of the versions (docs/privacy.md)."""
+
+    clip_norm: Positive
+    """L: an update counts as Δ·min(1, L/‖Δ‖)."""
+    noise_multiplier: NonNegative = 0.0
+    """σ: deviation of the noise, over what one update can change in a step; 0: clipping alone."""
+    mechanism: Literal["tree", "gaussian"] = "tree"
+    """DP-FTRL's tree over the versions, or noise of its own for each version (DP-SGD)."""
+    restart_every: Count | None = None
+    """``tree``: versions after which a new tree begins; None: one tree."""
+    honaker: bool = False
+    """``tree``: nodes are estimated from themselves and all below them: less noise for more ε."""
+    quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """γ: the clipping norm moves from ``clip_norm`` to this quantile of updates' norms; None: it stays."""
+    quantile_rate: Positive = 0.2
+    """η of L ← L·exp(−η(b − γ)), b the noisy share of a step's updates that are within L."""
+    quantile_noise: Positive | None = None
+    """Deviation of the noise of their count; None: a twentieth of a step's updates."""
+    max_participations: Count | None = None
+    """Updates of a client that may be applied in the run; None: any number."""
+    min_separation: Count = 1
+    """Versions from one update of a client to its next, at least."""
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-7
+    """δ of the (ε, δ) that is reported."""
+    noise: Literal["secure", "seeded"] = "secure"
+    """Noise of a secret key, which the run deletes when it is done, or of the seed: the same each time, and
+    so no privacy."""
+
+    def count_deviation(self, count: int) -> float:
+        """Deviation of the noise of the count of ``count`` updates (Andrew et al. 2021, section 3.1)."""
+        return self.quantile_noise or count / 20.0
+
+
 class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A measure by name, ``loss`` or one that ``evaluation.function`` returns, and how far it must get."""
 
@@ -291,6 +325,8 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     training: Training = Training()
     strategy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "fedbuff"})
     """``name`` (a built-in, or ``"my_module:Mine"``) and that strategy's own fields."""
+    privacy: Privacy | None = None
+    """Updates are clipped, and noise is added to their sums; None: neither."""
     clock: Clock = Clock()
     server: Server = Server()
     evaluation: Evaluation = Evaluation()

@@ -18,9 +18,10 @@ from edgefl.core import Core
 from edgefl.core import events as said
 from edgefl.errors import RunError
 from edgefl.kernels import steps as optimizer
+from edgefl.privacy.mechanism import Mechanism
+from edgefl.privacy.source import Seeded
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Given, Strategy, Update, VectorSum
-from edgefl.strategies.noise import TreeNoise
 
 Vector = npt.NDArray[Any]
 Durations = Callable[[int, int], float] | Sequence[float]
@@ -135,7 +136,8 @@ class _Executor:
         names = (*strategy.vectors, *strategy.server_vectors)
         self.result.vectors.append({name: np.zeros_like(first) for name in names})
         self.optimizer = self.core.strategy.optimizer()
-        self.privacy = self.core.strategy.privacy(len(self.core.devices))
+        rules, most = self.core.privacy, self.core.strategy.max_weight(len(self.core.devices))
+        self.privacy = None if rules is None else Mechanism(rules, most or 0.0, Seeded(self.core.seed))
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
@@ -280,24 +282,24 @@ class _Executor:
         model = self.result.models[-1]
         assert action.version == len(self.result.models), f"{action} skips a version"
         bad = tuple(task for task in action.tasks if not self.is_finite(task))
+        next_norm: float | None = None
         if not bad:
-            number, privacy = model.dtype.type, self.privacy
+            number, weights = model.dtype.type, list(action.weights)
             step = model * number(action.base_scale - 1.0)
-            for task, weight in zip(action.tasks, action.weights, strict=True):
-                if privacy is not None:
-                    weight *= privacy.clip_norm / max(
-                        privacy.clip_norm, float(np.linalg.norm(self.updates[task]))
-                    )
+            if self.privacy is not None and (norm := action.clip_norm) is not None:
+                squares = [float(np.sum(np.square(self.updates[task], dtype=float))) for task in action.tasks]
+                clipped = self.privacy.clip(weights, squares, norm)
+                weights, next_norm = clipped.weights, self.privacy.next_norm(action.version, clipped, norm)
+                noise = self.privacy.noise(action.version, model.size)
+                step += noise.reshape(model.shape) * number(self.privacy.deviation(norm))
+            for task, weight in zip(action.tasks, weights, strict=True):
                 step += self.updates[task] * number(weight)
-            if privacy is not None:
-                noise = TreeNoise(self.core.seed, privacy.deviation).step(action.version, model.size)
-                step += noise.reshape(model.shape)
             out = np.empty_like(model)
             optimizer.apply(self.optimizer, out, model, step, self.state)
             self.step_vectors(action, out)
             self.result.models.append(out)
             self.result.sums.append((action, tuple(map(self.core.update, action.tasks))))
-        self.tell(said.Summed(action.version, self.core.now_s, bad))
+        self.tell(said.Summed(action.version, self.core.now_s, bad, next_norm))
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:

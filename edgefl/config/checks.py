@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, near, unknown
-from edgefl.experiment import MAX_CLIENTS, Experiment, Fleet, Stop
+from edgefl.experiment import MAX_CLIENTS, Experiment, Fleet, Privacy, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -29,6 +29,7 @@ def check_relations(found: Experiment) -> None:
     _check_training(found)
     _check_evaluation(found)
     _check_stop(found.stop)
+    _check_privacy(found.privacy)
     _check_labels(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
@@ -94,6 +95,17 @@ def _check_stop(stop: Stop) -> None:
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
         text = "stop.metric: give at_least or at_most, one of them, beside name"
         raise Fault("stop.metric", text)
+
+
+def _check_privacy(privacy: Privacy | None) -> None:
+    if privacy is None:
+        return
+    unused = [] if privacy.mechanism == "tree" else ["honaker", "restart_every"]
+    unused += [] if privacy.quantile is not None else ["quantile_noise", "quantile_rate"]
+    for name in unused:
+        if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
+            needs = "privacy.quantile" if name.startswith("quantile") else "privacy.mechanism = 'tree'"
+            raise Fault(f"privacy.{name}", f"privacy.{name}: has no effect without {needs}, got {shown(got)}")
 
 
 def check_measured(stop: Stop, measured: Collection[str]) -> None:

@@ -95,6 +95,17 @@ def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> 
     return found
 
 
+def bounded(strategy: Strategy, step: Step, most: float) -> None:
+    """Raise `RunError` for a step of a private run that could say more of an update than its noise hides."""
+    if step.keep or step.base_scale != 1.0 or step.parts:
+        raise wrong(strategy, "step", "weights alone with [privacy]", "keep, a base_scale or parts")
+    total: dict[int, float] = {}
+    for update, weight in zip(step.updates, step.weights, strict=True):
+        total[update.task] = total.get(update.task, 0.0) + abs(weight)
+    if max(total.values()) > most * (1.0 + 1e-9):
+        raise wrong(strategy, "step", f"weights of at most max_weight, {most:g}", f"{max(total.values()):g}")
+
+
 def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
     """The steps of vectors of a step that can be made, with one weight for each task as in `weights`."""
     names, found = (*strategy.vectors, *strategy.server_vectors), {}

@@ -52,8 +52,9 @@ class Core(Ledger):
         seed: int,
         stop: experiment.Stop,
         evaluate_every: int | experiment.Evaluation = 10,
+        privacy: experiment.Privacy | None = None,
     ) -> None:
-        super().__init__(devices, seed)
+        super().__init__(devices, seed, privacy)
         if isinstance(evaluate_every, int):
             if evaluate_every < 1:
                 raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
@@ -61,6 +62,9 @@ class Core(Ledger):
         self.strategy = strategy
         self.stopped: str | None = None
         """The reason why the run is over; None while it is not."""
+        self.privacy = privacy
+        self._clip_norm = None if privacy is None else privacy.clip_norm
+        self._most = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
         self._stop, self._patience = stop, Patience(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._periods = Periods(evaluate_every)
@@ -105,7 +109,11 @@ class Core(Ledger):
             self._evaluate(actions)
             if self._stop.emulated_s is not None:
                 self._wake(self._end_s, actions)
-        if self._handlers[type(event)](event, actions) and self.stopped is None and self._sum is None:
+        decided = self._handlers[type(event)](event, actions)
+        if self.participation is not None:
+            self.participation.follow(actions)
+            self.awaken()
+        if decided and self.stopped is None and self._sum is None:
             self._settle(actions, stepped=type(event) is Summed)
         return actions
 
@@ -196,6 +204,7 @@ class Core(Ledger):
                 f"got version {event.version} and bad tasks {event.bad}"
             )
         self._sum = None
+        self._clip_norm = event.clip_norm or self._clip_norm
         late, self._late = self._late, []
         if bad:
             for task in bad:
@@ -245,7 +254,9 @@ class Core(Ledger):
                 weights = answers.weights(self.strategy, answer, self.holds)
                 parts = answers.parts(self.strategy, answer) if answer.parts else {}
                 tasks, numbers = tuple(weights), tuple(weights.values())
-                order = Sum(self.version + 1, tasks, numbers, answer.base_scale, parts)
+                if self.privacy is not None:
+                    answers.bounded(self.strategy, answer, self._most)
+                order = Sum(self.version + 1, tasks, numbers, answer.base_scale, parts, self._clip_norm)
                 self._sum = (order, answer)
                 actions.append(order)
                 return
@@ -282,15 +293,22 @@ class Core(Ledger):
                     allowed = "an instant from now on, or one or more steps, and a finite gain"
                     raise answers.wrong(self.strategy, "until", allowed, repr(until))
                 actions.append(Train(client, task, self.version, trip, until))
+                if self.participation is not None:
+                    self.participation.follow(actions[-1:])
         if self._wakes_itself:
             at_s = answers.ask(self.strategy, "wake_s", self._state, self, read=answers.instant)
             if at_s is not None:
                 self._wake(at_s, actions)
+        if self._used_up() and self._halt is None:
+            self._halt = "participations"
+            self._settle(actions, stepped)
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
         self._wasted = 0
         self.apply(order.tasks, order.weights)
+        if self.participation is not None:
+            self.participation.apply(order.tasks, order.version)
         if step.keep:
             self._kept.update(order.tasks)
         else:
@@ -324,6 +342,14 @@ class Core(Ledger):
         if self._fruitless > 100 + 10 * len(self.devices):
             return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
+
+    def _used_up(self) -> bool:
+        """Tells whether too few clients may take part again for another version."""
+        limits = self.participation
+        if limits is None or self.training or self.awaits:
+            return False
+        spent = [limits.spent(device.client) for device in self.devices]
+        return any(spent) and all(gone or here for gone, here in zip(spent, self.present, strict=True))
 
     def _no_update(self, client: int) -> None:
         self.forget_base(client)

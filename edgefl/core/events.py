@@ -52,13 +52,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-class Summed(msgspec.Struct, frozen=True, tag="summed"):
+class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr_omit_defaults=True):
     """The server has carried out a ``Sum``. ``bad`` are tasks whose update is not finite or was altered;
     with any of them the version was not published."""
 
     version: int
     at_s: float
     bad: tuple[int, ...] = ()
+    clip_norm: float | None = None
+    """The norm that the next version's updates are clipped to, where it follows a quantile."""
+    salt: str = ""
+    """The name of what was summed, where noise of a secret key was added: see `edgefl.privacy.TreeNoise`."""
 
 
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
@@ -116,6 +120,8 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     base_scale: float = 1.0
     parts: dict[str, VectorSum] = {}
     """Steps of vectors beside the model, with a weight for each of ``tasks``."""
+    clip_norm: float | None = None
+    """The norm that the updates are clipped to, in a private run."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.core.events import Arrived
+from edgefl.core.participation import Participation
+from edgefl.experiment import Privacy
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Update
 
@@ -25,7 +27,7 @@ class Ledger:
     ((0, 0), [0], 1)
     """
 
-    def __init__(self, devices: Sequence[Client], seed: int) -> None:
+    def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices: Sequence[Client] = tuple(devices)
         if [device.client for device in self.devices] != list(range(len(self.devices))):
             raise ValueError("devices must be numbered 0, 1, 2, … in order")
@@ -34,6 +36,10 @@ class Ledger:
         self.version = 0
         self.now_s = 0.0
         self.idle: list[int] = []
+        self.resting: set[int] = set()
+        """Connected clients without a task that may not be given one, at this version or ever."""
+        limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
+        self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
         self.rng = stream(seed, "strategy")
         self.openings = count
@@ -97,14 +103,32 @@ class Ledger:
         if not 0 <= client < len(self.devices) or self.present[client]:
             return False
         self.present[client] = 1
-        insort(self.idle, client)
+        self._rest(client)
         return True
+
+    def _rest(self, client: int) -> None:
+        """The client has no task any more, or not yet."""
+        if self.participation is None or self.participation.may_start(client, self.version):
+            insort(self.idle, client)
+        else:
+            self.resting.add(client)
+
+    def awaken(self) -> None:
+        """Have resting clients be idle that may be given a task by now."""
+        if self.participation is not None and self.participation.eased:
+            self.participation.eased, rested = False, sorted(self.resting)
+            self.resting.clear()
+            for client in rested:
+                self._rest(client)
 
     def disconnect(self, client: int) -> None:
         """The client is gone, if it was there. A task of its own must be ended before."""
         if self.connected(client):
             self.present[client] = 0
-            del self.idle[bisect_left(self.idle, client)]
+            if client in self.resting:
+                self.resting.remove(client)
+            else:
+                del self.idle[bisect_left(self.idle, client)]
 
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self.present[client] == 1
@@ -144,7 +168,7 @@ class Ledger:
         """The task is over, its client idle, or gone if it waited for that; true if it was cancelled."""
         client = self._tasks.pop(task)[0]
         del self._running[client]
-        insort(self.idle, client)
+        self._rest(client)
         if client in self._leaving:
             self._leaving.remove(client)
             self.disconnect(client)

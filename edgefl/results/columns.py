@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError
 from edgefl.files import write_bytes
 from edgefl.results.record import CHECKSUMS, TABLES, Record, column_types
+from edgefl.results.spending import spending
 from edgefl.results.summary import applied_weight, metric_names, value_of
 
 
@@ -126,13 +127,16 @@ def evaluations(record: Record) -> Table:
     """One row an evaluation, by version: the learning curve.
 
     ``at_s`` is the emulated second at which the version was made, ``trips`` are the client trips until then;
-    after ``accuracy`` and ``loss`` come the measures of the user's own ``evaluation.function``.
+    after ``accuracy`` and ``loss`` come the measures of the user's own ``evaluation.function``, and of a
+    private run ``epsilon``, which the version and all before it have spent.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}
     table = Table({name: column((getattr(row, name) for row in rows), kind) for name, kind in kinds.items()})
     for name in metric_names(record):
         table.setdefault(name, column(value_of(row, name) for row in rows))
+    if (spent := spending(record)) is not None:
+        table["epsilon"] = spent.epsilon[table["version"]]
     return table
 
 
@@ -149,8 +153,13 @@ def trips(record: Record) -> Table:
 
 
 def versions(record: Record) -> Table:
-    """One row a version: the fields of `VersionRow`."""
-    return _columns(record, "versions")
+    """One row a version: the fields of `VersionRow`; of a private run ``epsilon`` and ``clip_norm`` too."""
+    table = _columns(record, "versions")
+    if (spent := spending(record)) is not None:
+        table["epsilon"], table["clip_norm"] = (
+            row[table["version"]] for row in (spent.epsilon, spent.clip_norm)
+        )
+    return table
 
 
 def clients(record: Record) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 from rich.console import Group
 from rich.text import Text
@@ -221,6 +222,7 @@ def group(runs: Sequence[Run]) -> list[RunGroup]:
         meta = run.record.meta
         fleet = sorted((row.profile, row.network) for row in run.record.clients)
         kind = [meta.strategy, meta.strategy_fields, meta.clock, meta.partition, meta.model, meta.parameters]
+        kind += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []
         kinds.setdefault(json.dumps([*kind, fleet], sort_keys=True, default=str), []).append(run)
     parts: list[list[Run]] = []
     for members in kinds.values():

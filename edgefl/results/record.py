@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Event, Joined, Left, event_decoder
 from edgefl.errors import ConfigError
+from edgefl.experiment import Privacy
 from edgefl.results import seal
 
 APPLICATION_ID = 0x45464C52
@@ -200,6 +201,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str = ""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
+    privacy: Privacy | None = None
+    """The experiment's ``[privacy]``."""
+    samples: bool = False
+    """`Strategy.samples`: each step's clients are drawn uniformly."""
     clock: str = ""
     seed: int = 0
     clients: int = 0

@@ -14,6 +14,7 @@ from edgefl.limits.fidelity import RESOLUTION_WALL_S
 from edgefl.results import page
 from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
 from edgefl.results.record import Record
+from edgefl.results.spending import spending
 from edgefl.results.summary import (
     applied_weight,
     by_profile,
@@ -77,6 +78,7 @@ def report(record: Record) -> str:
         "Learning": [
             *_learning(record),
             *_on_clients(summary["on_clients"]),
+            *_privacy(record),
             *_logged(record),
             page.figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
                         draw_weights(record), "No update was applied."),
@@ -181,6 +183,17 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
     about += "Personal: after one more trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
     return [page.card("On the clients' own examples", about, table)]
+
+
+def _privacy(record: Record) -> list[str]:
+    """The card of what a private run has spent."""
+    if (found := spending(record)) is None:
+        return []
+    made, curves = record.versions, []
+    if len(made["version"]) and np.isfinite(found.epsilon[-1]):
+        curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
+    drawn = page.curves_picture(curves, "at_s", "ε", ends=True, share=False)
+    return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
 
 
 def _logged(record: Record) -> list[str]:

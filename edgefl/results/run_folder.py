@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgefl.errors import ConfigError, FolderTaken
 from edgefl.files import PARTIAL, flush_folder, make_folder, write_text
+from edgefl.privacy.source import KEY_FILE
 from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.store import Store
 
@@ -162,6 +163,13 @@ def missing_results(folder: Path) -> list[str]:
     return []
 
 
+def forget_noise(folder: Path) -> None:
+    """Delete the key of a run's secret noise once the run is over, before anyone is told."""
+    with Record(folder) as record:
+        if record.meta.status == "done":
+            (folder / KEY_FILE).unlink(missing_ok=True)
+
+
 def remove_results(folder: Path) -> None:
     """Remove the results of an interrupted run that goes on: they are not those of its end."""
     for name in RESULTS:
@@ -194,6 +202,7 @@ def clear(folder: Path) -> None:
         partial.unlink()
     with contextlib.suppress(OSError):  # there is none, or somebody's own file lies in it
         (folder / CHECKPOINTS).rmdir()
+    (folder / KEY_FILE).unlink(missing_ok=True)
     for ending in ("-journal", "-wal", "-shm", "-seal", ""):
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from edgefl.files import write_text
 from edgefl.limits.fidelity import Conditions, Seconds, assess
 from edgefl.results.record import FATES, EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE
+from edgefl.results.spending import Spending, spending, summary_of
 
 _ACHIEVED = {
     "compute": "compute_s",
@@ -229,7 +230,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
     finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]
-    versions, done = record.versions, meta.aggregation
+    versions, done, spent = record.versions, meta.aggregation, spending(record)
     times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
     emulated_s = meta.emulated_s or float(np.nanmax(times))
     # where one of both is missing their comparison is NULL, which does not count
@@ -246,12 +247,13 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "loss": rounded(last.loss) if last else None,
         "metrics": {name: rounded(value) for name, value in last.metrics.items()} if last else {},
         "evaluated_version": last.version if last else None,
-        "curve": _curve(record),
+        "curve": _curve(record, spent),
         "best_accuracy": rounded(max(finite, default=None)),
         "emulated_s": rounded(emulated_s, 9),
         "wall_s": rounded(meta.wall_s or float(versions["wall_s"].max(initial=0.0)), 9),
         "dropped_updates": fates["dropped"],
         "trips": {**{fate: fates[fate] for fate in FATES}, "open": fates[""]},
+        "privacy": summary_of(spent),
         "staleness": _staleness(record),
         "fidelity": fidelity_of(record),
         "model_error_factor": meta.model_error_factor,
@@ -287,8 +289,8 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     }
 
 
-def _curve(record: Record) -> dict[str, list[float | None]]:
-    """The evaluations by column: version, at_s, trips, accuracy, loss, and the user's own measures."""
+def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | None]]:
+    """The evaluations by column: version, at_s, trips, accuracy, loss, the user's own measures, and ε."""
     rows = record.evaluations
     curve: dict[str, list[float | None]] = {
         name: [getattr(row, name) for row in rows] for name in ("version", "trips")
@@ -296,6 +298,8 @@ def _curve(record: Record) -> dict[str, list[float | None]]:
     curve["at_s"] = [rounded(row.at_s, 9) for row in rows]
     for name in ("accuracy", "loss", *metric_names(record)):
         curve.setdefault(name, [rounded(value_of(row, name)) for row in rows])
+    if spent is not None:
+        curve["epsilon"] = [rounded(spent.epsilon[row.version]) for row in rows]
     return curve
 
 

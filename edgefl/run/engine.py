@@ -294,7 +294,7 @@ class Engine:
                 )
             )
         self._watch.to(before)
-        return self._decide(Summed(action.version, now_s, result.bad))
+        return self._decide(Summed(action.version, now_s, result.bad, result.clip_norm, result.salt))
 
     def _release(self, action: Release) -> None:
         trip = self._open.pop(action.task, None)

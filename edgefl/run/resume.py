@@ -68,6 +68,8 @@ class _UnderWay:
         self._tasks: dict[int, tuple[Train, float]] = {}
         self._deaths: dict[int, list[float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
+        self.salts: dict[int, str] = {}
+        """The names of what versions were made of, where secret noise was added."""
 
     def take(self, event: Event) -> list[Action]:
         """The core's answer to the next event."""
@@ -76,6 +78,8 @@ class _UnderWay:
         match event:
             case Evaluated(version=version):
                 self._assessing.pop(version, None)
+            case Summed(version=version, salt=salt, bad=()) if salt:
+                self.salts[version] = salt
             case Arrived(client=client):
                 self._deaths.pop(client, None)
             case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(OF_TRAINING):
@@ -123,6 +127,7 @@ def restore(
     replay, reached = _UnderWay(core, dynamics), last.journal_seq
     for _, event in store.replay(until=reached):
         replay.take(event)
+    aggregator.restore_noise(replay.salts)
     entries = _refill(folder, last, core, aggregator)
     if durable:
         log, beyond = update_log.read(folder / CHECKPOINTS), store.replay(after=reached)
@@ -220,6 +225,7 @@ def recover(
     replay, unended = _UnderWay(core, dynamics), store.unended()
     for _, event in store.replay():
         _end(store, unended, replay.take(event))
+    aggregator.restore_noise(replay.salts)
     buffer, entries = aggregator.buffer, _versions(aggregator)
     for version in [version for version in entries if version > core.version]:
         buffer.retire(entries.pop(version))

@@ -10,6 +10,7 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +23,14 @@ from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import Trips, device_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
+from edgefl.experiment import Experiment
 from edgefl.learning.operations import StepWork
 from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_log import UpdateLog
+from edgefl.privacy.source import Source, source_of
 from edgefl.results import run_folder
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
@@ -51,7 +54,7 @@ from edgefl.run.transport import SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Strategy
+from edgefl.strategies.base import Client, Strategy
 
 SPARE_DESCRIPTORS = 32
 """For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
@@ -83,9 +86,10 @@ def build(
     """The loop over a new run's parts, or over those of one that goes on from its last checkpoint."""
     experiment, clients, prepared = plan.experiment, plan.clients, plan.prepared
     strategy = resolve(experiment.strategy, [Path(plan.base)])
-    core = Core(strategy, prepared.clients, experiment.seed, experiment.stop, experiment.evaluation)
+    source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
+    core = core_of(experiment, strategy, prepared.clients, source)
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
-    aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size)
+    aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source)
     aggregator.lends = transport == "shm" and not virtual
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples = [known.examples for known in prepared.clients]
@@ -144,6 +148,13 @@ def build(
     )
 
 
+def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
+    """The core of a run; where a cohort's draw counts for privacy it is as secret as the noise."""
+    rules = experiment.privacy
+    seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
+    return Core(strategy, clients, seed, experiment.stop, experiment.evaluation, rules)
+
+
 def _restored(
     plan: control.Serve, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None
 ) -> Restored | None:
@@ -167,6 +178,8 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         created_unix_s=time.time(),
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
+        privacy=experiment.privacy,
+        samples=strategy.samples,
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(plan.clients),

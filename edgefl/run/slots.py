@@ -23,10 +23,11 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.privacy.mechanism import Clipped, Mechanism
+from edgefl.privacy.source import Source
 from edgefl.results.record import Aggregation
-from edgefl.strategies.base import Privacy, Strategy, VectorSum
+from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
-from edgefl.strategies.noise import TreeNoise
 
 ENTRIES_NOT_LENT = 5
 """Ring entries kept for: the latest, two with the evaluator, one being fetched, one to write."""
@@ -56,6 +57,9 @@ class SumResult(msgspec.Struct):
     checksums: tuple[int, ...] = ()
     seconds: float = 0.0
     norms: Sequence[float] = ()
+    clip_norm: float | None = None
+    salt: str = ""
+    """Of a private step: see `edgefl.core.events.Summed`."""
 
 
 @dataclass
@@ -65,9 +69,7 @@ class Aggregator:
     buffer: ParameterBuffer
     optimizer: ServerOptimizer
     backend: str | None = None
-    privacy: Privacy | None = None
-    seed: int = 0
-    """Names the stream of the noise, where there is ``privacy``."""
+    privacy: Mechanism | None = None
     lends: bool = False
     """Clients may train from ring entries themselves, which then stay until the update is whole."""
     measures: bool = False
@@ -95,24 +97,39 @@ class Aggregator:
         self._released: list[int] = []  # slots that are free when their release is committed
         self._settled = -1  # the ring entry of the last version that is committed
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
-        self._noise = None if self.privacy is None else TreeNoise(self.seed, self.privacy.deviation)
+        self._clipped = Clipped([], 0)
+        self._salt = ""
 
     @classmethod
-    def of(cls, experiment: Experiment, strategy: Strategy, buffer: ParameterBuffer, size: int) -> Aggregator:
-        """The aggregator of a run whose model has ``size`` parameters."""
+    def of(
+        cls,
+        experiment: Experiment,
+        strategy: Strategy,
+        buffer: ParameterBuffer,
+        size: int,
+        source: Source | None = None,
+    ) -> Aggregator:
+        """The aggregator of a run whose model has ``size`` parameters; ``source`` is of its noise."""
         assert isinstance(experiment.fleet.devices, dict)
-        clients = sum(experiment.fleet.devices.values())
+        most = strategy.max_weight(sum(experiment.fleet.devices.values()))
+        rules, private = experiment.privacy, None
+        if rules is not None and most is not None and source is not None:
+            private = Mechanism(rules, most, source)
         return cls(
             buffer,
             strategy.optimizer(),
             experiment.server.kernel_backend,
-            strategy.privacy(clients),
-            experiment.seed,
+            private,
             blocks=blocks(size, len(strategy.vectors)),
             measures=strategy.measures,
             exchanged=strategy.vectors,
             own=strategy.server_vectors,
         )
+
+    def restore_noise(self, salts: dict[int, str]) -> None:
+        """Go on with the noise of versions that an earlier process made: `edgefl.core.events.Summed.salt`."""
+        if self.privacy is not None:
+            self.privacy.tree.restore(salts)
 
     def begin(self) -> None:
         """Fill the optimiser's vectors of the first version; those of the strategy are zeros."""
@@ -289,7 +306,10 @@ class Aggregator:
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
         self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
-        return SumResult(checksums=seen, seconds=seconds, norms=norms)
+        next_norm = None
+        if self.privacy is not None and action.clip_norm is not None:
+            next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
+        return SumResult((), (), seen, seconds, norms, next_norm, self._salt)
 
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
@@ -300,15 +320,17 @@ class Aggregator:
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
-        if self.privacy is not None and self._noise is not None:
+        if self.privacy is not None and action.clip_norm is not None:
             pairs = zip(updates, scales, strict=True)
             squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
             # One that is not finite is found out by its norm after the sum, as without clipping.
-            factors = np.nan_to_num(kernels.clip_factors(squares, self.privacy.clip_norm))
-            weights = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
-            if self.privacy.deviation:
-                updates = [*updates, self._noise.step(action.version, model.size)]
-                weights, scales = [*weights, 1.0], [*scales, None]
+            self._clipped = self.privacy.clip(weights, squares, action.clip_norm)
+            weights = self._clipped.weights
+            if deviation := self.privacy.deviation(action.clip_norm):
+                exact = np.array([action.version, *weights, deviation]).tobytes()
+                self._salt = self.privacy.source.digest(exact, *(buffer.raw(slot).data for slot in slots))
+                updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
+                weights, scales = [*weights, deviation], [*scales, None]
         sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
         old, new = (buffer.vectors(at)[: self.optimizer.vectors] for at in (old_entry, entry))
         norms = kernels.weighted_step(

@@ -111,8 +111,34 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
             f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose clients train "
             "while their links work"
         )
+    _check_private(experiment, strategy, len(clients))
     kernels.backend(experiment.server.kernel_backend)
     return experiment
+
+
+def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> None:
+    """Raise `ConfigError` where ``[privacy]`` would promise what the run does not keep."""
+    rules, name = experiment.privacy, experiment.strategy["name"]
+    if rules is None:
+        return
+    vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
+    most = None if vectors else strategy.max_weight(clients)
+    if most is None:
+        raise ConfigError(
+            f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
+            "without normalize, or fedavg, fedavgm and their like with weighting = 'uniform'"
+        )
+    if rules.min_separation * strategy.max_held(clients) > clients:
+        raise ConfigError(
+            f"privacy.min_separation must be at most {clients // strategy.max_held(clients)} for {clients} "
+            f"clients and {strategy.max_held(clients)} updates a version, got {rules.min_separation}"
+        )
+    clock, durability = experiment.clock.kind, experiment.server.durability
+    if rules.noise_multiplier and rules.noise == "secure" and (clock, durability) == ("wall", "memory"):
+        raise ConfigError(
+            "server.durability must be 'disk' for secure noise under the wall clock (else a run that is "
+            "killed and resumed makes versions again that clients have seen), got 'memory'"
+        )
 
 
 def resume(
@@ -153,6 +179,7 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
     """Write those of the run's results from its record: summary, timeline, report."""
     from edgefl.results import report, summary, trace
 
+    run_folder.forget_noise(folder)
     for name, write in zip(
         run_folder.RESULTS, (summary.write_summary, trace.write_trace, report.write_report), strict=True
     ):

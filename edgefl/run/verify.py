@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 
 from edgefl import config
-from edgefl.core import Core
 from edgefl.core.events import Arrived, Release, Sum, Summed, Train
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import Floats
 from edgefl.loading import own_code
 from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.privacy.source import source_of
 from edgefl.results import run_folder
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
@@ -34,6 +34,7 @@ from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
 from edgefl.run.engine import taken
+from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
 from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
@@ -90,12 +91,13 @@ class _Replay:
         self._workload = workload = Workload(experiment, clients, base)
         known = workload.prepared().clients
         workload.settle()
-        self._core = Core(strategy, known, experiment.seed, experiment.stop, experiment.evaluation)
+        source = source_of(experiment, record.folder)
+        self._core = core_of(experiment, strategy, known, source)
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self.buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.whole
         buffer.publish(version=0, entry=0)
-        self._aggregator = Aggregator.of(experiment, strategy, buffer, workload.flat.size)
+        self._aggregator = Aggregator.of(experiment, strategy, buffer, workload.flat.size, source)
         self._aggregator.measures = False  # the journal says what was found
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)

@@ -173,5 +173,5 @@ class WallTimeline(Timeline):
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
         """The processes of before are gone, and their tasks with them."""
-        for client in sorted((*self.core.running, *self.core.idle)):
+        for client in sorted((*self.core.running, *self.core.idle, *self.core.resting)):
             yield Left(client, self.clock.now_s(), "interrupted")

@@ -41,7 +41,7 @@ __all__ = [
     "resolve",
 ]
 
-_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "noise", "polled", "rounds"}
+_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds"}
 
 
 def names() -> list[str]:

@@ -133,15 +133,6 @@ class Until(NamedTuple):
     """The steps of the training, in place of those that ``[training]`` asks for."""
 
 
-class Privacy(NamedTuple):
-    """User-level differential privacy of the steps, as DP-FTRL has it (Kairouz et al. 2021)."""
-
-    clip_norm: float
-    """L: each update counts as Δ·min(1, L/‖Δ‖)."""
-    deviation: float
-    """Standard deviation of the noise of one node of the tree, in every parameter of the summed update."""
-
-
 class Arrivals(NamedTuple):
     """Clients come and ask for work by themselves; one that is not started when it comes goes away again."""
 
@@ -299,9 +290,17 @@ class Strategy:
         itself waits for transfers, as long as `Client.down_s` and `Client.up_s` say."""
         return False
 
-    def privacy(self, clients: int) -> Privacy | None:
-        """The clipping of updates and the noise of their sum; None: neither."""
+    def max_weight(self, clients: int) -> float | None:
+        """The most that one update weighs in a step, for a fleet of so many clients; None: that has no bound.
+
+        ``[privacy]`` needs it: with the clipping norm it bounds what one update changes.
+        """
         return None
+
+    @property
+    def samples(self) -> bool:
+        """True if each step's updates are of clients drawn uniformly from all, for that step alone."""
+        return False
 
     def arrivals(self) -> Arrivals | None:
         """The process by which clients come and may be started; None: any idle client, at any time."""

@@ -39,6 +39,13 @@ class FedAvg(Rounds):
         here = sorted({*view.idle, *view.running, *state.copies})
         return [here[int(index)] for index in view.rng.integers(len(here), size=count)] if here else []
 
+    def max_weight(self, clients: int) -> float | None:
+        return 1.0 / self.size(clients) if self.weighting == "uniform" and not self.replacement else None
+
+    @property
+    def samples(self) -> bool:
+        return self.over_selection == 1.0 and not self.replacement and type(self).draw is FedAvg.draw
+
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         total = sum(update.examples for update in updates)
         if self.weighting == "uniform" or total == 0:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl.errors import ConfigError
-from edgefl.experiment import Decay, NonNegative, Positive
+from edgefl.experiment import Decay, NonNegative
 from edgefl.kernels.steps import ServerOptimizer
-from edgefl.strategies.base import Privacy, Update, View
+from edgefl.strategies.base import Update, View
 from edgefl.strategies.buffered import Buffered
 
 
@@ -30,29 +29,9 @@ class FedBuff(Buffered):
     """Divide by Σ s(τ_j) instead of K."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
-    clip_norm: Positive | None = None
-    """L of the private form: an update counts as Δ_j·min(1, L/‖Δ_j‖) (line 9)."""
-    noise_multiplier: NonNegative = 0.0
-    """σ of the private form: DP-FTRL's tree over the versions (lines 3, 14 and 15; Kairouz et al. 2021) adds
-    noise of deviation σ·L/K a node to the step, since one update can change it by L/K at most."""
 
-    def check(self, clients: int) -> None:
-        super().check(clients)
-        if self.clip_norm is None and self.noise_multiplier:
-            raise ConfigError(
-                "strategy.noise_multiplier must go with a strategy.clip_norm, got "
-                f"{self.noise_multiplier:g} without one"
-            )
-        if self.clip_norm is not None and self.normalize:
-            raise ConfigError(
-                "strategy.normalize must be false with a strategy.clip_norm (an update could weigh more than "
-                "1/K), got true"
-            )
-
-    def privacy(self, clients: int) -> Privacy | None:
-        if self.clip_norm is None:
-            return None
-        return Privacy(self.clip_norm, self.noise_multiplier * self.clip_norm / self.size(clients))
+    def max_weight(self, clients: int) -> float | None:
+        return None if self.normalize else 1.0 / self.size(clients)
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(lr=self.server_lr, momentum=self.momentum)

@@ -17,6 +17,9 @@ class FedNova(FedAvg):
     The form for clients that run plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
     """
 
+    def max_weight(self, clients: int) -> float | None:
+        return None
+
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         shares = super().weights(state, updates, view)
         steps = [max(1, update.steps) for update in updates]

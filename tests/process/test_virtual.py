@@ -33,7 +33,7 @@ CASES = [
     pytest.param(
         {
             "name": "fedbuff", "buffer_size": 2, "arrival_process": "poisson", "arrival_rate_per_s": 9.0,
-            "clip_norm": 0.5, "noise_multiplier": 0.1, "momentum": 0.5,
+            "momentum": 0.5, "privacy": {"clip_norm": 0.5, "noise_multiplier": 0.1, "noise": "seeded"},
         },
         "float32",
         id="fedbuff-poisson-noise",
@@ -54,11 +54,13 @@ def trips_of(folder: Path) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize(("strategy", "update_format"), CASES)
 def test_same_bits_whatever_computes(strategy: dict[str, object], update_format: str, tmp_path: Path) -> None:
-    found = {}
+    found, given = {}, dict(strategy)
+    private = given.pop("privacy", None)
     for workers, transport, backend in ((1, "shm", "reference"), (3, "wire", "c")):
         folder = tmp_path / str(workers)
         server = Server(transport=transport, backend=backend, update_format=update_format)
-        figures = edgefl.run(virtual(workers, strategy=strategy, server=server), folder).summary()
+        wanted = virtual(workers, strategy=given, server=server, privacy=private)
+        figures = edgefl.run(wanted, folder).summary()
         assert figures["processes"] == workers
         assert figures["versions"] == 12
         assert figures["aggregation"]["backend"] == backend

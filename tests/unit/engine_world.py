@@ -111,7 +111,7 @@ class World:
         )
         self.core = Core(strategy, fleet(CLIENTS), seed, stop, evaluate_every=5)
         self.store = CountingStore(folder)
-        self.aggregator = Aggregator(self.buffer, optimizer, None, strategy.privacy(CLIENTS), seed)
+        self.aggregator = Aggregator(self.buffer, optimizer)
         if self.buffer.shape.tail:
             self.store.follow(Tail(self.buffer.tail))
         parts, restored = (folder, self.core, self.aggregator, self.store), None

@@ -1,25 +1,40 @@
-"""FedBuff's private form: clipping, DP-FTRL's tree, and what it spends."""
+"""Private steps: clipping, noise, the clipping norm that follows a quantile, and limits on participation."""
 
 from __future__ import annotations
 
 import math
-import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from edgefl import experiment, kernels
+from edgefl import Experiment, config, experiment, kernels
 from edgefl.core import Core
 from edgefl.core.events import Sum
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Privacy
 from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.privacy import source
+from edgefl.privacy.mechanism import Clipped, Mechanism
+from edgefl.privacy.source import KEY_FILE, Secret, Seeded, source_of
+from edgefl.privacy.tree import TreeNoise, nodes
 from edgefl.run.slots import Aggregator
+from edgefl.run.supervisor import checked
 from edgefl.seeds import stream
-from edgefl.strategies.base import Privacy, ServerOptimizer
+from edgefl.strategies.base import ServerOptimizer, Step
+from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
-from edgefl.strategies.noise import TreeNoise, epsilon, nodes
 from edgefl.testing import fleet, run_in_memory
+
+SIZE = 20_000
+RULES = Privacy(clip_norm=2.0, noise_multiplier=0.5)
+
+
+# ---- noise -------------------------------------------------------------------------------------------
 
 
 def test_the_nodes_of_a_prefix_cover_each_version_once() -> None:
@@ -31,31 +46,195 @@ def test_the_nodes_of_a_prefix_cover_each_version_once() -> None:
         ]
         assert sorted(leaves) == list(range(1, version + 1))
         assert len(nodes(version)) == version.bit_count()
-    # What makes the tree worth having: one update touches log2(T) + 1 nodes and not T prefixes.
-    every = {node for version in range(5, 129) for node in nodes(version)}
-    assert sum((index - 1 << level) < 5 <= index << level for level, index in every) <= math.log2(128) + 1
+
+
+def test_a_key_gives_normal_numbers_of_their_own_for_each_name_and_key() -> None:
+    one, other = Secret(bytes(32)), Secret(bytes(31) + b"\1")
+    draws = [
+        one.normal(SIZE, "a", 1),
+        one.normal(SIZE, "a", 2),
+        one.normal(SIZE, "b", 1),
+        other.normal(SIZE, "a", 1),
+    ]
+    assert one.normal(SIZE, "a", 1).tobytes() == draws[0].tobytes()
+    for k, draw in enumerate(draws):
+        counted = [np.mean(draw < at) for at in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+        assert counted == pytest.approx([0.02275, 0.15866, 0.5, 0.84134, 0.97725], abs=0.012)
+        assert all(abs(np.corrcoef(draw, draws[j])[0, 1]) < 0.035 for j in range(k))
+    assert abs(np.corrcoef(draws[0][: SIZE // 2], draws[0][SIZE // 2 :])[0, 1]) < 0.05
 
 
 def test_steps_add_up_to_the_prefixs_noise() -> None:
-    first, again, other = (TreeNoise(seed, 1.0).step(7, 50) for seed in (1, 1, 2))
+    first, again, other = (TreeNoise(Seeded(seed)).step(7, 50) for seed in (1, 1, 2))
     assert first.tobytes() == again.tobytes() != other.tobytes()
-    noise = TreeNoise(seed=4, deviation=0.5)
+    noise = TreeNoise(Seeded(4))
     total = np.zeros(1000)
     for version in range(1, 41):
         total += noise.step(version, 1000)
         expected = np.zeros(1000)
         for node in nodes(version):
-            expected += 0.5 * stream(4, "privacy", *node).standard_normal(1000, np.float32).astype(np.float64)
+            expected += stream(4, "privacy", *node).standard_normal(1000, np.float32).astype(np.float64)
         np.testing.assert_allclose(total, expected, atol=1e-5)
-        deviation = 0.5 * math.sqrt(version.bit_count())
-        assert np.std(expected) == pytest.approx(deviation, rel=0.12)
+
+
+@pytest.mark.parametrize("honaker", [False, True])
+def test_a_resumed_tree_draws_the_same_and_other_contents_get_other_noise(honaker: bool) -> None:
+    def tree() -> TreeNoise:
+        return TreeNoise(Secret(bytes(32)), restart_every=6, honaker=honaker)
+
+    whole, salts = tree(), {version: f"s{version}" for version in range(1, 17)}
+    steps = {version: whole.step(version, 9, salt) for version, salt in salts.items()}
+    for stop in range(1, 16):
+        resumed = tree()
+        resumed.restore({version: salt for version, salt in salts.items() if version <= stop})
+        assert resumed.step(stop + 1, 9, salts[stop + 1]).tobytes() == steps[stop + 1].tobytes()
+    again = tree()
+    again.restore({version: salt for version, salt in salts.items() if version < 16})
+    assert not np.isclose(again.step(16, 9, "other"), steps[16]).any()
+    # A version that was made again leaves the noise that it was made with, not that of the first attempt.
+    assert again.step(16, 9, "s16").tobytes() == steps[16].tobytes()
+
+
+# ---- a step ------------------------------------------------------------------------------------------
+
+
+def made(rules: Privacy = RULES, most: float = 0.5, key: source.Source | None = None) -> Aggregator:
+    buffer = ParameterBuffer.create(Shape(SIZE, 3, 4, 0))
+    buffer.model(0)[:] = 0.0
+    buffer.publish(version=0, entry=0)
+    return Aggregator(buffer, ServerOptimizer(), None, Mechanism(rules, most, key or Secret(bytes(32))))
+
+
+@pytest.fixture
+def aggregator() -> Iterator[Aggregator]:
+    found = made()
+    yield found
+    found.buffer.close()
+
+
+def deliver(aggregator: Aggregator, task: int, update: Any) -> None:
+    lease = aggregator.lease(task=task, client=task, version=aggregator.buffer.latest[0])
+    slot = aggregator.buffer.slot(lease.slot)
+    slot[:] = update
+    aggregator.buffer.written(lease.slot, task=task, checksum=kernels.checksum(slot))
+
+
+def test_the_server_clips_each_update_and_adds_noise_of_the_declared_deviation() -> None:
+    audit(made())
+
+
+def audit(aggregator: Aggregator) -> None:
+    """Make six versions of updates of every length; assert that each moves the model by no more than it may,
+    and that the noise left in each is that of its tree."""
+    rng, mechanism, clean = np.random.default_rng(0), aggregator.privacy, np.zeros(SIZE)
+    assert mechanism is not None
+    try:
+        for version in range(1, 7):
+            updates = [rng.normal(size=SIZE) * scale / math.sqrt(SIZE) for scale in (1.0, 30.0)]
+            for k, update in enumerate(updates):
+                deliver(aggregator, k, update.astype(np.float32))
+                clean += 0.5 * min(1.0, 2.0 / float(np.linalg.norm(update))) * update
+            entry = aggregator.free_entry()
+            assert entry is not None
+            result = aggregator.sum(Sum(version, (0, 1), (0.5, 0.5), clip_norm=2.0), entry)
+            assert result.bad == ()
+            assert len(result.salt) == 32
+            for task in (0, 1):
+                aggregator.release(task)
+            noise = aggregator.buffer.model(entry) - clean
+            deviation = 0.5 * 2.0 * 0.5 * math.sqrt(version.bit_count())
+            assert np.std(noise) == pytest.approx(deviation, rel=0.03)
+            direction = clean / np.linalg.norm(clean)  # an update that is not clipped shows here
+            assert abs(float(noise @ direction)) < 5 * deviation
+    finally:
+        aggregator.buffer.close()
+
+
+def _half(patch: pytest.MonkeyPatch) -> None:
+    real = Mechanism.deviation
+    patch.setattr(Mechanism, "deviation", lambda self, norm: real(self, norm) / 2)
+
+
+def _clips_after_the_noise(patch: pytest.MonkeyPatch) -> None:
+    real = Mechanism.noise
+
+    def noise(self: Mechanism, version: int, size: int, salt: str = "") -> Any:
+        drawn = real(self, version, size, salt)
+        return drawn / max(1.0, float(np.linalg.norm(drawn)) * self.deviation(2.0) / 2.0)
+
+    patch.setattr(Mechanism, "noise", noise)
+
+
+def _does_not_clip(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mechanism, "clip", lambda self, weights, squares, norm: Clipped(list(weights), 0))
+
+
+def _forgets_what_leaves(patch: pytest.MonkeyPatch) -> None:
+    real = TreeNoise._estimate
+
+    def estimate(self: TreeNoise, tree: int, node: tuple[int, int], size: int) -> Any:
+        self._salts = dict.fromkeys(self._salts, "")
+        return real(self, tree, node, size)
+
+    patch.setattr(TreeNoise, "_estimate", estimate)
+
+
+def _adds_the_noise_of_one_version_to_each(patch: pytest.MonkeyPatch) -> None:
+    real = TreeNoise.step
+    patch.setattr(TreeNoise, "step", lambda self, version, size, salt="": real(self, 1, size, salt))
+
+
+@pytest.mark.parametrize(
+    "mutant", [_half, _clips_after_the_noise, _does_not_clip, _adds_the_noise_of_one_version_to_each]
+)
+def test_a_broken_mechanism_is_found(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = made()
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        audit(broken)
+
+
+def test_the_same_updates_get_the_same_noise_again_and_others_get_other(aggregator: Aggregator) -> None:
+    """A version that is made again after a kill shows either nothing new or nothing bare."""
+
+    def attempt(update: float) -> tuple[str, bytes]:
+        deliver(aggregator, 0, update)
+        result = aggregator.sum(Sum(1, (0,), (0.5,), clip_norm=2.0), entry=1)
+        aggregator.release(0)
+        found = aggregator.buffer.model(1) - 0.5 * update * min(1.0, 2.0 / (update * math.sqrt(SIZE)))
+        aggregator.buffer.publish(0, 0)
+        return result.salt, found.tobytes()
+
+    first, again, other = attempt(0.001), attempt(0.001), attempt(0.002)
+    assert first == again
+    assert first[0] != other[0]
+    a, b = (np.frombuffer(noise, np.float32) for _, noise in (first, other))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
+
+
+def test_an_update_that_is_not_finite_is_found_all_the_same(aggregator: Aggregator) -> None:
+    deliver(aggregator, 0, 1.0)
+    deliver(aggregator, 1, np.nan)
+    assert aggregator.sum(Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), entry=1).bad == (1,)
+    assert aggregator.buffer.latest == (0, 0)
+
+
+def test_noise_of_each_version_alone(aggregator: Aggregator) -> None:
+    mechanism = Mechanism(msgspec.structs.replace(RULES, mechanism="gaussian"), 0.5, Seeded(3))
+    first, second = (mechanism.noise(version, SIZE) for version in (1, 2))
+    assert np.std(first) == pytest.approx(1.0, rel=0.03)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.035
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_private_fedbuff_by_hand(momentum: float) -> None:
     """Δ = 1, 10, 100 clipped to 4; arrivals as in test_oracle_optimizer: 0τ0 1τ0 · 0τ1 0τ0 · 1τ1 2τ2."""
-    strategy = FedBuff(buffer_size=2, clip_norm=4.0, noise_multiplier=0.1, momentum=momentum)
-    core = Core(strategy, fleet(3), 9, experiment.Stop(versions=3))
+    rules = Privacy(clip_norm=4.0, noise_multiplier=0.1, noise="seeded")
+    core = Core(
+        FedBuff(buffer_size=2, momentum=momentum), fleet(3), 9, experiment.Stop(versions=3), privacy=rules
+    )
     deltas = (1.0, 10.0, 100.0)
     result = run_in_memory(core, [2.0, 3.0, 7.0], train=lambda client, model, trip: model + deltas[client])
 
@@ -76,90 +255,151 @@ def test_private_fedbuff_by_hand(momentum: float) -> None:
     assert [float(made[0]) for made in result.models] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.fixture
-def aggregator() -> Any:
-    buffer = ParameterBuffer.create(Shape(1000, 3, 4, 0))
-    buffer.model(0)[:] = 0.0
-    buffer.publish(version=0, entry=0)
-    yield Aggregator(buffer, ServerOptimizer(), None, Privacy(clip_norm=2.0, deviation=0.25), seed=3)
-    buffer.close()
+# ---- the clipping norm that follows a quantile -------------------------------------------------------
 
 
-def deliver(aggregator: Aggregator, task: int, update: Any) -> None:
-    lease = aggregator.lease(task=task, client=task, version=0)
-    slot = aggregator.buffer.slot(lease.slot)
-    slot[:] = update
-    aggregator.buffer.written(lease.slot, task=task, checksum=kernels.checksum(slot))
+def test_the_norm_moves_as_andrews_algorithm_1_says() -> None:
+    rules = Privacy(clip_norm=1.0, quantile=0.75, quantile_rate=0.4, quantile_noise=3.0)
+    mechanism = Mechanism(rules, 0.25, Seeded(5))
+    clipped = mechanism.clip([0.25] * 4, [0.25, 1.0, 1.01, 100.0], 1.0)
+    assert clipped.within == 2
+    assert clipped.weights == pytest.approx([0.25, 0.25, 0.25 / math.sqrt(1.01), 0.025])
+    noise = 3.0 * float(stream(5, "privacy-quantile", 7).standard_normal(1, np.float32)[0])
+    expected = math.exp(-0.4 * ((2 + noise) / 4 - 0.75))
+    assert mechanism.next_norm(7, clipped, 1.0) == pytest.approx(expected)
+    assert Mechanism(RULES, 0.25, Seeded(5)).next_norm(7, clipped, 1.0) is None
 
 
-def test_the_server_clips_and_adds_the_same_noise(aggregator: Aggregator) -> None:
-    rng = np.random.default_rng(0)
-    updates = [rng.normal(scale=scale, size=1000).astype(np.float32) for scale in (0.001, 0.5, 5.0)]
-    for task, update in enumerate(updates):
-        deliver(aggregator, task, update)
-    result = aggregator.sum(Sum(1, (0, 1, 2), (0.5, 0.25, 0.25)), entry=1)
-    assert result.bad == ()
-    assert result.norms == pytest.approx([float(np.sum(u.astype(np.float64) ** 2)) for u in updates])
-    expected = TreeNoise(3, 0.25).step(1, 1000).astype(np.float64)
-    for update, weight in zip(updates, (0.5, 0.25, 0.25), strict=True):
-        size = float(np.linalg.norm(update.astype(np.float64)))
-        expected += weight * min(1.0, 2.0 / size) * update
-    np.testing.assert_allclose(aggregator.buffer.model(1), expected, atol=1e-6)
-    assert result.checksums == tuple(kernels.checksum(update) for update in updates)
+def test_the_norm_comes_to_the_quantile_and_a_replay_knows_it() -> None:
+    rules = Privacy(clip_norm=100.0, quantile=0.5, quantile_noise=0.2)
+    core = Core(FedBuff(buffer_size=4), fleet(8), 0, experiment.Stop(versions=150), privacy=rules)
+    result = run_in_memory(core, durations=lambda c, t: 1 + c / 9, train=lambda c, model, trip: model + c + 1)
+    orders = [action for _, actions in result.history for action in actions if isinstance(action, Sum)]
+    assert orders[0].clip_norm == 100.0
+    assert 3.0 < float(np.median([order.clip_norm for order in orders[-50:] if order.clip_norm])) < 6.0
+    again = Core(FedBuff(buffer_size=4), fleet(8), 0, experiment.Stop(versions=150), privacy=rules)
+    for event, actions in result.history:
+        assert again.handle(event) == actions
 
 
-def test_an_update_that_is_not_finite_is_found_all_the_same(aggregator: Aggregator) -> None:
-    deliver(aggregator, 0, 1.0)
-    deliver(aggregator, 1, np.nan)
-    assert aggregator.sum(Sum(1, (0, 1), (0.5, 0.5)), entry=1).bad == (1,)
-    assert aggregator.buffer.latest == (0, 0)
+# ---- limits ------------------------------------------------------------------------------------------
+
+
+def limited(
+    strategy: FedBuff | FedAvg, clients: int, versions: int, **limits: int
+) -> tuple[Core, list[list[int]]]:
+    """A run in memory with limits; the core at its end, and the clients of each version."""
+    rules, rng = Privacy(clip_norm=1.0, **limits), np.random.default_rng(1)
+    core = Core(strategy, fleet(clients), 0, experiment.Stop(versions=versions), privacy=rules)
+    result = run_in_memory(core, durations=lambda client, trip: 1.0 + client % 3 + rng.random())
+    return core, [[update.client for update in updates] for _, updates in result.sums]
+
+
+STRATEGIES = [
+    FedBuff(buffer_size=3),
+    FedBuff(buffer_size=3, concurrency=4, restart="new-version"),
+    FedBuff(buffer_size=3, max_staleness=1),
+    FedAvg(cohort=3, weighting="uniform"),
+    FedAvg(cohort=3, over_selection=1.5, weighting="uniform"),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=range(len(STRATEGIES)))
+def test_no_client_takes_part_more_often_or_sooner_than_it_may(strategy: FedBuff | FedAvg) -> None:
+    core, versions = limited(strategy, clients=12, versions=1000, max_participations=5, min_separation=3)
+    taken = [client for clients in versions for client in clients]
+    assert max(map(taken.count, range(12))) == 5
+    assert core.stopped == "participations"
+    last: dict[int, int] = {}
+    for version, clients in enumerate(versions):
+        for client in clients:
+            assert version - last.get(client, -3) >= 3
+            last[client] = version
+    # Nothing is left that another version could have been made of: at most a buffer's worth of clients
+    # is left, or those that the last separation keeps apart.
+    assert 12 * 5 - len(taken) < 3 * 3 * 3
+    assert core.participation is not None
+    assert core.participation.applied == [taken.count(client) for client in range(12)]
+
+
+def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
+    core, versions = limited(FedBuff(buffer_size=3), clients=6, versions=40)
+    assert core.stopped == "versions"
+    assert core.participation is None
+    assert any(set(clients) & set(after) for clients, after in pairwise(versions))
+
+
+def test_a_step_that_weighs_more_than_it_said_ends_the_run() -> None:
+    class Heavy(FedBuff):
+        def step(self, state: Any, view: Any) -> Step | None:
+            return Step(view.held[:1], [0.6]) if view.held else None
+
+    core = Core(Heavy(buffer_size=2), fleet(2), 0, experiment.Stop(versions=1), privacy=RULES)
+    with pytest.raises(RunError, match=r"step must give weights of at most max_weight, 0\.5, got 0\.6"):
+        run_in_memory(core, [1.0, 1.0])
+
+
+# ---- at the door -------------------------------------------------------------------------------------
+
+
+def wanted(privacy: dict[str, Any], **changes: Any) -> Experiment:
+    given: dict[str, Any] = {"fleet": {"devices": {"pixel-4": 6}}, "stop": {"versions": 2}, **changes}
+    return config.validate(Experiment(**given, privacy={"clip_norm": 1.0, **privacy}))  # type: ignore[arg-type]
+
+
+UNBOUNDED = "[privacy] needs a strategy that bounds an update's weight, got"
+UNIFORM = {"weighting": "uniform"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("privacy", "changes", "message"),
     [
+        ({}, {"strategy": {"name": "fedbuff", "normalize": True}}, UNBOUNDED),
+        ({}, {"strategy": {"name": "fedavg"}}, UNBOUNDED),
+        ({}, {"strategy": {"name": "scaffold", **UNIFORM}}, UNBOUNDED),
+        ({}, {"strategy": {"name": "fednova", **UNIFORM}}, UNBOUNDED),
+        ({}, {"strategy": {"name": "fedavg", "replacement": True, **UNIFORM}}, UNBOUNDED),
+        (
+            {"min_separation": 3},
+            {"strategy": {"name": "fedbuff", "buffer_size": 3}},
+            "privacy.min_separation must be at most 2 for 6 clients and 3 updates a version, got 3",
+        ),
         (
             {"noise_multiplier": 1.0},
-            "strategy.noise_multiplier must go with a strategy.clip_norm, got 1 with",
+            {"clock": {"kind": "wall"}},
+            "server.durability must be 'disk' for secure noise under the wall clock",
         ),
-        ({"clip_norm": 1.0, "normalize": True}, "strategy.normalize must be false with a strategy.clip_norm"),
+        (
+            {"mechanism": "gaussian", "honaker": True},
+            {},
+            "privacy.honaker: has no effect without privacy.mech",
+        ),
+        ({"mechanism": "gaussian", "restart_every": 4}, {}, "privacy.restart_every: has no effect without"),
+        (
+            {"quantile_noise": 4.0},
+            {},
+            "privacy.quantile_noise: has no effect without privacy.quantile, got 4",
+        ),
+        ({"quantile": 1.0}, {}, "privacy.quantile: must be"),
     ],
 )
-def test_what_is_not_private_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_what_is_not_private_is_refused(
+    privacy: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        FedBuff(**fields).check(20)
+        checked(wanted(privacy, **changes), tmp_path)
     assert str(caught.value).startswith(message)
 
 
-def test_clipping_alone_adds_no_noise() -> None:
-    assert FedBuff(clip_norm=1.0, buffer_size=5).privacy(20) == Privacy(1.0, 0.0)
-    assert FedBuff(clip_norm=3.0, noise_multiplier=0.5, buffer_size=5).privacy(20) == Privacy(3.0, 0.3)
-    assert FedBuff().privacy(20) is None
-
-
-def test_epsilon_is_that_of_a_gaussian_for_each_node_on_the_way_to_the_root() -> None:
-    """Rényi divergence α·h/(2σ²) for h = log2(T) + 1 nodes, turned into (ε, δ) at the best order."""
-    pytest.importorskip(
-        "dp_accounting", reason="dp-accounting is not installed: pip install 'edgefl[privacy]'"
-    )
-    sigma, delta = 3.0, 1e-7
-    found = epsilon(sigma, versions=1024, delta=delta)
-    orders = np.arange(1.01, 200, 0.01)
-    rdp = orders * 11 / (2 * sigma**2)
-    bound = rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
-    assert found == pytest.approx(bound.min(), rel=0.02)
-    assert epsilon(sigma, 1024, 2) == pytest.approx(epsilon(sigma / 2, 1024), rel=1e-9)
-    assert found < epsilon(sigma, 2048) < epsilon(sigma, 1024, participations=3)
-
-
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ConfigError) as caught:
-        epsilon(1.0, 10)
-    assert str(caught.value) == "accounting needs dp-accounting: pip install 'edgefl[privacy]'"
-
-
-@pytest.mark.parametrize("wrong", [(0.0, 1, 1, 0.1), (1.0, 0, 1, 0.1), (1.0, 1, 0, 0.1), (1.0, 1, 1, 1.0)])
-def test_values_out_of_their_range_are_refused(wrong: tuple[float, int, int, float]) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier must be above 0"):
-        epsilon(*wrong)
+def test_a_key_is_made_for_a_fresh_run_and_nothing_goes_on_without_it(tmp_path: Path) -> None:
+    secret = wanted({"noise_multiplier": 1.0})
+    made, again = source_of(secret, tmp_path, fresh=True), source_of(secret, tmp_path)
+    assert made.normal(3, "a").tobytes() == again.normal(3, "a").tobytes()
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert source_of(secret, tmp_path, fresh=True).normal(3, "a").tobytes() != made.normal(3, "a").tobytes()
+    (tmp_path / KEY_FILE).unlink()
+    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the key of its secret noise"):
+        source_of(secret, tmp_path)
+    for seeded in (wanted({}), wanted({"noise_multiplier": 1.0, "noise": "seeded"})):
+        assert isinstance(source_of(seeded, tmp_path, fresh=True), Seeded)
+    assert not (tmp_path / KEY_FILE).exists()

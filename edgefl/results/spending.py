@@ -1,0 +1,99 @@
+"""The ε that a private run has spent, over its versions: of its record alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.core.events import Joined, Summed
+from edgefl.experiment import Privacy
+from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.results.record import Record
+
+
+class Spending(NamedTuple):
+    """ε, clipping norm and participations of a private run."""
+
+    rules: Privacy
+    account: PrivacyAccount
+    sampled: bool
+    """Each version's cohort was drawn uniformly from all clients, which counts."""
+    epsilon: NDArray[np.float64]
+    """By version, from 0 on: what it and all before it have spent."""
+    clip_norm: NDArray[np.float64]
+    """By version: what its updates were clipped to; NaN for 0."""
+
+    @property
+    def private(self) -> bool:
+        """There is noise that nobody can draw again."""
+        return self.rules.noise == "secure" and self.rules.noise_multiplier > 0
+
+    @property
+    def says(self) -> str:
+        """A sentence of what is promised."""
+        rules, bound = self.rules, f"ε = {self.epsilon[-1]:.3g} at δ = {self.rules.delta:g}"
+        if not rules.noise_multiplier:
+            return "Updates are clipped and no noise is added: nobody is protected."
+        if not self.private:
+            return (
+                f"The noise follows from the seed and protects nobody; of a secret key it would give {bound}."
+            )
+        how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
+        return f"Each client is protected from whoever sees the models, and them alone: {bound}, by {how}."
+
+
+def spending(record: Record) -> Spending | None:
+    """The account of a run's versions; None of a run without ``[privacy]``."""
+    rules, clients = record.meta.privacy, len(record.clients)
+    if rules is None:
+        return None
+    sampled = rules.mechanism == "gaussian" and record.meta.samples and _whole(record)
+    account = PrivacyAccount(rules, clients, sampled=sampled)
+    owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
+    found = [0.0]
+    for _, tasks, _ in record.sums():
+        account.version([owner[task] for task in tasks.tolist()])
+        found.append(account.epsilon())
+    return Spending(rules, account, sampled, np.array(found), _clip_norms(record, rules, len(found)))
+
+
+def summary_of(found: Spending | None) -> dict[str, Any] | None:
+    """The figures for ``summary.json``."""
+    if found is None:
+        return None
+    rules, bound = found.rules, float(found.epsilon[-1])
+    parts = found.account.participations
+    return {
+        "private": found.private,
+        "epsilon": bound if math.isfinite(bound) else None,
+        "delta": rules.delta,
+        "noise": rules.noise,
+        "mechanism": rules.mechanism,
+        "noise_multiplier": rules.noise_multiplier,
+        "clip_norm": float(found.clip_norm[-1]) if len(found.clip_norm) > 1 else rules.clip_norm,
+        "sampled": found.sampled,
+        "participations": {"max": int(parts.max(initial=0)), "limit": rules.max_participations},
+        "says": found.says,
+    }
+
+
+def _whole(record: Record) -> bool:
+    """Tells whether each cohort was drawn from all clients: nobody came late, left, or lost a task."""
+    moves, rules, trips = list(record.moves()), record.meta.privacy, record.trips
+    limited = rules is not None and (rules.max_participations is not None or rules.min_separation > 1)
+    late = max((move.at_s for move in moves), default=0.0) > trips["sent_s"].min(initial=math.inf)
+    here = len(moves) == len(record.clients) and all(isinstance(move, Joined) for move in moves)
+    return here and not limited and not late and not {"lost", "dropped"} & set(trips["fate"].tolist())
+
+
+def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float64]:
+    norms = np.full(count, rules.clip_norm)
+    norms[:1] = math.nan
+    if rules.quantile is not None:
+        for _, event in record.events():
+            if isinstance(event, Summed) and event.clip_norm is not None:
+                norms[event.version + 1 :] = event.clip_norm
+    return norms
