@@ -217,7 +217,7 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool) -> bool:
     fidelity = summary.get("fidelity") or {}
     valid = fidelity.get("valid") is not False
     if not valid:
-        why = (fidelity.get("reasons") or ["the emulation missed its bounds"])[0]
+        why = "; ".join((fidelity.get("reasons") or ["the emulation missed its bounds"])[:2])
         say(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
     if not quiet:
         from edgefl.results.tables import show, summary_table

@@ -141,7 +141,7 @@ def assess(
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
     reasons += [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
-        reasons.append(f"other processes used {conditions.others:.0%} of the host")
+        reasons.insert(1, f"other processes used {conditions.others:.0%} of the host")  # why, after what
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,

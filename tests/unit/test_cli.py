@@ -174,9 +174,11 @@ def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
 def test_an_invalid_emulation_is_said_even_if_quiet(
     here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SUMMARY, "fidelity", {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False})
+    reasons = ["median error 50.0%, at most 5% is allowed", "other processes used 60% of the host", "more"]
+    judged = {"median_abs_error": 0.5, "p95_abs_error": 0.9, "valid": False, "reasons": reasons}
+    monkeypatch.setitem(SUMMARY, "fidelity", judged)
     assert main(["run", "e.toml", "-q"]) == 3
-    assert "INVALID" in capsys.readouterr().err
+    assert f"INVALID: {'; '.join(reasons[:2])}; see" in capsys.readouterr().err
     assert main(["run", "e.toml", "-q", "--accept-invalid"]) == 0
     assert "INVALID" in capsys.readouterr().err
     monkeypatch.setitem(SUMMARY, "clock", "virtual")
