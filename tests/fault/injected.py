@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from edgefl import Experiment, config, seeds
+from edgefl.errors import EdgeflError
+from edgefl.run import supervisor
+from edgefl.run.fork_server import ForkServer
 from tests.fault import shim
 from tests.process.test_virtual_resume import outcome
 
@@ -70,13 +72,16 @@ class Fault(NamedTuple):
 class Runs:
     """The experiment, run undisturbed once and then with faults."""
 
-    def __init__(self, wanted: Experiment, place: Path, library: Path) -> None:
-        self._place, self._library = place, library
+    def __init__(
+        self, wanted: Experiment, place: Path, library: Path, fork_server: ForkServer | None = None
+    ) -> None:
+        """Resumed runs are started by the ``fork_server``, which spares them the imports."""
+        self._place, self._library, self._fork_server = place, library, fork_server
         place.mkdir()
         self._file = place / "experiment.toml"
         self._file.write_text(config.dump(wanted))
         self.calls: dict[tuple[str, str], int] = {}
-        code, said = self._command("nobody:open:0:0", "run", self._file, "--out", place / "calm")
+        code, said = self._run("nobody:open:0:0", place / "calm")
         assert code == 0, said
         for line in (place / "notes").read_text().splitlines():
             word, who, kind, *count = line.split()
@@ -84,19 +89,21 @@ class Runs:
                 self.calls[who, kind] = int(count[0])
         self._calm = outcome(place / "calm")
 
-    def faults(self, each: int, seed: int = 0) -> Iterator[Fault]:
-        """Yields up to ``each`` calls of each process, kind and error, drawn from those that were made."""
+    def faults(self, each: int, seed: int = 0) -> list[Fault]:
+        """Up to ``each`` of the calls of each process and kind for each error, drawn and shuffled."""
+        found = []
         for (who, kind), count in sorted(self.calls.items()):
             for error in ERRORS[kind]:
                 rng = seeds.stream(seed, f"{who} {kind} {error}")
                 for call in rng.permutation(count)[:each].tolist():
-                    yield Fault(who, kind, call, error, bool(rng.integers(2)))
+                    found.append(Fault(who, kind, call, error, bool(rng.integers(2))))
+        return [found[index] for index in seeds.stream(seed, "order").permutation(len(found))]
 
     def __call__(self, fault: Fault) -> str:
         """Returns what became of the run."""
         folder = self._place / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        code, said = self._command(fault.setting, "run", self._file, "--out", folder)
+        code, said = self._run(fault.setting, folder)
         wrong = f": exit code {code}: {said}"
         if "Traceback" in said:
             return f"a traceback{wrong}"
@@ -105,9 +112,10 @@ class Runs:
         if "hit" not in (self._place / "notes").read_text():
             return "not reached"
         if code and folder.exists():
-            again, then = self._command("", "resume", folder)
-            if again:
-                return f"not resumed: {then}{wrong}"
+            try:
+                supervisor.resume(folder, quiet=True, fork_server=self._fork_server)
+            except EdgeflError as error:
+                return f"not resumed: {error}{wrong}"
         if folder.exists() and outcome(folder) != self._calm:
             return f"another outcome{wrong}"
         lines = said.splitlines()
@@ -115,12 +123,12 @@ class Runs:
             "ended well" if code == 0 else "one line" if len(lines) <= 1 else "one line beside others' words"
         )
 
-    def _command(self, fault: str, command: str, *words: str | Path) -> tuple[int, str]:
-        more = {"fail": fault, "notes": self._place / "notes"} if fault else {}
-        (self._place / "notes").unlink(missing_ok=True) if fault else None
-        around = shim.environment(self._library, self._place, **more) if fault else {}
+    def _run(self, fault: str, folder: Path) -> tuple[int, str]:
+        (self._place / "notes").unlink(missing_ok=True)
+        around = shim.environment(self._library, self._place, fail=fault, notes=self._place / "notes")
+        words = ["run", str(self._file), "--out", str(folder), "--accept-invalid", "--quiet"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "edgefl", command, *map(str, words), "--accept-invalid", "--quiet"],
+            [sys.executable, "-m", "edgefl", *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -28,7 +28,7 @@ def test_one_line_and_the_same_outcome_when_resumed(who: str, tmp_path: Path) ->
     runs = Runs(small_run(), tmp_path / "runs", shim.build(tmp_path))
     assert {kind for _, kind in runs.calls} == ERRORS.keys()
     wanted = [fault for fault in runs.faults(1, seed=7) if fault.who == who]
-    for fault in wanted[:: max(1, len(wanted) // 4)]:
+    for fault in wanted[:5]:
         found = runs(fault)
         assert found in GOOD, (fault, found)
 
