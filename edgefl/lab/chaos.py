@@ -501,7 +501,7 @@ class _Disturbance:
                 steady = self._highest > 0 and not waiting
                 if kind := self._killer.turn(command, now_s, waiting, steady=steady):
                     killed[kind] += 1
-                    self._note(Kill(kind, self._number, self._round.commands, now_s))
+                    self._note(kind, command)
                 self._tell(self._findings, f"seed {self._round.seed}: version {self._highest}")
                 time.sleep(0.0 if ended else POLL_S)
             self._wait_until_gone(command)
@@ -509,7 +509,10 @@ class _Disturbance:
             command.end()
         return self._look_at_end(command, what, killed)
 
-    def _note(self, kill: Kill) -> None:
+    def _note(self, kind: str, command: Command) -> None:
+        now_s = self._watch.look()
+        self._advanced(now_s, command)  # whatever is on record by now was made before this kill
+        kill = Kill(kind, self._number, self._round.commands, now_s)
         self._findings.kills.append(kill)
         self._waiting.append(kill)
         self._round.kills += 1
