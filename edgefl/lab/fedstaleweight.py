@@ -83,7 +83,7 @@ study = Study(
     citation="Ma et al. 2024, arXiv:2406.02877, section 6.2",
     arms=(
         Arm(PAPER, ()),
-        # Its weights make up for staleness alone, and so not for the wait until a step that the paper's rule adds.
+        # Its weights make up for staleness, and not for the wait until a step that the paper's rule adds.
         Arm(RUNNING, ("strategy.normalize=running", "strategy.restart=new-version")),
         Arm(AVERAGE, ("strategy.name=fedbuff", "strategy.exponent=0")),
         Arm(FEDBUFF, ("strategy.name=fedbuff",)),
