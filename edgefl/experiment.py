@@ -230,7 +230,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Noise of a secret key, which the run deletes when it is done, or of the seed: the same each time, and
     so no privacy."""
 
-    def count_deviation(self, count: int) -> float:
+    def count_deviation(self, count: float) -> float:
         """Deviation of the noise of the count of ``count`` updates (Andrew et al. 2021, section 3.1)."""
         return self.quantile_noise or count / 20.0
 

@@ -58,6 +58,28 @@ def sampled_rdp(
     return np.array(found)
 
 
+def poisson_rdp(
+    orders: Sequence[int] | NDArray[np.int64], rate: float, noise_multiplier: float
+) -> NDArray[np.float64]:
+    """The divergence of a step for which each client is drawn by itself, with the chance q = ``rate``.
+
+    Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), section 3.3, for whole α ≥ 2:
+    log(Σ_k C(α,k) (1 − q)^(α−k) q^k e^((k² − k)/(2σ²))) over α − 1.
+
+    >>> 2 * float(poisson_rdp([2], 0.01, 5.0)[0]) < float(sampled_rdp([2], 0.01, 5.0)[0])
+    True
+    """
+    found = []
+    for order in np.asarray(orders).tolist():
+        drawn = [k * math.log(rate) + (order - k) * math.log1p(-rate) for k in range(order + 1)]
+        sizes = [
+            math.log(math.comb(order, k)) + k * (k - 1) / (2.0 * noise_multiplier**2)
+            for k in range(order + 1)
+        ]
+        found.append(np.logaddexp.reduce(np.add(drawn, sizes)) / (order - 1))
+    return np.array(found)
+
+
 def epsilon(orders: NDArray[Any], divergence: NDArray[np.float64], delta: float) -> float:
     """The least ε that the ``divergence`` of these orders gives with ``delta``.
 
@@ -77,8 +99,9 @@ class PrivacyAccount:
     A client's ``squares`` are Σ c²/σ² over all that is released with noise, c the number of its updates in
     it: the nodes of the tree that are ever used (with Honaker's estimate all of them), or the steps. Its
     updates in one node count as if they were all alike. Each count for a quantile adds c²/(4 σ_b²) (Andrew
-    et al. 2021, theorem 1). Where each step's cohort is drawn uniformly from all clients (``sampled``),
-    `sampled_rdp` gives a second bound, and the lower one counts.
+    et al. 2021, theorem 1). Where each step's cohort is drawn uniformly from all clients (``sampling``: the
+    chance of each, and whether each is drawn by itself), `poisson_rdp` or `sampled_rdp` gives a second bound,
+    and the lower one counts.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -88,11 +111,16 @@ class PrivacyAccount:
     6.43
     """
 
-    def __init__(self, rules: Privacy, clients: int, *, sampled: bool = False) -> None:
+    def __init__(self, rules: Privacy, clients: int, sampling: tuple[float, bool] | None = None) -> None:
         self._rules, self._versions = rules, 0
         self._leaves: list[NDArray[np.int64]] = []
-        self._sampled = np.zeros(len(SAMPLED_ORDERS)) if sampled and rules.noise_multiplier else None
-        self._cohorts: dict[int, NDArray[np.float64]] = {}  # by size, the divergence of a step
+        self._of_a_step: NDArray[np.float64] | None = None
+        if sampling is not None and rules.noise_multiplier and sampling[0] < 1.0:
+            rate, poisson = sampling
+            counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(rate * clients)) ** -2
+            together = (rules.noise_multiplier**-2 + counted) ** -0.5
+            self._of_a_step = (poisson_rdp if poisson else sampled_rdp)(SAMPLED_ORDERS, rate, together)
+        self._expected = None if sampling is None else sampling[0] * clients
         self.squares = np.zeros(clients)
         """By client: the squared shift that all its updates make, in deviations of the noise."""
         self.participations = np.zeros(clients, np.int64)
@@ -111,9 +139,7 @@ class PrivacyAccount:
         for level in range(0 if rules.honaker else top, top + 1):
             self._add(np.concatenate(self._leaves[-(1 << level) :]), rules.noise_multiplier)
         if rules.quantile is not None:
-            self._add(mine, 2.0 * rules.count_deviation(len(mine)))
-        if self._sampled is not None:
-            self._sampled += self._of_a_cohort(len(mine))
+            self._add(mine, 2.0 * rules.count_deviation(self._expected or len(mine)))
 
     def epsilon(self) -> float:
         """The ε until now, with the δ of the rules; infinite without noise."""
@@ -121,18 +147,10 @@ class PrivacyAccount:
         if worst in (0.0, math.inf):
             return worst
         found = epsilon(ORDERS, gaussian_rdp(ORDERS, worst), delta)
-        if self._sampled is None:
+        if self._of_a_step is None:
             return found
-        return min(found, epsilon(SAMPLED_ORDERS, self._sampled, delta))
+        return min(found, epsilon(SAMPLED_ORDERS, self._versions * self._of_a_step, delta))
 
     def _add(self, clients: NDArray[np.int64], deviation: float) -> None:
         who, often = np.unique(clients, return_counts=True)
         self.squares[who] += (often / deviation) ** 2 if deviation else math.inf
-
-    def _of_a_cohort(self, size: int) -> NDArray[np.float64]:
-        if size not in self._cohorts:
-            rules = self._rules
-            counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(size)) ** -2
-            together = (rules.noise_multiplier**-2 + counted) ** -0.5
-            self._cohorts[size] = sampled_rdp(SAMPLED_ORDERS, size / len(self.squares), together)
-        return self._cohorts[size]

@@ -61,11 +61,12 @@ class Mechanism:
 
     def next_norm(self, version: int, clipped: Clipped, clip_norm: float, salt: str = "") -> float | None:
         """The clipping norm after ``version``; None where it stays."""
-        rules, count = self.rules, len(clipped.weights)
+        rules, count, expected = self.rules, len(clipped.weights), 1.0 / self.max_weight
         if rules.quantile is None:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
-        noise = rules.count_deviation(count) * float(draw[0])
-        # About ½ a client moves the count by ½ at most, whichever way (their theorem 1).
-        share = (clipped.within - count / 2 + noise) / count + 0.5
+        noise = rules.count_deviation(expected) * float(draw[0])
+        # About ½ a client moves the count by ½ at most, whichever way (their theorem 1). How many there were
+        # is no secret of a fixed cohort, and is not told of one that is drawn.
+        share = (clipped.within - count / 2 + noise) / expected + 0.5
         return clip_norm * math.exp(-rules.quantile_rate * (share - rules.quantile))

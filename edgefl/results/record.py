@@ -203,8 +203,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     strategy_fields: dict[str, Any] = {}
     privacy: Privacy | None = None
     """The experiment's ``[privacy]``."""
-    samples: bool = False
-    """`Strategy.samples`: each step's clients are drawn uniformly."""
+    sampling: tuple[float, bool] | None = None
+    """`Strategy.sampling`: the chance with which a step's clients are drawn, and whether each by itself."""
     clock: str = ""
     seed: int = 0
     clients: int = 0

@@ -12,6 +12,7 @@ from edgefl.core.events import Joined, Summed
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.record import Record
+from edgefl.strategies.base import Sampling
 
 
 class Spending(NamedTuple):
@@ -50,14 +51,15 @@ def spending(record: Record) -> Spending | None:
     rules, clients = record.meta.privacy, len(record.clients)
     if rules is None:
         return None
-    sampled = rules.mechanism == "gaussian" and record.meta.samples and _whole(record)
-    account = PrivacyAccount(rules, clients, sampled=sampled)
+    counts = rules.mechanism == "gaussian" and record.meta.sampling is not None and _whole(record)
+    sampling = Sampling(*record.meta.sampling) if counts and record.meta.sampling is not None else None
+    account = PrivacyAccount(rules, clients, sampling)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
     found = [0.0]
     for _, tasks, _ in record.sums():
         account.version([owner[task] for task in tasks.tolist()])
         found.append(account.epsilon())
-    return Spending(rules, account, sampled, np.array(found), _clip_norms(record, rules, len(found)))
+    return Spending(rules, account, counts, np.array(found), _clip_norms(record, rules, len(found)))
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:

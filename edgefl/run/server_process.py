@@ -179,7 +179,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
         privacy=experiment.privacy,
-        samples=strategy.samples,
+        sampling=strategy.sampling(len(plan.clients)),
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(plan.clients),

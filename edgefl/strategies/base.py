@@ -133,6 +133,15 @@ class Until(NamedTuple):
     """The steps of the training, in place of those that ``[training]`` asks for."""
 
 
+class Sampling(NamedTuple):
+    """A uniform draw of the clients of a step, from all."""
+
+    rate: float
+    """The chance of each client."""
+    poisson: bool
+    """Each client is drawn or not by itself; else so many are, without replacement."""
+
+
 class Arrivals(NamedTuple):
     """Clients come and ask for work by themselves; one that is not started when it comes goes away again."""
 
@@ -297,10 +306,9 @@ class Strategy:
         """
         return None
 
-    @property
-    def samples(self) -> bool:
-        """True if each step's updates are of clients drawn uniformly from all, for that step alone."""
-        return False
+    def sampling(self, clients: int) -> Sampling | None:
+        """The draw of each step's clients, uniform and from all, for that step alone; None: it is another."""
+        return None
 
     def arrivals(self) -> Arrivals | None:
         """The process by which clients come and may be started; None: any idle client, at any time."""

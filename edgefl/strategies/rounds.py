@@ -24,6 +24,8 @@ class Round:
     """Members that could not start yet: still giving up a task of the round before."""
     running: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
+    size: int = 0
+    """Updates that it waits for."""
     copies: dict[int, int] = field(default_factory=dict)
     """By member, how often it was drawn."""
 
@@ -51,6 +53,10 @@ class Rounds(Strategy):
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
         """So many members, from those that are ``free``; one that is drawn twice counts twice."""
         return [free[int(index)] for index in view.rng.permutation(len(free))[:count]]
+
+    def wanted(self, view: View) -> int:
+        """The updates that a round which begins waits for; a subclass may draw their number."""
+        return self.size(len(view.devices))
 
     def size(self, clients: int) -> int:
         """Updates in a round, for a fleet of so many clients."""
@@ -91,11 +97,11 @@ class Rounds(Strategy):
             connected = len(view.idle) + view.training
             if state.version < 0 and connected < clients and view.now_s < self.gather_s:
                 return ()
-            state.version, state.drawn = view.version, []
+            state.version, state.drawn, state.size = view.version, [], self.wanted(view)
             state.running.clear()
             state.done.clear()
             state.copies.clear()
-        missing = self.members(clients) - sum(state.copies.values())
+        missing = math.ceil(round(self.over_selection * state.size, 9)) - sum(state.copies.values())
         if missing <= 0 and not state.drawn:
             return ()
         idle = set(view.idle)
@@ -117,7 +123,7 @@ class Rounds(Strategy):
 
     def arrive(self, state: Round, update: Update, view: View) -> Sequence[Update]:
         late = update.base_version != view.version or update.client not in state.running
-        if late or len(state.done) >= self.size(len(view.devices)):
+        if late or len(state.done) >= state.size:
             if update.client in state.running:
                 state.running.remove(update.client)
                 del state.copies[update.client]
@@ -136,8 +142,8 @@ class Rounds(Strategy):
         return [client for client in view.running if view.trained_from(client) < view.version]
 
     def step(self, state: Round, view: View) -> Step | None:
-        size = self.size(len(view.devices)) - sum(count - 1 for count in state.copies.values())
-        if len(view.held) < size:
+        size = state.size - sum(count - 1 for count in state.copies.values())
+        if state.version != view.version or len(view.held) < size:
             return None
         order = sorted(view.held[:size], key=lambda update: update.client)
         updates = [update for update in order for _ in range(state.copies[update.client])]

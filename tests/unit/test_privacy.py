@@ -169,16 +169,6 @@ def _does_not_clip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mechanism, "clip", lambda self, weights, squares, norm: Clipped(list(weights), 0))
 
 
-def _forgets_what_leaves(patch: pytest.MonkeyPatch) -> None:
-    real = TreeNoise._estimate
-
-    def estimate(self: TreeNoise, tree: int, node: tuple[int, int], size: int) -> Any:
-        self._salts = dict.fromkeys(self._salts, "")
-        return real(self, tree, node, size)
-
-    patch.setattr(TreeNoise, "_estimate", estimate)
-
-
 def _adds_the_noise_of_one_version_to_each(patch: pytest.MonkeyPatch) -> None:
     real = TreeNoise.step
     patch.setattr(TreeNoise, "step", lambda self, version, size, salt="": real(self, 1, size, salt))
@@ -320,6 +310,21 @@ def test_no_client_takes_part_more_often_or_sooner_than_it_may(strategy: FedBuff
     assert 12 * 5 - len(taken) < 3 * 3 * 3
     assert core.participation is not None
     assert core.participation.applied == [taken.count(client) for client in range(12)]
+
+
+def test_poissons_cohorts_vary_in_size_and_each_update_weighs_the_same() -> None:
+    strategy = FedAvg(cohort=40, weighting="uniform", cohorts="poisson")
+    strategy.check(120)
+    core = Core(strategy, fleet(120), 0, experiment.Stop(versions=40), privacy=RULES)
+    result = run_in_memory(core, durations=[1.0] * 120)
+    sizes = [len(action.tasks) for action, _ in result.sums]
+    assert abs(np.mean(sizes) - 40) < 4
+    assert 3.0 < np.std(sizes) < 8.0  # √(120·⅓·⅔) = 5.2
+    assert all(set(action.weights) == {1 / 40} for action, _ in result.sums)
+    assert (strategy.sampling(120), strategy.max_weight(120)) == ((1 / 3, True), 1 / 40)
+    assert max(sizes) <= strategy.max_held(120) == 97
+    with pytest.raises(ConfigError, match=r"strategy\.cohorts must be 'fixed' unless"):
+        FedAvg(cohort=10, weighting="uniform", cohorts="poisson").check(120)
 
 
 def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:

@@ -13,7 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from edgefl.experiment import Privacy
-from edgefl.privacy.accounting import ORDERS, PrivacyAccount, epsilon, gaussian_rdp, sampled_rdp
+from edgefl.privacy.accounting import (
+    ORDERS,
+    SAMPLED_ORDERS,
+    PrivacyAccount,
+    epsilon,
+    gaussian_rdp,
+    poisson_rdp,
+    sampled_rdp,
+)
 from edgefl.privacy.tree import TreeNoise
 
 GRID = np.linspace(-37.0, 37.0, 150_001)
@@ -65,6 +73,24 @@ def test_the_bound_of_a_drawn_cohort_holds_for_the_worst_updates(rate: float, si
         assert divergence(order, p, q) <= bound
     whole = gaussian_rdp(2, 4 / sigma**2)
     assert sampled_rdp([2], rate, sigma)[0] < 4.5 * rate**2 * math.expm1(float(whole))
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 1.0), (0.1, 2.0), (0.5, 3.0)])
+def test_the_divergence_of_clients_drawn_by_themselves_by_integration(rate: float, sigma: float) -> None:
+    q = normal(0.0, sigma)
+    p = (1 - rate) * q + rate * normal(1.0, sigma)
+    for order, found in zip((2, 3, 8), poisson_rdp([2, 3, 8], rate, sigma), strict=True):
+        assert divergence(order, p, q) == pytest.approx(found, rel=1e-6)
+        assert divergence(order, q, p) <= found * (1 + 1e-9)
+
+
+def test_the_published_epsilons_of_dp_sgd_on_mnist() -> None:
+    """TensorFlow Privacy's guides, δ = 10⁻⁵, by Mironov's older τ + log(1/δ)/(α − 1); ours is lower."""
+    for batch, noise, epochs, published in ((250, 1.3, 15, 1.18), (256, 1.1, 60, 3.01)):
+        step = epochs * 60_000 / batch * poisson_rdp(SAMPLED_ORDERS, batch / 60_000, noise)
+        older = float(np.min(step + math.log(1e5) / (SAMPLED_ORDERS - 1.0)))
+        assert older == pytest.approx(published, rel=0.01)
+        assert 0.75 * older < epsilon(SAMPLED_ORDERS, step, 1e-5) < older
 
 
 def test_dp_ftrls_published_figures() -> None:
@@ -195,11 +221,11 @@ def test_noise_of_each_version_adds_up_and_counts_for_a_quantile_cost_their_shar
 
 def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden() -> None:
     rules = Privacy(clip_norm=1.0, noise_multiplier=3.0, mechanism="gaussian")
-    drawn, known = (PrivacyAccount(rules, 1000, sampled=sampled) for sampled in (True, False))
+    each, drawn, known = (PrivacyAccount(rules, 1000, how) for how in ((0.01, True), (0.01, False), None))
     for _ in range(50):
-        for account in (drawn, known):
+        for account in (each, drawn, known):
             account.version(list(range(10)))
-    assert drawn.epsilon() < known.epsilon() / 5
+    assert each.epsilon() < drawn.epsilon() < known.epsilon() / 5
     assert PrivacyAccount(rules, 3).epsilon() == 0.0
     bare = PrivacyAccount(Privacy(clip_norm=1.0), 3)
     bare.version([0])
