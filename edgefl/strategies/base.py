@@ -180,7 +180,7 @@ class View(Protocol):
 
     @property
     def idle(self) -> Sequence[int]:
-        """Connected clients without a task, ascending."""
+        """Connected clients without a task that may be given one, ascending."""
 
     @property
     def running(self) -> Collection[int]:
