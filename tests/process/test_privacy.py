@@ -71,6 +71,7 @@ def test_a_resumed_private_run_counts_on_and_goes_on_with_its_key(tmp_path: Path
     assert verify(folder, code=tmp_path).versions > made
 
 
+@pytest.mark.slow
 def test_limits_hold_under_the_wall_clock(tmp_path: Path) -> None:
     wanted = experiment(
         strategy=FEDBUFF,
