@@ -13,6 +13,8 @@ from msgspec import Meta
 
 MAX_CLIENTS = 100_000
 MAX_FLOAT32 = 3e38
+MAX_CLIP_NORM = 1e12
+"""Noise in proportion to it stays far from float32's largest number."""
 
 Positive = Annotated[float, Meta(gt=0)]
 """A number above 0."""
@@ -204,9 +206,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """User-level differential privacy of the versions (docs/privacy.md)."""
 
-    clip_norm: Positive
+    clip_norm: Annotated[float, Meta(gt=0, le=MAX_CLIP_NORM)]
     """L: an update counts as Δ·min(1, L/‖Δ‖)."""
-    noise_multiplier: NonNegative = 0.0
+    noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """σ: deviation of the noise, over what one update can change in a step; 0: clipping alone."""
     mechanism: Literal["tree", "gaussian"] = "tree"
     """DP-FTRL's tree over the versions, or noise of its own for each version (DP-SGD)."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl import kernels
-from edgefl.experiment import Privacy
+from edgefl.experiment import MAX_CLIP_NORM, Privacy
 from edgefl.kernels.arguments import Doubles, Floats
 from edgefl.privacy.source import Source
 from edgefl.privacy.tree import TreeNoise
@@ -31,7 +31,7 @@ class Mechanism:
 
     L is ``rules.clip_norm``, or the norm that the last step left where it follows a quantile: each step then
     moves it by L ← L·exp(−η(b + noise − γ)), with b the share of updates within L (Andrew et al. 2021,
-    arXiv:1905.03871, Algorithm 1).
+    arXiv:1905.03871, Algorithm 1), here by a factor of e at most.
     """
 
     rules: Privacy
@@ -69,4 +69,5 @@ class Mechanism:
         # About ½ a client moves the count by ½ at most, whichever way (their theorem 1). How many there were
         # is no secret of a fixed cohort, and is not told of one that is drawn.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
-        return clip_norm * math.exp(-rules.quantile_rate * (share - rules.quantile))
+        step = -rules.quantile_rate * (share - rules.quantile)
+        return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)

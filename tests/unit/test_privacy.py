@@ -258,6 +258,9 @@ def test_the_norm_moves_as_andrews_algorithm_1_says() -> None:
     expected = math.exp(-0.4 * ((2 + noise) / 4 - 0.75))
     assert mechanism.next_norm(7, clipped, 1.0) == pytest.approx(expected)
     assert Mechanism(RULES, 0.25, Seeded(5)).next_norm(7, clipped, 1.0) is None
+    wild = Mechanism(msgspec.structs.replace(rules, quantile_rate=1e9, quantile_noise=1e9), 0.25, Seeded(5))
+    found = [wild.next_norm(version, clipped, 1e12) for version in range(20)]
+    assert set(found) == {1e12, 1e12 / math.e}
 
 
 def test_the_norm_comes_to_the_quantile_and_a_replay_knows_it() -> None:
