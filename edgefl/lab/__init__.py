@@ -8,7 +8,8 @@ truth        what devices are predicted to take, beside every published measurem
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each
-theory       what the papers prove, measured: staleness, weights, and the theorems of convergence on quadratic
+theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
+             the problem in quadratic; frontier: how fair weights can be under a bounded step
 """
 
 PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")

@@ -165,14 +165,14 @@ def forgets_credit(patch: pytest.MonkeyPatch) -> None:
 
 
 def pays_twice(patch: pytest.MonkeyPatch) -> None:
-    """Credit is paid and owed still."""
+    """Half of the credit that was paid is owed still."""
     stepped = FedStaleWeight.stepped
 
     def keeps(self: Any, state: Any, step: Step, view: Any) -> None:
         before = dict(state.credit)
         stepped(self, state, step, view)
         for client, weight in before.items():
-            state.credit[client] = state.credit.get(client, 0.0) + weight
+            state.credit[client] = state.credit.get(client, 0.0) + weight / 2
 
     patch.setattr(FedStaleWeight, "stepped", keeps)
 
