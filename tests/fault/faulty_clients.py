@@ -1,4 +1,4 @@
-"""Clients whose sockets drop, repeat and reorder messages: for ``supervisor.run(workload=...)``."""
+"""Peers whose sockets drop, repeat and reorder messages: for ``supervisor.run(workload=...)``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ class FaultySocket(PeerSocket):
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
         super().__init__(address, name, password, server)
         self._draw = random.Random(name)
-        self._fault = FAULT if name.startswith(b"client") else 0.0
         self._held: list[Sequence[Frame]] = []
         self._arrived: list[Sequence[Frame]] = []
 
     def _disturbed(self, message: Sequence[Frame], held: list[Sequence[Frame]]) -> list[Sequence[Frame]]:
         """What comes through now; what is ``held`` back comes with the next."""
         through, draw = [], self._draw.random
-        if draw() >= self._fault:
-            (held if draw() < self._fault else through).append(message)
-            if draw() < self._fault:
+        if draw() >= FAULT:
+            (held if draw() < FAULT else through).append(message)
+            if draw() < FAULT:
                 through.append(message)
         if through:
             through += held

@@ -11,7 +11,8 @@ from benchmarks import hostile
 from edgefl import Server, Stop
 from edgefl.results.record import Record
 from edgefl.run import supervisor, witness
-from tests.process.runs import PATIENCE_S, experiment, summary
+from tests.process.runs import PATIENCE_S, experiment, summary, virtual
+from tests.process.test_virtual_resume import outcome
 
 BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4, "endless": 5}
 HEARTBEAT_S = 1.5
@@ -51,6 +52,16 @@ def test_over_faulty_sockets_every_update_counts_once(
     assert witness.problems(account, folder) == []
     figures = summary(folder)
     assert (figures["versions"], figures["trips"]["applied"]) == (40, 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "wire"])
+def test_over_faulty_sockets_the_virtual_clock_has_the_same_bits(transport: str, tmp_path: Path) -> None:
+    server = Server(transport=transport, heartbeat_s=4 * HEARTBEAT_S)  # type: ignore[arg-type]
+    wanted = virtual(server=server, stop=Stop(versions=6))
+    supervisor.run(wanted, tmp_path / "calm", quiet=True)
+    supervisor.run(wanted, tmp_path / "run", quiet=True, workload="tests.fault.faulty_clients:Workload")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "calm")
 
 
 @linux
