@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from edgefl.cli import main
+
+def main() -> int:
+    """Run the command and return its exit code; Ctrl-C is one line from the first of its imports on."""
+    try:
+        from edgefl.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        print("edgefl: interrupted", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -47,9 +47,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         _lock(file, folder)
-        os.write(file, experiment.encode())
-        os.fsync(file)
-        flush_folder(folder)
+        _write(file, folder, experiment)
         yield file
     except BaseException:
         if not resumable(folder):
@@ -62,6 +60,18 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
         raise
     finally:
         os.close(file)
+
+
+def _write(file: int, folder: Path, experiment: str) -> None:
+    """Write the experiment, all of it, to the disk. `ConfigError` where that cannot be done."""
+    left = experiment.encode()
+    try:
+        while left:  # a disk that gets full takes a part
+            left = left[os.write(file, left) :]
+        os.fsync(file)
+        flush_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
 def require_free(folder: Path, mine: str) -> None:

@@ -105,6 +105,25 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
     assert (process.returncode, err) == (130, "edgefl: interrupted; carry on with: edgefl resume o\n")
 
 
+EARLY = """
+import sys
+
+class Hurried:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Hurried())
+from edgefl.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_while_the_command_is_still_being_imported_is_one_line() -> None:
+    done = subprocess.run([*PYTHON, "-c", EARLY, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "edgefl: interrupted\n")
+
+
 def test_a_file_gets_no_colours_and_80_columns_unless_fewer_are_asked_for() -> None:
     out = edgefl("profiles").stdout
     assert "\x1b" not in out

@@ -69,8 +69,7 @@ def test_every_dependency_is_pinned_explained_and_without_an_upper_bound(project
 
 
 def test_command_and_module_start_the_same_thing(project: Any) -> None:
-    assert project["scripts"] == {"edgefl": "edgefl.cli:main"}
-    assert "from edgefl.cli import main" in (ROOT / "edgefl" / "__main__.py").read_text()
+    assert project["scripts"] == {"edgefl": "edgefl.__main__:main"}
 
 
 def test_every_folder_of_code_is_a_package_and_none_hides_the_function_of_its_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
-from edgefl.results import summary
+from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import profile_roles, write_report
@@ -472,3 +473,17 @@ def test_names_in_headings_and_titles_of_tables_are_text_and_no_markup() -> None
     printed = StringIO()
     Console(file=printed, width=80).print(table(("eye [red]x", ">[/x]"), [("[b]", 1.0)], title="a [bold]b"))
     assert all(name in printed.getvalue() for name in ("eye [red]x", "[/x]", "[b]", "a [bold]b"))
+
+
+def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(ConfigError, match="run: cannot be written: File too large"),
+            run_folder.new(tmp_path / "run", "x" * 1000),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "run").exists()
