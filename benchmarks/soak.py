@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ Sample = dict[str, float]
 """Figures of one look, by name: ``server memory, MiB``."""
 MEMORY = "memory, MiB"
 MOST_MIB = 4.0
+PATIENCE_S = 600.0
 
 
 class Trend(NamedTuple):
@@ -104,6 +106,8 @@ def soak(
                 out.write(json.dumps(made[-1]) + "\n")
                 out.flush()
                 time.sleep(every_s)
+        command.process.send_signal(signal.SIGINT)
+        command.process.wait(PATIENCE_S)  # summary, report and trace of all its trips
     finally:
         command.end()
     print("\n".join(command.said()), f"exit code {command.process.returncode}", sep="")

@@ -134,6 +134,6 @@ study = Study(
     tuning=Tuning(
         {"strategy.server_lr": (0.1, 1.0), "training.lr": _LOCAL},
         "at_s",
-        {"": 10.0, "cifar10": 60.0, QUICK: 2.0},
+        {"": 3.0, "cifar10": 6.0, QUICK: 1.0},
     ),
 )

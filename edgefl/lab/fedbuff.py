@@ -65,7 +65,7 @@ def judge(curves: Curves) -> list[Finding]:
     return findings
 
 
-_LR: Mapping[str, tuple[float, ...]] = {"training.lr": (0.01, 0.03, 0.1, 0.3)}
+_LR: Mapping[str, tuple[float, ...]] = {"training.lr": (0.01, 0.03, 0.1, 0.3, 1.0)}
 _GRID = {"strategy.server_lr": (1.0, 2.0, 4.0), **_LR}
 _FULL = {"1000": ("strategy.concurrency=1000",)}
 _ASYNC = ("strategy.concurrency=100",)
@@ -89,7 +89,7 @@ study = Study(
             ASYNC,
             ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC),
             _FULL,
-            {"strategy.alpha": (0.03, 0.1, 0.3), **_LR},
+            {"strategy.alpha": (0.1, 0.3, 0.9), **_LR},
         ),
         Arm(
             "FedAvgM",

@@ -37,7 +37,8 @@ class FedStaleWeight(Buffered):
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``."""
+    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``, which the running
+    form needs: expected staleness (eq. 6) is of clients that do not wait for a step."""
     form: Literal["derivation", "algorithm-1"] = "derivation"
     """α_i ∝ b·E[τ_i] + 1 as derived and proved (eq. 8), or E[τ_i] + 1 as Algorithm 1 writes it."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"

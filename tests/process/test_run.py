@@ -142,12 +142,15 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(tmp_path: Pa
                 ({"cells": Cells(uplink_mbps=1), "battery": True}, "not together with fleet.battery"),
             )
         ),
-        (
-            {
-                "fleet": Fleet(devices={"pixel-4": 4}, cells=Cells(uplink_mbps=1)),
-                "strategy": {"name": "favano"},
-            },
-            "fleet.cells: not together with strategy 'favano'",
+        *(
+            (
+                {
+                    "fleet": Fleet(devices={"pixel-4": 4}, cells=Cells(uplink_mbps=1)),
+                    "strategy": {"name": name},
+                },
+                f"fleet.cells: not together with strategy '{name}'",
+            )
+            for name in ("favano", "defedavg-niid")
         ),
         ({"server": Server(backend="cud")}, "did you mean 'cuda'"),
         pytest.param(

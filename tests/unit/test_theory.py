@@ -233,7 +233,7 @@ CAUGHT = {
         "does_not_normalize",
         "stale_by_one_more",
     ),
-    "credit_reaches_it": ("forgets_credit", "pays_twice", "owes_everybody", "averages"),
+    "credit_reaches_it": ("forgets_credit", "pays_twice", "owes_everybody"),
     "slowing_down": ("averages", "squares", "turns_round", "stale_by_one_more"),
     "fedstaleweight": (*STEPS, "two_clients", "averages", "squares", "turns_round", "does_not_normalize"),
     "defedavg_iid": (*STEPS, "two_clients", "one_more_in_the_buffer"),
