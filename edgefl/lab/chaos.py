@@ -50,8 +50,9 @@ MOST_SERVERS = 2
 """Servers and zygotes killed without a new version: one more ends the run, resumable from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
 """Those without which a run ends, with a last checkpoint."""
-COMMITTED_S = 0.15
-"""Seconds after a kill in which versions from before it may still come onto the record."""
+COMMITTED_S, DELIVERED_S = 0.15, 1.0
+"""Seconds after a kill in which versions from before it may still come onto the record; and after a zygote's,
+in which the server makes some of what its clients had sent."""
 PATIENCE_S = 120.0
 """Seconds in which a run must make a version, and a command must end."""
 GONE_S = 20.0
@@ -535,7 +536,8 @@ class _Disturbance:
         """Returns True if a new version is none of those that the dying run still made."""
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
-        return kill.kind in PEERS or now_s - kill.at_s > COMMITTED_S
+        after_s = DELIVERED_S if kill.kind == "zygote" else COMMITTED_S
+        return kill.kind in PEERS or now_s - kill.at_s > after_s
 
     def _count_descriptors(self, command: Command) -> None:
         for process, kind in command.family().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("mutant", "says"),
     [
-        ("acknowledges-first", " is lost"),
+        ("acknowledges-first", " is lost| is not that of the record"),
         ("counts-twice", "a traceback of run"),
         ("skips-held", "made again from its journal"),
         ("sums-twice", "made again from its journal"),
@@ -139,7 +140,7 @@ def test_a_broken_build_is_found(mutant: str, says: str, tmp_path: Path) -> None
     code, err, found = chaos(wanted, tmp_path / "c", *arguments, mutant=mutant)
     assert code == 1
     assert "VIOLATED: " in err
-    assert any(says in line for line in found["violations"])
+    assert any(re.search(says, line) for line in found["violations"])
 
 
 @pytest.mark.slow
