@@ -43,7 +43,7 @@ from edgefl.run import supervisor
 SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
 QUICK_SIZES = SIZES[1:3]
 MOST_S, QUICK_MOST_S = 240.0, 40.0
-"""Seconds after which no turn is begun but each case's first."""
+"""Seconds after which no turn is begun; a case that had none is left out."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
     "shm": ("socket", "memory", "passes"),
     "wire": ("socket", "memory"),
@@ -86,8 +86,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure, print a table, write ``json_path`` if given, and return what it holds.
 
-    Cases take up to ``repetitions`` turns of ``seconds``, one after the other, until `MOST_S` have passed;
-    each has one at least. ``say`` is told of every turn.
+    Cases take up to ``repetitions`` turns of ``seconds``, one after the other, until `MOST_S` have passed,
+    small models first. On a host so busy that some had none by then, these are ``left_out``. ``say`` is told
+    of every turn.
 
     ``cases`` has one entry a transport and size: its ``turns``, ``trips`` counted in all, ``trips_per_s``
     with its ``spread`` (interquartile range over median), ``gbytes_per_s`` (a model down and an update up),
@@ -107,14 +108,16 @@ def run(
         if 4 * size * (ring_entries(size) + vectors) < half
     ]
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
-    _take_turns(cases, repetitions, QUICK_MOST_S if quick else MOST_S, say)
+    in_order = sorted(cases, key=lambda case: case.parameters)
+    _take_turns(in_order, repetitions, QUICK_MOST_S if quick else MOST_S, say)
     result = {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), "backend": kernels.backend()},
         "clients": clients,
         "updates_per_sum": min(UPDATES, clients),
         "seconds": seconds,
         "repetitions": repetitions,
-        "cases": [case.figures() for case in cases],
+        "cases": [case.figures() for case in cases if case.turns],
+        "left_out": [f"{case.transport} {short(case.parameters)}" for case in cases if not case.turns],
     }
     _print(result)
     if json_path is not None:
@@ -169,11 +172,11 @@ class _Case:
 
 
 def _take_turns(cases: list[_Case], most: int, most_s: float, say: Callable[[str], None]) -> None:
-    """Up to ``most`` turns of each case; none that would end after ``most_s``, but for each case's first."""
+    """Up to ``most`` turns of each case; none that would end after ``most_s``, by what its last one took."""
     began_s = time.monotonic()
     for turn in range(most):
         for case in cases:
-            if turn and time.monotonic() - began_s + case.took_s > most_s:
+            if time.monotonic() - began_s + case.took_s > most_s:
                 return
             say(f"turn {turn + 1} of at most {most}: {case.transport}, {short(case.parameters)} parameters")
             case.turn()
@@ -280,5 +283,6 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
         f"{turns} of {result['seconds']:g} s or more. sock, mem, pass: share of what "
         "bare ZeroMQ does with the same frames, of what copying and summing the same bytes allows, and of a "
-        "trip's passes over memory. trip: median µs of one trip, without the sum",
+        "trip's passes over memory. trip: median µs of one trip, without the sum"
+        + (f"; left out, for the time was up: {', '.join(result['left_out'])}" if result["left_out"] else ""),
     )
