@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
-    except MemoryError as error:
+    except (MemoryError, SystemError) as error:  # CPython says the second where it forgets to say the first
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"out of memory{f': {error}' if str(error) else ''} (EDGEFL_TRACEBACK=1 shows where)")
