@@ -96,10 +96,11 @@ def test_ingest_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         transport, parameters = "shm", 1000
 
         def __init__(self, took_s: float) -> None:
-            self.took_s, self.turns = took_s, 0
+            self.takes_s, self.took_s, self.turns = took_s, 0.0, 0
 
         def turn(self) -> None:
-            now_s[0] += self.took_s
+            now_s[0] += self.takes_s
+            self.took_s = self.takes_s
             self.turns += 1
 
     monkeypatch.setattr(ingest, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
