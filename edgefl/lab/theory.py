@@ -154,7 +154,7 @@ def _groups(
 ) -> Ratio:
     """Of the fast and the slow clients' mean ratios, the one that is further from 1."""
     rows = []
-    for seed in range(1, 2 if quick else 6):
+    for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))
         rows.append([float(found[:10].mean()), float(found[10:].mean())])
     return worst(f"{name}, fast or slow", rows, within)
