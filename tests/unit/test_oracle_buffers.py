@@ -146,7 +146,7 @@ def test_defedavgs_own_fedbuff_and_fedavg_are_its_baselines() -> None:
     """Section 1.2.3 describes FedBuff without s(τ); FedAvg draws with replacement (eqs. 2 and 3)."""
     from edgefl.lab.defedavg import NIID, study
 
-    tables = {arm.label: study.experiment(arm, 1, quick=True).strategy for arm in study.arms}
+    tables = {arm.label: study.experiment(arm, 1, "quick").strategy for arm in study.arms}
     assert tables["non-IID FedBuff"]["exponent"] == 0
     assert "exponent" not in tables["non-IID FedBuff, s(τ)"]
     for label in ("non-IID FedAvg", "IID FedAvg"):
