@@ -17,7 +17,7 @@ from edgefl import RunError, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
-from edgefl.lab import convergence, frontier, theory
+from edgefl.lab import convergence, frontier, strategic, theory
 from edgefl.lab.convergence import Ratio, composition, weight_bounds
 from edgefl.lab.influence import Outcome, gains_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.quadratic import Expected, Quadratic, descend
@@ -457,3 +457,12 @@ def test_fresh_updates_are_averaged(size: int, fields: dict[str, Any]) -> None:
     assert weights_of(FedStaleWeight(buffer_size=size, **fields), [0] * size) == pytest.approx(
         [1 / size] * size
     )
+
+
+def test_who_halves_its_pace_makes_half_the_trips_and_loses_weight_only_where_all_count_alike() -> None:
+    fedbuff, fair = (
+        strategic.gain(form, "immediate", 15, 60.0, seed=1, count=3, slowed=2.0)
+        for form in ("FedBuff", "its running form")
+    )
+    assert fedbuff[0] < 0.7 < fair[0]
+    assert fedbuff[1] == pytest.approx(0.5, abs=0.05)

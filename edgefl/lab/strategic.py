@@ -1,0 +1,98 @@
+"""A fleet of which some throttle themselves: what that costs them in weight, and saves them in trips.
+
+    python -m edgefl.lab.strategic            the table of docs/findings.md
+
+Two thirds of the clients are fast, the others slow, as in FedStaleWeight's section 6.2. ``count`` fast ones
+take ``slowed`` times as long as they could, for the same emulated time. Nobody learns anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.experiment import Stop
+from edgefl.lab.influence import FAST, SLOW
+from edgefl.lab.quadratic import play
+from edgefl.results.compare import estimate
+from edgefl.seeds import stream
+from edgefl.strategies.base import Strategy
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.fedstaleweight import FedStaleWeight
+
+Restart = Literal["after-step", "immediate"]
+FORMS: dict[str, Callable[[Restart], Strategy]] = {
+    "FedBuff": lambda restart: FedBuff(buffer_size=5, restart=restart),
+    "FedStaleWeight": lambda restart: FedStaleWeight(buffer_size=5, restart=restart),
+    "its running form": lambda restart: FedStaleWeight(buffer_size=5, restart=restart, normalize="running"),
+    "its credit form": lambda restart: FedStaleWeight(buffer_size=5, restart=restart, normalize="credit"),
+}
+RULES: tuple[Restart, ...] = ("after-step", "immediate")
+FLEETS = ((15, 600.0), (60, 200.0))
+"""Clients, and the emulated seconds that they train."""
+
+
+class FleetShares(NamedTuple):
+    """A fleet's run, by client."""
+
+    share: npt.NDArray[np.float64]
+    """Its part of all applied weight."""
+    trips: npt.NDArray[np.int64]
+    """Its updates that were applied: what its energy goes into."""
+
+
+@cache
+def run(
+    form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
+) -> FleetShares:
+    """A fleet whose first ``count`` clients take ``slowed`` times as long as they could."""
+
+    def duration(client: int, trip: int) -> float:
+        delay = FAST if client < 2 * clients // 3 else SLOW
+        drawn = delay.draw(stream(seed, "trip", client, trip))
+        return drawn * slowed if client < count else drawn
+
+    stop, same = Stop(emulated_s=emulated_s), (lambda client, model, trip: model)
+    made, _ = play(FORMS[form](restart), clients, stop, duration, seed, train=same)
+    owner = np.array([update.client for _, updates in made.sums for update in updates])
+    weight = np.concatenate([order.weights for order, _ in made.sums])
+    share: npt.NDArray[np.float64] = np.bincount(owner, weight, clients) / weight.sum()
+    return FleetShares(share, np.bincount(owner, minlength=clients))
+
+
+def gain(
+    form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
+) -> tuple[float, float]:
+    """The parts of their weight and of their trips that slowing down leaves to the first ``count``."""
+    before, after = (
+        run(form, restart, clients, emulated_s, seed, *how) for how in ((0, 1.0), (count, slowed))
+    )
+    left = [float(b[:count].sum() / a[:count].sum()) for a, b in zip(before, after, strict=True)]
+    return left[0], left[1]
+
+
+def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
+    """Print the table: what is left, in per cent, of the weight and of the trips of those who slow down."""
+    print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
+    print("|---|---|---|" + "---|" * (len(FORMS) + 1))
+    for restart, clients, emulated_s in ((rule, *fleet) for rule in RULES for fleet in FLEETS):
+        for count in (1, clients // 5, 2 * clients // 3):
+            how = [(restart, clients, emulated_s, seed, count, slowed) for seed in seeds]
+            found = {form: [gain(form, *each) for each in how] for form in FORMS}
+            cells = [_percent([weight for weight, _ in outcomes]) for outcomes in found.values()]
+            trips = _percent([trips for _, trips in found["FedBuff"]])
+            row = [str(clients), restart, str(count), *cells, trips]
+            print("| " + " | ".join(row) + " |", flush=True)
+
+
+def _percent(values: list[float]) -> str:
+    mean, half = estimate([100.0 * value for value in values])
+    return f"{mean:.0f}" + ("" if half is None else f" ± {half:.0f}")
+
+
+if __name__ == "__main__":
+    main()
