@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from edgefl import terminal
+
 
 def main() -> int:
     """Run the command and return its exit code; Ctrl-C is one line from the first of its imports on."""
@@ -12,7 +14,7 @@ def main() -> int:
 
         return command()
     except KeyboardInterrupt:
-        print("edgefl: interrupted", file=sys.stderr)
+        terminal.say("edgefl: interrupted", err=True)
         return 130
 
 

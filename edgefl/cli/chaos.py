@@ -14,7 +14,7 @@ from edgefl.errors import RunError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.lab.chaos import Findings
+    from edgefl.lab.chaos_findings import Findings
 
 
 def add(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training
 from edgefl.cli import main
 from edgefl.lab import outcome
-from edgefl.lab.chaos import PLACES
+from edgefl.lab.chaos_findings import PLACES
 
 from .runs import PATIENCE_S, Command, experiment, virtual
 
