@@ -179,4 +179,4 @@ def test_the_dumped_file_is_good_to_read() -> None:
     experiment = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
     text = config.dump(experiment)
     assert text.startswith('name = "experiment"\nseed = 0\n\n[fleet]\ndevices = { pi-4 = 2 }\n')
-    assert text.endswith("\n[stop]\nversions = 3\nmin_improvement = 0.0\n")
+    assert text.endswith("\n[stop]\nversions = 3\naccuracy_over = 1\nmin_improvement = 0.0\n")
