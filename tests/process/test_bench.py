@@ -184,6 +184,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     return Study("small", "A small study", "none", arms, judge, seeds=(1,))
 
 
+@pytest.mark.slow
 def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"

@@ -82,6 +82,7 @@ def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pyt
     found.stdout.fnmatch_lines(["E * out of memory on pixel-3a: 512 MiB allowed", "  pixel-3a * FAIL"])
 
 
+@pytest.mark.slow
 def test_the_tutorials_files_do_what_it_says(pytester: pytest.Pytester) -> None:
     steps, test, slower, bigger = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     steps = steps.replace("batches=4", "batches=8")  # what grows must stand out from what an allocator keeps

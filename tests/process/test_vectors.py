@@ -76,7 +76,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     [
         pytest.param(SCAFFOLD, "float32", id="scaffold", marks=pytest.mark.slow),
         pytest.param({**SCAFFOLD, "name": "feddyn"}, "int8", id="feddyn, int8"),
-        pytest.param(COUNTING, "int8", id="own training, int8"),
+        pytest.param(COUNTING, "int8", id="own training, int8", marks=pytest.mark.slow),
     ],
 )
 def test_same_bits_for_any_number_of_workers_and_on_the_wire(
