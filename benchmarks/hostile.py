@@ -244,8 +244,11 @@ def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: f
                         time.sleep(0.5)
                     trips[on] += honest_trips(folder)[0] - before
                     seconds[on] += time.monotonic() - start
+            attackers.switch(on=False)
         finally:
             attackers.end()
+        time.sleep(phase_s)
+        pss_mib.append(server.memory_full_info().pss / 2**20)
         assert server.is_running()
         assert process.poll() is None
         rates = {on: trips[on] / seconds[on] for on in trips}
@@ -260,7 +263,7 @@ def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: f
         f"in {seconds[True]:.0f} s of attack",
         f"beside {count} offences of {len(BAD)} clients of the run: {incidents}",
         f"honest trips/s {rates[False]:.2f} without, {rates[True]:.2f} with: {ratio:.3f}",
-        f"server's PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most; "
+        f"server's PSS {pss_mib[0]:.1f} MiB at first, {max(pss_mib):.1f} at most, {pss_mib[-1]:.1f} after; "
         f"{highest_mib - resident_mib:.0f} MiB more than at first were resident for a moment",
         f"server's descriptors {fds}; verify: exit {verified}",
     ]
