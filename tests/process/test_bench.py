@@ -154,6 +154,7 @@ KINDS = "compute rate, whole trip, isolation, transfer, delay, jitter, loss, the
 
 
 @linux
+@pytest.mark.slow
 def test_every_quantity_is_measured_in_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     result = fidelity.run(length=TINY, mechanisms=("paced",))
     assert json.loads(json.dumps(result, allow_nan=False)) == result

@@ -89,6 +89,7 @@ def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_
         edgefl.run(timeless, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_other_arithmetic_gives_other_bits_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
     found = []
     for precision, memory_format, workers in (
