@@ -55,9 +55,8 @@ class VirtualWorker:
         while self._hand:
             task, frames = self._hand.popleft()
             self._server.task, self._cancelled = task.task, False
-            self._buffer.state[task.slot] = (
-                SlotState.LEASED
-            )  # it may be the second time: what was said is lost
+            # It may be the second time: what was said of the first is lost.
+            self._buffer.state[task.slot] = SlotState.LEASED
             self._buffer.begun[task.slot] = time.monotonic_ns()  # what this process dies of, if it does now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
