@@ -166,7 +166,9 @@ class Trips:
         transfers_apart: bool = False,
     ) -> None:
         self._experiment, self._clients, self._examples = experiment, clients, examples
-        self._apart = transfers_apart
+        self._on_trips = clients
+        if transfers_apart:
+            self._on_trips = [msgspec.structs.replace(info, network="none") for info in clients]
         self._rule = LocalRule.of(experiment.training)
         self._work = work
         self._lines: dict[int | str, tuple[float, float]] = {}
@@ -208,15 +210,14 @@ class Trips:
         ``condition`` is the client's when the trip starts; None for one that does not change over time. Its
         transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
         """
-        info, whole = self._clients[client], end is None and condition is None
-        if self._apart:
-            info = msgspec.structs.replace(info, network="none")
+        info = self._on_trips[client]
+        if end is not None or condition is not None:
+            return self._plan(info, trip, end or WHOLE, condition)
         key = (info.profile, info.network, self.work_s(client))
-        if whole and (found := self._alike.get(key)) is not None:
-            return found
-        plan = self._plan(info, trip, end or WHOLE, condition)
-        if whole and len(self._alike) < MOST_ALIKE and self._never_varies(info):
-            self._alike[key] = plan
+        if (plan := self._alike.get(key)) is None:
+            plan = self._plan(info, trip, WHOLE, None)
+            if len(self._alike) < MOST_ALIKE and self._never_varies(info):
+                self._alike[key] = plan
         return plan
 
     def in_series(self, client: int) -> TripPlan:
