@@ -9,7 +9,7 @@ import typer
 
 from edgefl.cli.lab import Json
 from edgefl.cli.paths import named_folder
-from edgefl.cli.run import Interrupted
+from edgefl.cli.run import Changes, ClockKind, ExperimentFile, Interrupted
 from edgefl.errors import RunError
 from edgefl.terminal import say
 
@@ -22,7 +22,7 @@ def add(app: typer.Typer) -> None:
 
 
 def chaos(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
+    file: ExperimentFile,
     kills: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that are killed.")] = 20,
     only: Annotated[
         str | None, typer.Option(metavar="KINDS", help="Of these only, such as server,client.")
@@ -31,11 +31,8 @@ def chaos(
     failpoints: Annotated[
         int, typer.Option(metavar="K", min=0, help="Instead: so many of the server at each named place.")
     ] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
-    ] = None,
-    clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
+    set_: Changes = None,
+    clock: ClockKind = None,
     seed: Annotated[int, typer.Option(help="Of the instants and processes.")] = 0,
     out: Annotated[
         Path | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgefl.cli.paths import figures_file, named_folder
-from edgefl.cli.run import Interrupted
+from edgefl.cli.run import Changes, Interrupted
 from edgefl.errors import ConfigError, unknown
 from edgefl.lab import PAPERS
 from edgefl.terminal import say
@@ -19,6 +19,7 @@ Json = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write the figures here too.", parser=figures_file),
 ]
+PICTURES = (".png", ".svg")
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
 
 
@@ -40,11 +41,7 @@ def fidelity(json: Json = None, quick: Quick = False) -> int:
 
     Exit code 1 unless every bar is held.
     """
-    from edgefl.lab.fidelity import run
-
-    result = run(json, quick, say=_next)
-    _wrote(json)
-    return 0 if result["verdict"] == "PASS" else 1
+    return 0 if _measure("fidelity", json, quick)["verdict"] == "PASS" else 1
 
 
 def ingest(json: Json = None, quick: Quick = False) -> None:
@@ -66,27 +63,21 @@ def truth(
     ] = None,
 ) -> None:
     """Predicted beside measured: published steps, and this host's."""
-    from edgefl.lab.truth import PICTURES, run
-
-    run(json, quick, files=rows or (), say=_next)
-    _wrote(json, PICTURES)
+    _measure("truth", json, quick, files=rows or ())
 
 
-def _measure(what: str, json: Path | None, quick: bool) -> None:
+def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
+    """Measure, say it, and write the figures and their pictures, if a file is named."""
     module = import_module(f"edgefl.lab.{what}")
-    module.run(json, quick, say=_next)
-    _wrote(json, getattr(module, "PICTURES", ()))
-
-
-def _next(text: str) -> None:
-    """Say what is measured next, on a terminal and in a pipe alike."""
-    say(f"{text} …", err=True)
-
-
-def _wrote(json: Path | None, pictures: Sequence[str] = ()) -> None:
-    if json is not None:
-        files = [json, *(json.with_suffix(ending) for ending in pictures)]
-        say(f"wrote {', '.join(map(str, files))}", err=True)
+    result: dict[str, Any] = module.run(quick, **more, say=lambda text: say(f"{text} …", err=True))
+    module.show(result)
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n")
+        pictures = [file.with_suffix(ending) for ending in PICTURES if hasattr(module, "draw")]
+        if pictures:
+            module.draw(result, pictures)
+        say(f"wrote {', '.join(map(str, [file, *pictures]))}", err=True)
+    return result
 
 
 def reproduce(
@@ -113,12 +104,7 @@ def reproduce(
             parser=named_folder,
         ),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change one key in every run, such as data.name=fashion-mnist."
-        ),
-    ] = None,
+    changes: Changes = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
 ) -> None:
     """A paper's claims: its figures beside ours, and a verdict each.
@@ -157,12 +143,9 @@ def reproduce(
         write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
     else:
         given = [f"--set {change}" for change in changes or ()]
-        if alone := [
-            *given,
-            *(["--tune"] if tune else []),
-            *([f"--settings {settings}"] if settings and not quick else []),
-        ]:
-            raise ConfigError(f"{alone[0]}: {paper} has no settings")
+        given += ["--tune"] * tune + [f"--settings {settings}"] * bool(settings and not quick)
+        if given:
+            raise ConfigError(f"{given[0]}: {paper} has no settings")
         try:  # a folder that cannot be made is refused before the work
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

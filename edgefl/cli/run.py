@@ -18,6 +18,12 @@ from edgefl.terminal import say
 if TYPE_CHECKING:
     from edgefl.results.result import Result
 
+ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
+]
+ClockKind = Annotated[str | None, typer.Option("--clock", metavar="wall|virtual", help="Beats clock.kind.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)]
 AcceptInvalid = Annotated[
     bool, typer.Option("--accept-invalid", help="Exit with 0, not 3, if the emulation was INVALID.")
@@ -42,16 +48,13 @@ def add(app: typer.Typer) -> None:
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
-    ] = None,
+    file: ExperimentFile,
+    set_: Changes = None,
     unset: Annotated[
         list[str] | None,
         typer.Option("--unset", metavar="KEY", help="Take one key of the file away, such as training.steps."),
     ] = None,
-    clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
+    clock: ClockKind = None,
     seed: Annotated[int | None, typer.Option(help="Beats seed.")] = None,
     out: Annotated[
         Path | None,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.paths import named_folder, run_folder
-from edgefl.cli.run import INVALID, AcceptInvalid, Interrupted
+from edgefl.cli.paths import named_folder
+from edgefl.cli.run import INVALID, AcceptInvalid, Changes, ClockKind, ExperimentFile, Interrupted, RunFolder
 from edgefl.errors import ConfigError, damaged
 from edgefl.terminal import say
 
@@ -21,7 +21,7 @@ def add(app: typer.Typer) -> None:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")],
+    file: ExperimentFile,
     seeds: Annotated[
         str, typer.Option(metavar="A..B|A,B", help="Seeds of each choice, such as 1..3 or 1,2,5.")
     ] = "1..3",
@@ -32,10 +32,8 @@ def sweep(
             help="Values of one key, such as strategy.server_lr=0.1,1; several: every pair.",
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key in every run.")
-    ] = None,
-    clock: Annotated[str | None, typer.Option(metavar="wall|virtual", help="Beats clock.kind.")] = None,
+    set_: Changes = None,
+    clock: ClockKind = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -132,7 +130,7 @@ def seeds_of(text: str) -> list[int]:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)],
+    folder: RunFolder,
     csv: Annotated[bool, typer.Option("--csv", help="CSV files (the default).")] = False,
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Parquet files; needs polars or pyarrow.")

@@ -9,7 +9,6 @@ turns, so that a host which slows down slows all of them; each figure is the med
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import timeit
@@ -56,7 +55,6 @@ BELIEVED = {
 """Shares of the host's cores, in words, and the most with which a row is believed."""
 SPREAD_MAX = 0.30
 """The widest spread of ours and of the limits with which a row is believed."""
-PICTURES = (".png", ".svg")
 
 Call = Callable[[], object]
 
@@ -71,12 +69,11 @@ class SumCase(NamedTuple):
 
 
 def run(
-    json_path: Path | str | None = None,
     quick: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
+    """Measure; returns plain values, for `show`, `draw` and a JSON file.
 
     ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, ``doubts`` (why its figures are not to be believed; empty if they are),
@@ -106,11 +103,6 @@ def run(
         "rows": list(_rows(fits, say)),
     }
     result["seconds"] = round(time.monotonic() - started, 1)
-    show(result)
-    if json_path is not None:
-        path = Path(json_path)
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        draw(result, [path.with_suffix(ending) for ending in PICTURES])
     return result
 
 

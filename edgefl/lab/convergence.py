@@ -43,8 +43,7 @@ class Ratio(NamedTuple):
         >>> str(Ratio("noise", [1.0, 1.02, 1.01], 0.1))
         'noise 1.010 ±0.025'
         """
-        mean, half = estimate(self.ratios)
-        return f"{self.name} {mean:.3f}" + ("" if half is None else f" ±{half:.3f}")
+        return f"{self.name} {estimate(self.ratios).at('.3f')}"
 
 
 def judged(

@@ -8,7 +8,6 @@ believed: INVALID is no PASS, and a bar that is missed while others use the host
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import tempfile
@@ -69,14 +68,13 @@ LENGTHS = {
 
 
 def run(
-    json_path: Path | str | None = None,
     quick: bool = False,
     *,
     length: Mapping[str, float] | None = None,
     mechanisms: Sequence[Throttle] = MECHANISMS,
     say: Say = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure, print a table, write ``json_path`` if given, and return what it holds.
+    """Measure; returns plain values, for `show` and a JSON file.
 
     ``lines`` has one entry a quantity and mechanism: the fields of `JudgedQuantity`. ``rates`` has the
     compute rates of each trip by mechanism, FLOP/s. ``skipped`` says which mechanisms do not work here and
@@ -104,9 +102,6 @@ def run(
     result["lines"] = [line._asdict() for line in lines]
     result["verdict"] = next((each for each in ("FAIL", "INVALID") if each in verdicts), "PASS")
     result["seconds"] = round(time.monotonic() - began_s, 1)
-    show(result)
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 

@@ -115,15 +115,14 @@ def waiting(restart: str, versions: int, seeds: Sequence[int]) -> str:
     runs = [simulate(FedStaleWeight(**fields), versions, seed).applied() for seed in seeds]
     groups = (slice(0, len(FAST_ONES)), slice(len(FAST_ONES), None))
     means = [estimate([float(run[group].mean()) for run in runs]) for group in groups]
-    return f"| `{restart}` | " + " | ".join(f"{mean:.3f} ± {half:.3f}" for mean, half in means) + " |"
+    return f"| `{restart}` | " + " | ".join(mean.at(".3f") for mean in means) + " |"
 
 
 def _row(label: str, cap: float, seen: Short) -> str:
-    cells = [label, f"{cap:g}"]
-    for values in (seen.most, seen.running, seen.credit):
-        mean, half = estimate([100.0 * (1.0 - value) for value in values])
-        cells.append(f"{mean:.1f}" + ("" if half is None else f" ± {half:.1f}"))
-    return "| " + " | ".join([*cells, f"{max(seen.owed):.1f}"]) + " |"
+    columns = (seen.most, seen.running, seen.credit)
+    short = (estimate([100.0 * (1.0 - value) for value in values]) for values in columns)
+    cells = [label, f"{cap:g}", *(each.at(".1f") for each in short), f"{max(seen.owed):.1f}"]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

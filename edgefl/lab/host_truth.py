@@ -1,20 +1,13 @@
-"""Does the kit tell what this host takes? Fits its parts, then predicts and measures networks of timm.
-
-python -m edgefl.lab.host_truth [--threads 1] [--minutes 5] [--json FILE]
-"""
+"""This host beside the measuring kit: fits the kit's parts, then predicts and measures networks of timm."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from edgefl.devices.fit import Fit, Row, Unseen, holding, predicted, summary
+from edgefl.devices.fit import Row, Unseen, predicted
 from edgefl.devices.kit_result import KitResult, fit_kit
 from edgefl.devices.measurements import IMAGE
 from edgefl.learning.timm_networks import timm_network
@@ -34,33 +27,23 @@ NETWORKS: Final = (
 )  # fmt: skip
 
 
-class HostTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """A fit of this host beside networks that it has not seen."""
-
-    result: dict[str, Any]
-    """The kit's own."""
-    fit: Fit
-    unseen: tuple[Unseen, ...]
-    load_before: float | None
-    """Of the host: tasks that ran or waited in the last minute, our own not yet among them."""
-
-
 def measure(
     threads: int = 1,
-    minutes: float = kit.MINUTES,
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
-) -> HostTruth:
-    """Measure the kit and the networks here, on so many threads of torch; one thread is timed by CPU time."""
-    load = kit.state().get("load")
-    said = kit.measure(minutes, threads, tell)
+) -> list[Unseen]:
+    """Measure the kit and the networks here, on so many threads of torch; one thread is timed by CPU time.
+
+    Returns the networks beside what a fit to the kit's parts says of them.
+    """
+    said = kit.measure(kit.MINUTES, threads, tell)
     found = fit_kit(msgspec.convert(said, KitResult).rows())
     unseen = []
     for network in networks:
         row = network_row(network, threads)
         unseen.append(predicted(found.model, row))
         tell(f"{network}: {row.seconds:.3f} s, predicted ÷ measured {unseen[-1].factor:.2f}")
-    return HostTruth(result=said, fit=found, unseen=tuple(unseen), load_before=load)
+    return unseen
 
 
 def network_row(network: str, threads: int) -> Row:
@@ -70,26 +53,3 @@ def network_row(network: str, threads: int) -> Row:
     took = kit.timed(kit.stepper(part), NETWORK_S)
     work = step_work(module, IMAGE, BATCH, loss=kit.loss)
     return Row(network=network, work=work, seconds=took["cpu_s" if threads == 1 else "wall_s"])
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=kit.MINUTES)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args(arguments)
-    found = measure(
-        chosen.threads, chosen.minutes, tell=lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    told = summary(found.unseen)
-    print(f"{told.rows} unseen networks on {chosen.threads} threads, load before {found.load_before}:")
-    print(f"median {told.median:.1%}, 90% within {told.p90:.1%}, worst factor {told.worst_factor:.2f}")
-    print(f"a factor of {holding(found.unseen):.2f} would hold 90%, {told.held:.0%} are in their intervals")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(msgspec.to_builtins(found), indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

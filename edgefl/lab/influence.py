@@ -69,7 +69,7 @@ def simulate(
     ``skip`` versions do not count. ``events``, such as `Left`, come at their own times.
     """
     factors = [slowed, *[1.0] * (len(FAST_ONES) - 1), *[slow_by] * (len(FEDSTALEWEIGHT) - len(FAST_ONES))]
-    run, now_s = _arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)
+    run, now_s = arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)
     sums = run.sums[skip:]
     updates = [update for _, summed in sums for update in summed]
     return Outcome(
@@ -81,7 +81,7 @@ def simulate(
     )
 
 
-def _arrivals(
+def arrivals(
     strategy: Strategy,
     delays: Sequence[Delay],
     stop: Stop,
@@ -89,6 +89,8 @@ def _arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
+    """A run whose clients learn nothing and take ``factors`` times what ``delays`` say, and its end, s."""
+
     def duration(client: int, trip: int) -> float:
         drawn = delays[client].draw(stream(seed, "trip", client, trip))
         return drawn if factors is None else drawn * factors[client]
@@ -125,7 +127,7 @@ def staleness_by_buffer(delays: Sequence[Delay], sizes: Sequence[int], trips: in
     full = min(trips // size * size for size in sizes)  # so many are in a full buffer, whatever its size
     found = {}
     for size in sizes:
-        run, _ = _arrivals(FedBuff(buffer_size=size), delays, Stop(trips=trips), seed=0)
+        run, _ = arrivals(FedBuff(buffer_size=size), delays, Stop(trips=trips), seed=0)
         applied = {update.task: update.staleness for _, updates in run.sums for update in updates}
         order = [event for event in run.events if isinstance(event, Arrived)][:full]
         stale = [applied.get(event.task, -1) for event in order]

@@ -14,7 +14,6 @@ turns that a case had before the time was up.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -75,7 +74,6 @@ class IngestFigures(NamedTuple):
 
 
 def run(
-    json_path: Path | str | None = None,
     quick: bool = False,
     *,
     sizes: tuple[int, ...] | None = None,
@@ -84,7 +82,7 @@ def run(
     repetitions: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure, print a table, write ``json_path`` if given, and return what it holds.
+    """Measure; returns plain values, for `show` and a JSON file.
 
     Cases take up to ``repetitions`` turns of ``seconds``, one after the other, until `MOST_S` have passed,
     small models first. On a host so busy that some had none by then, these are ``left_out``. ``say`` is told
@@ -110,7 +108,7 @@ def run(
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
     _take_turns(in_order, repetitions, QUICK_MOST_S if quick else MOST_S, say)
-    result = {
+    return {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), "backend": kernels.backend()},
         "clients": clients,
         "updates_per_sum": min(UPDATES, clients),
@@ -119,10 +117,6 @@ def run(
         "cases": [case.figures() for case in cases if case.turns],
         "left_out": [f"{case.transport} {short(case.parameters)}" for case in cases if not case.turns],
     }
-    _print(result)
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
-    return result
 
 
 @dataclass
@@ -249,7 +243,8 @@ def _figures(record: Record) -> IngestFigures:
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)
 
 
-def _print(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """Print a line a case: its trips a second, their share of each limit, and what a trip costs."""
     heads = [
         "",
         ">trips/s",

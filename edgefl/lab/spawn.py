@@ -79,14 +79,13 @@ class StartWorkload(Workload):
 
 
 def run(
-    json_path: Path | str | None = None,
     quick: bool = False,
     *,
     counts: tuple[int, ...] | None = None,
     repetitions: int | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure, print a table, write ``json_path`` if given, and return what it holds.
+    """Measure; returns plain values, for `show` and a JSON file.
 
     ``rows`` has one entry a number of clients: ``ready_s`` from the first fork until all are ready (median,
     with its ``spread``), ``ms_a_client``, and the medians over the clients of ``proportional_mib`` and
@@ -114,16 +113,12 @@ def run(
                 "own_mib": own_mib,
             }
         )
-    result = {
+    return {
         "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
         "repetitions": repetitions,
         "torch": {"import_s": import_s, "proportional_mib": shared, "own_mib": own},
         "rows": rows,
     }
-    _print(result)
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(result, indent=2) + "\n")
-    return result
 
 
 def started(clients: int) -> tuple[float, list[list[float]]]:
@@ -172,7 +167,8 @@ def _import_torch() -> tuple[float, float, float]:
     return seconds, *memory
 
 
-def _print(result: dict[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """Print a line a number of clients."""
     heads = [">clients", ">all ready s", ">ms each", ">proportional MiB each", ">own MiB each"]
     rows = [
         f"{row['clients']} {row['ready_s']:.2f} {row['ms_a_client']:.1f} {row['proportional_mib']:.1f} "

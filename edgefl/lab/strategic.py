@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.experiment import Stop
-from edgefl.lab.influence import FAST, SLOW
-from edgefl.lab.quadratic import play
+from edgefl.lab.influence import FAST, SLOW, arrivals
 from edgefl.results.compare import estimate
-from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -50,14 +48,9 @@ def run(
     form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
 ) -> FleetShares:
     """A fleet whose first ``count`` clients take ``slowed`` times as long as they could."""
-
-    def duration(client: int, trip: int) -> float:
-        delay = FAST if client < 2 * clients // 3 else SLOW
-        drawn = delay.draw(stream(seed, "trip", client, trip))
-        return drawn * slowed if client < count else drawn
-
-    stop, same = Stop(emulated_s=emulated_s), (lambda client, model, trip: model)
-    made, _ = play(FORMS[form](restart), clients, stop, duration, seed, train=same)
+    fast = 2 * clients // 3
+    delays, factors = [FAST] * fast + [SLOW] * (clients - fast), [slowed] * count + [1.0] * (clients - count)
+    made, _ = arrivals(FORMS[form](restart), delays, Stop(emulated_s=emulated_s), seed, factors)
     owner = np.array([update.client for _, updates in made.sums for update in updates])
     weight = np.concatenate([order.weights for order, _ in made.sums])
     share: npt.NDArray[np.float64] = np.bincount(owner, weight, clients) / weight.sum()
@@ -83,15 +76,10 @@ def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
         for count in (1, clients // 5, 2 * clients // 3):
             how = [(restart, clients, emulated_s, seed, count, slowed) for seed in seeds]
             found = {form: [gain(form, *each) for each in how] for form in FORMS}
-            cells = [_percent([weight for weight, _ in outcomes]) for outcomes in found.values()]
-            trips = _percent([trips for _, trips in found["FedBuff"]])
-            row = [str(clients), restart, str(count), *cells, trips]
+            left = [[100.0 * weight for weight, _ in outcomes] for outcomes in found.values()]
+            left.append([100.0 * trips for _, trips in found["FedBuff"]])
+            row = [str(clients), restart, str(count), *(estimate(values).at(".0f") for values in left)]
             print("| " + " | ".join(row) + " |", flush=True)
-
-
-def _percent(values: list[float]) -> str:
-    mean, half = estimate([100.0 * value for value in values])
-    return f"{mean:.0f}" + ("" if half is None else f" ± {half:.0f}")
 
 
 if __name__ == "__main__":

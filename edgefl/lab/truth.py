@@ -7,7 +7,6 @@ fitted on by nobody. Errors are |predicted ÷ measured − 1|; *held* is the sha
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,19 +30,17 @@ from edgefl.results.tables import many, percent
 
 Say = Callable[[str], None]
 
-PICTURES = (".png", ".svg")
 LAYERS = ("lstm", "softmax output")
 """What names of measured single layers start with."""
 
 
 def run(
-    json_path: Path | str | None = None,
     quick: bool = False,
     *,
     files: Sequence[Path] = (),
     say: Say = lambda _: None,
 ) -> dict[str, Any]:
-    """Compare, print tables, write ``json_path`` and pictures beside it if given, return what it holds.
+    """Compare; returns plain values, for `show`, `draw` and a JSON file.
 
     ``files`` are CSVs of measured steps; by default it is all that edgefl holds, and this host measured now.
     ``quick`` leaves out the fits that have not seen a network, and this host. ``steps`` has an entry a
@@ -66,11 +63,6 @@ def run(
         "steps": [step.plain() for step in steps],
     }
     result["seconds"] = round(time.monotonic() - began_s, 1)
-    show(result)
-    if json_path is not None:
-        path = Path(json_path)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        draw(steps, [path.with_suffix(ending) for ending in PICTURES])
     return result
 
 
@@ -115,11 +107,12 @@ def this_host(say: Say) -> list[ComparedStep]:
     import torch
 
     from edgefl.lab.host_truth import measure
+    from edgefl.measure import kit
 
     steps = []
     for threads in dict.fromkeys((1, torch.get_num_threads())):
         say(f"this host on {many(threads, 'thread')}")
-        found = measure(threads, tell=say)
+        load = kit.state().get("load")
         steps += [
             ComparedStep(
                 profile="this host",
@@ -128,9 +121,9 @@ def this_host(say: Say) -> list[ComparedStep]:
                 by_profile=unseen,
                 fitted=False,
                 unseen=None,
-                source=f"measured now; load before: {found.load_before}",
+                source=f"measured now; load before: {load}",
             )
-            for unseen in found.unseen
+            for unseen in measure(threads, tell=say)
         ]
     return steps
 
@@ -218,7 +211,11 @@ def _worst(found: dict[str, Any]) -> str:
 
 
 def _named(group: dict[str, Any]) -> str:
-    return f"{group['profile']}, {group['runtime']}" if group["kind"] == "all" else f"  {group['kind']}"
+    return _titled(group) if group["kind"] == "all" else f"  {group['kind']}"
+
+
+def _titled(step: dict[str, Any]) -> str:
+    return f"{step['profile']}, {step['runtime']}"
 
 
 # ---- what is drawn -----------------------------------------------------------------------------
@@ -226,36 +223,42 @@ def _named(group: dict[str, Any]) -> str:
 COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4f7f2a", "#5b7083")
 
 
-def draw(steps: Sequence[ComparedStep], paths: Sequence[Path]) -> None:
+def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Predicted against measured seconds, networks beside single layers, to each of ``paths``.
 
     Predictions are by what has not seen the network, where there is such a fit.
     """
     from matplotlib.figure import Figure
 
-    layers = [step for step in steps if step.kind.startswith("layers")]
-    networks = [step for step in steps if not step.kind.startswith("layers")]
+    steps = result["steps"]
+    layers = [step for step in steps if step["kind"].startswith("layers")]
+    networks = [step for step in steps if not step["kind"].startswith("layers")]
     panels = [(name, part) for name, part in (("networks", networks), ("single layers", layers)) if part]
     figure = Figure(figsize=(5.6 * len(panels), 5.4), layout="constrained", facecolor="white")
-    colours = dict(zip(dict.fromkeys(step.title for step in steps), COLOURS * 9, strict=False))
+    colours = dict(zip(dict.fromkeys(map(_titled, steps)), COLOURS * 9, strict=False))
     for axes, (name, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _panel(axes, name, part, colours)
     for path in paths:
         figure.savefig(path, dpi=110)
 
 
-def _panel(axes: Any, name: str, steps: Sequence[ComparedStep], colours: dict[str, str]) -> None:
+def _seconds(step: dict[str, Any]) -> tuple[float, float]:
+    """Measured, and predicted by what proves most."""
+    return step["measured_s"], step["unseen_s"] or step["predicted_s"]
+
+
+def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
     """One picture: a point a step, the line of predictions that are right, and a band of a factor of 1.5."""
-    seconds = [s for step in steps for s in (step.best.row.seconds, step.best.predicted_s)]
+    seconds = [s for step in steps for s in _seconds(step)]
     span = [min(seconds) / 1.4, max(seconds) * 1.4]
     axes.fill_between(span, [s / 1.5 for s in span], [s * 1.5 for s in span], color="#e6e6e1", linewidth=0)
     axes.plot(span, span, color="#686b73", linewidth=0.8)
     few = len(steps) < 300
     for title, colour in colours.items():
-        own = [step for step in steps if step.title == title]
-        x, y = [step.best.row.seconds for step in own], [step.best.predicted_s for step in own]
+        own = [_seconds(step) for step in steps if _titled(step) == title]
         style = {"markersize": 5.5 if few else 3.0, "alpha": 0.8 if few else 0.45, "markeredgewidth": 0}
-        axes.plot(x, y, "o", color=colour, label=title if own else None, rasterized=not few, **style)
+        if own:
+            axes.plot(*zip(*own, strict=True), "o", color=colour, label=title, rasterized=not few, **style)
     axes.set(xscale="log", yscale="log", xlim=span, ylim=span, aspect="equal")
     axes.set(xlabel="measured, seconds", ylabel="predicted, seconds")
     for axis in (axes.xaxis, axes.yaxis):

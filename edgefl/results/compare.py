@@ -60,6 +60,10 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
 
+    def at(self, digits: str) -> str:
+        """Both at these digits, such as ``.1f``."""
+        return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
+
 
 NONE = Estimate(nan, None)
 """The estimate of what no run has."""

@@ -67,12 +67,11 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
         ingest._long_enough("shm", 1000, 300, 60.0)
 
 
-def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "ingest.json"
+def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    result = ingest.run(path, sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1, say=said.append)
+    result = ingest.run(sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1, say=said.append)
     assert said == [f"turn 1 of at most 1: {kind}, 5k parameters" for kind in ("shm", "wire")]
-    assert json.loads(path.read_text()) == result
+    assert json.loads(json.dumps(result)) == result
     kinds = [(case["transport"], case["parameters"]) for case in result["cases"]]
     assert kinds == [("shm", 5000), ("wire", 5000)]
     for case in result["cases"]:
@@ -84,6 +83,7 @@ def test_ingest_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureF
         assert set(case["limits"]) == set(ingest.LIMITS[case["transport"]])
         for limit in case["limits"].values():
             assert limit["of_limit"] == pytest.approx(case["trips_per_s"] / limit["trips_per_s"])
+    ingest.show(result)
     shown = capsys.readouterr().out
     assert "5k" in shown
     assert "wire" in shown
@@ -132,10 +132,9 @@ def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> N
     buffer.close()
 
 
-def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "spawn.json"
-    result = spawn.run(path, counts=(1, 4), repetitions=1)
-    assert json.loads(path.read_text()) == result
+def test_spawn_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    result = spawn.run(counts=(1, 4), repetitions=1)
+    assert json.loads(json.dumps(result)) == result
     assert [row["clients"] for row in result["rows"]] == [1, 4]
     for row in result["rows"]:
         assert row["ready_s"] > 0
@@ -144,6 +143,7 @@ def test_spawn_reports_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFi
         # what a fork is for: a client has little of its own beside a process that loads torch
         assert row["own_mib"] < result["torch"]["own_mib"] / 4
     assert result["torch"]["import_s"] > 0
+    spawn.show(result)
     assert "own MiB" in capsys.readouterr().out
 
 
@@ -166,6 +166,7 @@ def test_every_quantity_is_measured_in_real_runs(capsys: pytest.CaptureFixture[s
     assert sum(line["measured"] > 0 for line in result["lines"]) > len(result["lines"]) / 2
     rates = result["rates"]["paced"]
     assert len(set(rates["declared"])) == len(DEVICES)
+    fidelity.show(result)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     assert "whole trip, paced" in shown

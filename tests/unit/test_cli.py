@@ -323,13 +323,20 @@ def test_report_and_trace_say_where_they_are(
         assert edgefl.shows(name, "old") == f"old/{file}\n"
 
 
-@pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn"])
-def test_bench_measures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    calls = Calls()
-    stand_in(monkeypatch, f"edgefl.lab.{what}", run=lambda json, quick, say: calls(json, quick))
-    assert main(["bench", what, "--json", "f.json", "--quick"]) == 0
-    assert main(["bench", what]) == 0
-    assert calls == [(Path("f.json"), True), (None, False)]
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL", "INVALID"])
+@pytest.mark.parametrize("what", ["aggregate", "ingest", "spawn", "fidelity"])
+def test_bench_says_and_writes_what_it_measured(
+    here: Path, monkeypatch: pytest.MonkeyPatch, what: str, verdict: str
+) -> None:
+    asked, shown = Calls(), Calls()
+    result = {"verdict": verdict}
+    asked.then = lambda *_: result
+    stand_in(monkeypatch, f"edgefl.lab.{what}", run=lambda quick, say: asked(quick), show=shown)
+    code = int(what == "fidelity" and verdict != "PASS")
+    assert main(["bench", what, "--json", "f.json", "--quick"]) == code
+    assert main(["bench", what]) == code
+    assert (asked, shown) == ([(True,), (False,)], [(result,), (result,)])
+    assert json.loads((here / "f.json").read_text()) == result
 
 
 @pytest.mark.parametrize(
@@ -351,21 +358,6 @@ def test_bench_measures_nothing_that_it_could_not_write(
     assert said.startswith(f"--json {file}")
     assert says in said
     assert calls == []
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("INVALID", 1)])
-def test_bench_fidelity_ends_as_its_bars_say(
-    monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
-) -> None:
-    asked: list[Any] = []
-
-    def measured(json: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
-        asked.append((json, quick))
-        return {"verdict": verdict}
-
-    stand_in(monkeypatch, "edgefl.lab.fidelity", run=measured)
-    assert main(["bench", "fidelity", "--json", "f.json"]) == code
-    assert asked == [(Path("f.json"), False)]
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]])

@@ -175,5 +175,5 @@ def test_this_hosts_networks_are_held_against_the_kit(result: Path, monkeypatch:
     rows["slow"] = Row(network="slow", work=work, seconds=2 * expected)
     monkeypatch.setattr(host_truth, "network_row", lambda name, threads: rows[name])
     found = host_truth.measure(networks=("right", "slow"))
-    assert [unseen.factor for unseen in found.unseen] == pytest.approx([1.0, 0.5])
-    assert summary(found.unseen).held == 0.5
+    assert [unseen.factor for unseen in found] == pytest.approx([1.0, 0.5])
+    assert summary(found).held == 0.5
