@@ -122,10 +122,10 @@ class Store:
             self.seq: int = self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
             """Number of the last journaled event; 0 before the first."""
         except sqlite3.Error as error:
-            self._db.close()
+            self._leave()
             raise ConfigError(f"run record {self.path} cannot be used: {error}") from None
         except ConfigError:
-            self._db.close()
+            self._leave()
             raise
         self._costs: dict[str, list[float]] = {}
         self._rows_in_log = 0
@@ -374,7 +374,11 @@ class Store:
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. Leaves the file and its seal, without a log, if no reader has it open."""
         with closing(self._db), self._writing():
-            seal.lift(self.path)  # the last to close a database has its log copied
+            try:
+                seal.lift(self.path)
+            except OSError:
+                self._leave()
+                raise
             if commit:
                 self._flush()
                 self._db.execute("PRAGMA busy_timeout = 0")
@@ -382,6 +386,17 @@ class Store:
                     self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
             self._db.close()
             seal.put(self.path)
+
+    def _leave(self) -> None:
+        """Close without a change of the file, which is sealed: the last to close it would copy its log there.
+
+        So the last one is a reader, which cannot.
+        """
+        address = f"{self.path.resolve().as_uri()}?mode=ro"
+        with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as reader:
+            reader.execute("PRAGMA user_version").fetchone()
+            self._db.close()
+        self._db.close()
 
     def __enter__(self) -> Store:
         return self

@@ -100,6 +100,44 @@ def test_a_seal_that_cannot_be_written_is_an_error_in_one_line(
         assert len(list(record.events())) == 1
 
 
+def _broken(*_: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_seal_that_cannot_be_lifted_stays_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite copies its log to the file, which is sealed, when the last one closes that may."""
+    writer = Store(tmp_path)
+    writer.sync()
+    writer.journal(Joined(client=0, at_s=0.0))
+    writer.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "lift", _broken)
+        with pytest.raises(FolderError, match=r"cannot be written: .*Input/output error"):
+            writer.close()
+    with Record(tmp_path) as record:
+        assert len(list(record.events())) == 1
+    with Store(tmp_path, create=False) as again:
+        assert again.seq == 1
+
+
+def test_a_record_that_could_not_be_opened_once_can_be_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Store(tmp_path)
+    writer.sync()
+    writer.journal(Joined(client=0, at_s=0.0))
+    writer.commit()
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path, left, ignore=shutil.ignore_patterns("*-shm"))
+    writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "_sums", _broken)
+        with pytest.raises(ConfigError, match="cannot be read: Input/output error"):
+            Store(left, create=False)
+    with Store(left, create=False) as again:
+        assert again.seq == 1
+
+
 def test_a_large_record_is_sealed_a_piece_at_a_time(tmp_path: Path) -> None:
     record = tmp_path / "record.sqlite"
     with open(record, "wb") as file:
