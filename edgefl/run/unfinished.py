@@ -6,6 +6,7 @@ counts whole messages. A thread looks at that memory, and shuts the connection t
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import os
 import select
@@ -49,19 +50,28 @@ class Unfinished:
         self._seen: Counter[bytes] = Counter()
         self._looks = 0
         self._struck = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="unfinished", daemon=True)
+        self._began, self._over, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._statm = -1
         if sys.platform == "linux":
             self._statm = os.open("/proc/self/statm", os.O_RDONLY)
             self._calm_bytes = self._last_bytes = self._own_bytes()
-            self._thread.start()
+            # No `threading.Thread`: to start one waits for ever where there is no memory for its first call.
+            _thread.start_new_thread(self._run, ())
 
     def close(self) -> None:
         """Look no more."""
-        if self._thread.ident is not None and not self._over.is_set():
+        if self._statm >= 0 and not self._over.is_set():
             self._over.set()
-            self._thread.join()
+            if self._began.is_set():  # else it has nothing to look with when it begins, and nothing to do
+                self._ended.wait()
             os.close(self._statm)
+
+    def _run(self) -> None:
+        self._began.set()
+        try:
+            self._watch()
+        finally:
+            self._ended.set()
 
     def _watch(self) -> None:
         set_time_slice()  # soon, also where the host is busy: ZeroMQ's thread reads on meanwhile
@@ -69,7 +79,7 @@ class Unfinished:
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
             grown = False
-            with suppress(OSError):  # no descriptor is left to look with
+            with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
                 grown = self._look()
             pause_s = max(SOON_S if grown else LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
