@@ -5,23 +5,21 @@ algorithms do on this fleet, and does not rank them. It is what docs/strategies.
 
     python benchmarks/every_strategy.py [NAME …] [--seeds 3] [--out runs/strategies]
 
-leaves each run's folder and a comparison of them all (`edgefl compare`) in ``--out``, and prints the table.
+makes a sweep of them in ``--out`` (`edgefl.sweep`), in which runs that are there are not made again, and
+prints the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 import edgefl
 from edgefl import config
-from edgefl.results.compare import Run, compare, estimate, group, load, reached, share
+from edgefl.results.compare import Run, estimate, group, load, reached, share
 from edgefl.strategies import names
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "strategies.toml"
@@ -58,17 +56,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 server steps of a size that suits an adaptive optimiser or a sum, and room for Pisces to choose."""
 
 
-def run(name: str, seed: int, folder: Path) -> Path:
-    """Run one strategy with one seed; a run that is there already is taken as it is."""
-    wanted = config.load(EXPERIMENT, seed=seed)
-    strategy = {"name": name, **SETTINGS[name]}
-    place = folder / f"{name}-{seed}"
-    if not (place / "summary.json").exists():
-        shutil.rmtree(place, ignore_errors=True)
-        edgefl.run(msgspec.structs.replace(wanted, strategy=strategy), place)
-    return place
-
-
 def seconds(runs: Sequence[Run]) -> str:
     """Emulated seconds until the first evaluation that reached `TARGET`, of all seeds."""
     found = estimate([reached(run.record, TARGET)[1] for run in runs])
@@ -92,7 +79,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/strategies"))
     given = parser.parse_args()
-    chosen, folders = given.names or names(), []
+    chosen = given.names or names()
+    kinds = [{"name": name, **SETTINGS[name]} for name in chosen]
+    seeds = range(1, given.seeds + 1)
+    found = edgefl.sweep(
+        config.load(EXPERIMENT), given.out, seeds=seeds, grid={"strategy": kinds}, quiet=False
+    )
     head = (
         "strategy",
         "fields",
@@ -103,11 +95,8 @@ def main() -> None:
         "staleness, mean / max",
     )
     print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
-    for name in chosen:
-        mine = [run(name, seed, given.out) for seed in range(1, given.seeds + 1)]
-        print(row(name, load(mine)), flush=True)
-        folders += mine
-    compare(folders, given.out / "comparison")
+    for name, runs in zip(chosen, found.results().values(), strict=True):
+        print(row(name, load([run.dir for run in runs])))
 
 
 if __name__ == "__main__":

@@ -34,25 +34,17 @@ class MemoryLimit:
         self._process = psutil.Process()
         self._start_bytes = self._private_bytes()
         self._peak_mib = 0.0
-        self._rlimit = False
         if data_bytes := getattr(self._process.memory_info(), "data", 0):
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
             with contextlib.suppress(OSError, ValueError):  # refused: the watch must do
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-                self._rlimit = True
 
     def _private_bytes(self) -> int | None:
         """Resident memory that is neither file-backed nor shared memory; None where it cannot be told."""
         memory = self._process.memory_info()
         return int(memory.rss - memory.shared) if hasattr(memory, "shared") else None
-
-    @property
-    def mechanisms(self) -> tuple[str, ...]:
-        """The mechanisms in force here: of ``rlimit`` and ``watch``."""
-        rlimit = ("rlimit",) if self._rlimit else ()
-        return (*rlimit, "watch") if self._start_bytes is not None else rlimit
 
     def used_mib(self) -> float:
         """Private resident memory gained since the limit was set, MiB; 0 where it cannot be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -108,9 +108,6 @@ class ProgramsResult(NamedTuple):
             "fidelity": fidelity,
             "phones": [{**msgspec.to_builtins(one), "cpu_error": one.cpu_error} for one in self.phones],
         }
-
-
-Errors = Mapping[int, Sequence[float]]
 
 
 def way_result(nbytes: int, declared_s: Sequence[float], achieved_s: Sequence[float]) -> WayResult:

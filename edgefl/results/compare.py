@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
 from scipy.special import stdtrit
@@ -38,6 +39,7 @@ from edgefl.results.tables import FittedTable, html_table, number, percent, tabl
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
+Points = NDArray[np.float64]
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red"}
 
 
@@ -484,8 +486,23 @@ def _curves(rows: Sequence[RunGroup], over: str, value: Callable[[Run, Evaluatio
         if len(seeds) == 1:
             curves.append(Curve(series(k), row.label, *seeds[0]))
         elif seeds:
-            x = np.unique(np.concatenate([seed[0] for seed in seeds]))
-            x = x[x <= min(seed[0][-1] for seed in seeds)]
-            mean = np.mean([np.interp(x, *seed) for seed in seeds], axis=0)
+            x, mean, *_ = summary_curve(seeds)
             curves.append(Curve(series(k), row.label, x, mean, seeds))
     return curves
+
+
+def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
+    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
+
+    >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
+    >>> [part.tolist() for part in summary_curve([a, b], "range")]
+    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
+    """
+    x = np.unique(np.concatenate([seed[0] for seed in seeds]))
+    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
+    values = np.array([np.interp(x, *seed) for seed in seeds])
+    mean = values.mean(axis=0)
+    if band == "range" or len(seeds) == 1:
+        return x, mean, values.min(axis=0), values.max(axis=0)
+    half = stdtrit(len(seeds) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(seeds))
+    return x, mean, mean - half, mean + half

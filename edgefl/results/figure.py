@@ -9,16 +9,14 @@ from typing import Any, Literal
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.results import compare, page
+from edgefl.results.compare import Points
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.summary import metric_names, value_of
 
-Points = NDArray[np.float64]
 Runs = Sequence[Result | str | Path]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -80,7 +78,7 @@ def plot(
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         axes = figure.add_subplot()
         for place, (label, seeds) in enumerate(curves.items()):
-            x, mean, low, high = summary_curve(seeds, band)
+            x, mean, low, high = compare.summary_curve(seeds, band)
             colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
             axes.plot(x, mean, color=colour, linestyle=dash, label=label)
             if band != "none" and len(seeds) > 1:
@@ -97,23 +95,6 @@ def plot(
             raise RunError(f"{file} cannot be written: {error.strerror}") from None
     page.close_fonts()
     return file
-
-
-def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
-    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
-
-    >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
-    >>> [part.tolist() for part in summary_curve([a, b], "range")]
-    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
-    """
-    x = np.unique(np.concatenate([seed[0] for seed in seeds]))
-    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
-    values = np.array([np.interp(x, *seed) for seed in seeds])
-    mean = values.mean(axis=0)
-    if band == "range" or len(seeds) == 1:
-        return x, mean, values.min(axis=0), values.max(axis=0)
-    half = stdtrit(len(seeds) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(seeds))
-    return x, mean, mean - half, mean + half
 
 
 def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:

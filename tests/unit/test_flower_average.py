@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,11 +225,3 @@ def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "flwr.serverapp.strategy.strategy_utils", None)
     with pytest.raises(ConfigError, match=r"pip install 'edgefl\[flower\]'"):
         flower.fast(strategies.FedAvg())
-
-
-def test_the_guides_example_runs() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    seen: dict[str, Any] = {}
-    exec(example, seen)
-    assert isinstance(seen["strategy"], strategies.FedAvgM)
