@@ -33,8 +33,9 @@ from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, St
 from edgefl.regression.memory import kib
 from edgefl.results.record import Record
 from edgefl.run import control, messages, supervisor
-from edgefl.run.connection import Frame, ServerSocket
+from edgefl.run.connection import ServerSocket
 from edgefl.run.gate import Refusal
+from edgefl.run.sockets import Frame
 from tests.fuzz.test_wire_fuzz import WAYS
 from tests.raw_peer import COMMAND, GREETING, RawPeer, frame
 from tests.unit.run_parts import Parts

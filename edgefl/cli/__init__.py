@@ -9,7 +9,7 @@
     profiles     profiles, calibrate
     measure      measure
     doctor       doctor
-    keys         keys
+    keys         keys, keygen
     lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
     chaos        chaos
     paths        arguments that name files and folders

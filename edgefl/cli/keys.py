@@ -1,14 +1,18 @@
-"""``edgefl keys``: what an experiment's file may say, each key with its default and meaning."""
+"""``edgefl keys``: what an experiment's file may say, each key with its default and meaning; ``keygen``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgefl.terminal import say
+
 
 def add(app: typer.Typer) -> None:
     app.command()(keys)
+    app.command()(keygen)
 
 
 def keys(
@@ -25,3 +29,16 @@ def keys(
         meaning = key.meaning.replace("``", "")
         rows.append((key.name, key.default or "–", f"{meaning} Allowed: {key.allowed}."))
     tables.show(tables.table(("key", "default", "meaning"), rows))
+
+
+def keygen(
+    folder: Annotated[Path, typer.Argument(help="Where the keys are; it is made if it is not there.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME ...]", help="Hosts that may join.")
+    ] = None,
+) -> None:
+    """Make the key pairs by which hosts join a run: the server's, and one for each name."""
+    from edgefl.run.keys import make
+
+    for path in make(folder, names or []):
+        say(str(path))

@@ -25,7 +25,8 @@ from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import ParameterBuffer, TripPhase
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
-from edgefl.run.connection import Connection, Frame
+from edgefl.run.connection import Connection
+from edgefl.run.sockets import Frame
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.witness import Witness

@@ -1,11 +1,12 @@
 """The connection between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
 
-The server calls and the peers answer: nobody can connect to the server, so nobody can fill its memory or its
-descriptors with connections that never say whose they are. Each peer waits at an address of its own that only
-the run can know. On Linux that is in the abstract namespace, and the kernel's word on who connects lets the
-server's process in and no other, of this user or another; elsewhere it is a socket in a fresh 0700 folder.
-Who answers must know the password of its name (ZeroMQ's PLAIN) before a message of it is taken in, and has
-the name that the server called. Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
+On its own host the server calls and the peers answer: nobody can connect to the server, so nobody can fill
+its memory or its descriptors with connections that never say whose they are. Each peer waits at an address of
+its own that only the run can know. On Linux that is in the abstract namespace, and the kernel's word on who
+connects lets the server's process in and no other, of this user or another; elsewhere it is a socket in a
+fresh 0700 folder. Who answers must know the password of its name (ZeroMQ's PLAIN) before a message of it is
+taken in, and has the name that the server called. Peers on other hosts come to the server's door
+(`edgefl.run.door`). Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
 """
 
 from __future__ import annotations
@@ -20,29 +21,22 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 
 import zmq
 
 from edgefl.devices.link import Disconnected
 from edgefl.errors import SlotError, WireError
-from edgefl.run import control, messages
+from edgefl.run import control, keys, messages
+from edgefl.run.door import CallerSocket, DoorSocket
+from edgefl.run.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
 from edgefl.run.unfinished import Unfinished
 
 ABSTRACT = "ipc://@edgefl-"
-Frame = bytes | memoryview
 Message = tuple[messages.FromServer, Sequence[Frame]]
 """A message of the server and its payload frames."""
 
-AT_ONCE = 256
-"""Most messages that are taken in before the server looks at its other duties."""
-LENT_BYTES = 1024 * 1024
-"""Frames from this size on are lent to ZeroMQ and not copied: models. What may change is always copied."""
 LINGER_MS = 200
 """Milliseconds that the server's last messages may take to leave."""
-PEER_LINGER_MS = 1000
-HANDSHAKE_MS = 10_000
-"""Milliseconds that a connection may take to say whose it is."""
 CALLS_PER_S = 5000
 """Most attempts a second to reach peers that are still starting, all together."""
 FINE_WAIT_NS = 2_000_000
@@ -50,80 +44,15 @@ FINE_WAIT_NS = 2_000_000
 SEND_WAIT_MS = 100
 BEAT = (messages.encode(messages.Beat()),)
 _MS_NS = 1_000_000
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_RCVMORE = int(zmq.RCVMORE)
-_POLLIN = int(zmq.POLLIN)
-_EVENTS = int(zmq.EVENTS)
 
 
-class Full(Exception):
-    """The other side has not taken what was sent before."""
+class ServerSocket(Router):
+    """The ROUTER that calls its peers; with a ``door`` (``tcp://HOST:PORT``) others come to that by TCP."""
 
-
-class Unreachable(Exception):
-    """The other side is gone, or was never there."""
-
-
-class _Socket:
-    """A socket of its own context, and descriptors that are watched beside it."""
-
-    def __init__(self, kind: int, marks: int) -> None:
-        self._context = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(kind)
-        self._socket.linger = 0
-        self._socket.sndhwm = self._socket.rcvhwm = marks
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, _POLLIN)
-        self._watched: set[int] = set()
-
-    def watch(self, fd: int) -> None:
-        """Have `wait` look at this descriptor too."""
-        self._poller.register(fd, _POLLIN)
-        self._watched.add(fd)
-
-    def wait(self, timeout_ms: int) -> bool:
-        """Wait for a message, at most so long; true if a watched descriptor is ready."""
-        return any(which in self._watched for which, _ in self._poller.poll(timeout_ms))
-
-    def _send(self, frames: Sequence[Frame]) -> None:
-        """Send without waiting, in a third of ``send_multipart``'s time; `zmq.ZMQError` if it cannot."""
-        for frame in frames[:-1]:
-            self._socket.send(frame, _MORE)
-        last = frames[-1]
-        self._socket.send(last, _NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= LENT_BYTES))
-
-    def _receive(self, headers: int) -> list[Frame]:
-        """The frames of a message that has arrived; `zmq.Again` if none has.
-
-        Those after the first ``headers`` may be large: they stay where ZeroMQ has them, read only.
-        """
-        frames: list[Frame] = [self._socket.recv(_NOBLOCK)]
-        while self._socket.getsockopt(_RCVMORE):
-            if len(frames) < headers:
-                frames.append(self._socket.recv(_NOBLOCK))
-            else:
-                frames.append(self._socket.recv(_NOBLOCK, copy=False).buffer)
-        return frames
-
-
-class ServerSocket(_Socket):
-    """The ROUTER, which calls its peers; no frame may be larger than ``largest_bytes``.
-
-    A high-water mark counts messages, whatever their size; each peer has one task at a time, so few do.
-    """
-
-    def __init__(self, largest_bytes: int) -> None:
-        super().__init__(zmq.ROUTER, marks=8)
+    def __init__(self, largest_bytes: int, door: str = "") -> None:
+        super().__init__(largest_bytes, b"PLAIN", self._whose)
         self.secret = secrets.token_hex(32)
-        self._door: zmq.Socket[bytes] = self._context.socket(zmq.REP)
-        self._door.bind("inproc://zeromq.zap.01")  # where ZeroMQ asks whom to let in (its RFC 27)
-        self._poller.register(self._door, _POLLIN)
         self._socket.plain_server = True
-        self._socket.zap_domain = b"edgefl"
-        self._socket.handshake_ivl = HANDSHAKE_MS
-        self._socket.router_mandatory = True
-        self._socket.maxmsgsize = largest_bytes
         self._called: dict[bytes, str] = {}
         """The peers' addresses."""
         self._unfinished = Unfinished(self._called)
@@ -136,6 +65,15 @@ class ServerSocket(_Socket):
         except (zmq.ZMQError, AttributeError):
             self._folder = tempfile.mkdtemp(prefix="edgefl-")  # mode 0700
             self.root = f"ipc://{self._folder}/"
+        self._door = DoorSocket(door, os.urandom(32), largest_bytes) if door else None
+        if self._door is not None:
+            self.beside(self._door)
+
+    @property
+    def listening(self) -> control.Listening:
+        """All that is needed to start this server's peers."""
+        where = (self._door.address, self._door.key) if self._door is not None else ()
+        return control.Listening(self.root, self.secret, os.getpid(), *where)
 
     def call(self, name: bytes) -> None:
         """Connect to the peer of this name, now or as soon as it is there. A name is called once in a run."""
@@ -144,6 +82,11 @@ class ServerSocket(_Socket):
         router.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
         router.setsockopt(zmq.CONNECT_ROUTING_ID, name)
         router.connect(where)
+
+    def admit(self, name: bytes) -> None:
+        """Let the peer of this name in at the door, from now on."""
+        assert self._door is not None, "this run has no door"
+        self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
     def refused(self) -> str:
         """The reason why this process may open no socket now; "" if it may.
@@ -161,25 +104,12 @@ class ServerSocket(_Socket):
         if (where := self._called.pop(name, None)) is not None:
             self._socket.disconnect(where)
             self._unfinished.spoke.discard(name)
+        elif self._door is not None:
+            self._door.hang_up(name)
 
-    def wait(self, timeout_ms: int) -> bool:
-        watched = False
-        for which, _ in self._poller.poll(timeout_ms):
-            if which is self._door:
-                self._admit()
-            elif which is not self._socket:
-                watched = True
-        return watched
-
-    def _admit(self) -> None:
-        """Let in those who know the password of the name that they come under."""
-        with suppress(zmq.Again):
-            while True:
-                asked = self._door.recv_multipart(_NOBLOCK)
-                name, password = asked[6:8] if len(asked) == 8 and asked[5] == b"PLAIN" else (b"", b"")
-                known = hmac.compare_digest(password, control.password(self.secret, name).encode())
-                answer = (b"200", b"", name) if known else (b"400", b"wrong password", b"")
-                self._door.send_multipart([*asked[:2], *answer, b""])
+    def _whose(self, name: bytes, password: bytes) -> bytes:
+        known = hmac.compare_digest(password, control.password(self.secret, name).encode())
+        return name if known else b""
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
         """Messages that have arrived, each with its sender's name, without waiting."""
@@ -187,76 +117,47 @@ class ServerSocket(_Socket):
             try:
                 frames = self._receive(headers=2)
             except zmq.Again:
-                return
+                break
             name = bytes(frames[0])
             self._unfinished.spoke.add(name)
             yield name, frames[1:]
+        if self._door is not None:
+            yield from self._door.receive()
 
     def endless(self) -> bytes | None:
         """A peer that was filling this process's memory with a message that does not end."""
-        return self._unfinished.found.popleft() if self._unfinished.found else None
+        if self._unfinished.found:
+            return self._unfinished.found.popleft()
+        return None if self._door is None else self._door.endless()
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
-        if peer not in self._called:
+        if peer in self._called:
+            self._send_to(peer, frames)
+        elif self._door is not None:
+            self._door.send(peer, frames)
+        else:
             raise Unreachable
-        message = [peer, *frames]
-        try:
-            try:
-                self._send(message)
-            except zmq.Again:
-                # ZeroMQ looks a thousand times a second whether a peer has taken what was sent before, and
-                # one that is fast takes more small messages in that time: have it look, then judge.
-                self._socket.getsockopt(zmq.EVENTS)
-                self._send(message)
-        except zmq.Again:
-            raise Full from None
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            raise Unreachable from None
 
     def close(self) -> None:
         """Close it and remove what was made on disk, if anything was."""
+        if self._door is not None:
+            self._door.close()
         self._unfinished.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._context.destroy(linger=LINGER_MS)
 
 
-class PeerSocket(_Socket):
+class PeerSocket(Dealer):
     """A DEALER that waits at ``address`` for the process ``server``; it queues only for one that is there."""
 
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
-        super().__init__(zmq.DEALER, marks=16)
+        super().__init__()
         self._socket.plain_username, self._socket.plain_password = name, password.encode()
         if address.startswith(ABSTRACT):
             self._socket.setsockopt(zmq.IPC_FILTER_PID, server)
         self._socket.bind(address)
-
-    def wait_to_send(self, timeout_ms: int) -> bool:
-        """Wait for room to send, at most so long; true if a watched descriptor is ready."""
-        self._socket.poll(timeout_ms, zmq.POLLOUT)
-        return self.wait(0)
-
-    def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """A message that has arrived, or does before the time is over or a watched descriptor is ready."""
-        if timeout_ms:
-            self._poller.poll(timeout_ms)
-        # Nothing is there most of the time: to look first costs half of what an exception does.
-        return self._receive(headers=1) if int(self._socket.getsockopt(_EVENTS)) & _POLLIN else None
-
-    def send(self, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` if that cannot be done."""
-        try:
-            self._send(frames)
-        except zmq.Again:
-            raise Full from None
-
-    def close(self) -> None:
-        """Close it, once what was sent has left or a second is over."""
-        self._socket.close(linger=PEER_LINGER_MS)
-        self._context.term()
 
 
 class Cancelled(Exception):
@@ -267,13 +168,19 @@ class Leave(Exception):
     """The run is over, or whoever started this process is gone."""
 
 
+def _socket_of(spec: control.Spawn) -> Dealer:
+    if spec.key:
+        return CallerSocket(spec.address, control.secret_key(spec.password), spec.key)
+    name = control.routing_id(spec.role, spec.peer, spec.epoch)
+    return PeerSocket(spec.address, name, spec.password, spec.server)
+
+
 class Connection:
     """A peer's connection to the server: it sends, receives, and is heard also while it waits."""
 
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
-        name = control.routing_id(spec.role, spec.peer, spec.epoch)
-        self._socket = PeerSocket(spec.address, name, spec.password, spec.server)
+        self._socket = _socket_of(spec)
         self._socket.watch(lifeline)
         self._beat_ns = int(heartbeat_s * 1e9 / 3)
         self._beat_ms = self._beat_ns // _MS_NS

@@ -40,6 +40,11 @@ def password(secret: str, name: bytes) -> str:
     return hmac.digest(secret.encode(), name, "sha256").hex()
 
 
+def secret_key(password: str) -> bytes:
+    """The secret key by which the process with this password is known at a run's door."""
+    return hmac.digest(password.encode(), b"curve key", "sha256")
+
+
 def address(root: str, secret: str, name: bytes) -> str:
     """The address of the process of this name: not to be guessed before it is there."""
     return root + hmac.digest(secret.encode(), b"address of " + name, "sha256").hex()[:32]
@@ -128,6 +133,8 @@ class Spawn(_OfPeer, frozen=True, tag="spawn"):
     server: int
     """The process that may connect to the address."""
     time_scale: float
+    key: bytes = b""
+    """The server's public key, if the address is that of its door."""
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
@@ -199,6 +206,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     """The process whose death ended the last of them: itself, or the zygote."""
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
+    door: str = ""
+    """Where those come to that are on other hosts, ``tcp://HOST:PORT``; the port may be ``*``."""
     states: bool = False
     """Tell each client's state, for somebody who looks: `Progress.states`."""
 
@@ -216,11 +225,13 @@ ToServer = Serve | Departed | Interrupt
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """The server calls its peers: where their addresses begin, the secret that these and their passwords are
-    made of, and the process id that they may hear."""
+    made of, and the process id that they may hear. If it has a door: its address, and the server's key."""
 
     root: str
     secret: str
     pid: int
+    door: str = ""
+    key: bytes = b""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):

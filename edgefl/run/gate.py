@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.run import control, messages
-from edgefl.run.connection import Frame, Full, ServerSocket, Unreachable
+from edgefl.run.connection import ServerSocket
 from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.sockets import Frame, Full, Unreachable
 from edgefl.run.transport import ShmServer
 
 

@@ -7,7 +7,6 @@ says; no peer stops the run.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ class ServerLoop:
         self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
         try:
             socket = self._gate.socket
-            self._channel.send(control.Listening(socket.root, socket.secret, os.getpid()))
+            self._channel.send(socket.listening)
             # Until it is stopped, and the last evaluation is in (or nobody waits for it).
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()

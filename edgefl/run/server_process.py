@@ -257,7 +257,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             Store(
                 Path(plan.run_dir), create=False, durable=plan.experiment.server.durability == "disk"
             ) as store,
-            closing(ServerSocket(largest_bytes)) as socket,
+            closing(ServerSocket(largest_bytes, plan.door)) as socket,
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)

@@ -18,6 +18,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 
+import zmq
+
 from edgefl.limits.pacing import set_time_slice
 
 LOOK_S, SOON_S, SOON_MS = 0.02, 0.001, 2
@@ -33,17 +35,64 @@ SIGHTINGS = 20
 many: it is read from no more while eight messages of it have not been taken, each of two reads at most."""
 PATIENCE_LOOKS = 500
 """Looks after which growth that nobody is suspected of is this process's own doing."""
+MOST_STRANGERS = 256
+"""Connections that have said nothing yet: where there are more, the oldest are shut."""
+
+
+class Strangers:
+    """Connections that others made to this socket, of which nothing whole has been heard yet.
+
+    An honest one needs a few round trips and speaks at once; so where many come that do not, the oldest are
+    shut, and an honest one among them comes again. ``called`` has the far ends of those that have spoken.
+    """
+
+    def __init__(
+        self, router: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], called: Mapping[bytes, str]
+    ) -> None:
+        self._router, self._called = router, called
+        router.monitor("inproc://connections", zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._events = context.socket(zmq.PAIR)
+        self._events.rcvhwm = 0  # at a mark ZeroMQ's own thread would wait
+        self._events.connect("inproc://connections")
+        self._open: dict[int, str] = {}
+        """Far ends by descriptor, the oldest first."""
+
+    def look(self) -> None:
+        """Learn who came and went since the last look, and shut the oldest if that makes too many."""
+        came = False
+        while self._events.poll(0):
+            event = self._events.recv_multipart()[0]
+            number = int.from_bytes(event[2:6], sys.byteorder)
+            self._open.pop(number, None)
+            if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_ACCEPTED:
+                came = True
+                with suppress(OSError):  # it is gone again
+                    self._open[number] = far_end(number)
+        if came and len(self._open) - len(self._called) > MOST_STRANGERS:
+            strangers = self.now()
+            for far in list(strangers)[: len(strangers) - MOST_STRANGERS]:
+                shut(strangers[far], far)
+                del self._open[strangers[far]]
+
+    def now(self) -> dict[str, int]:
+        """Far ends of those that have said nothing, with their descriptors."""
+        known = set(self._called.values())
+        return {far: number for number, far in self._open.items() if far not in known}
+
+    def close(self) -> None:
+        self._router.disable_monitor()
+        self._events.close(linger=0)
 
 
 class Unfinished:
     """Finds who fills this process's memory with a message that does not end. Linux; elsewhere it finds none.
 
     ``called`` has the peers' addresses by name. The peers that were found are in ``found``: the connection
-    is shut then, and what it had sent is given back.
+    is shut then, and what it had sent is given back. ``strangers`` are looked at too, everywhere.
     """
 
-    def __init__(self, called: Mapping[bytes, str]) -> None:
-        self._called = called
+    def __init__(self, called: Mapping[bytes, str], strangers: Strangers | None = None) -> None:
+        self._called, self._strangers = called, strangers
         self.spoke: set[bytes] = set()
         """Who has said something whole since the last look: whoever takes messages in enters it."""
         self.found: deque[bytes] = deque()
@@ -55,16 +104,19 @@ class Unfinished:
         if sys.platform == "linux":
             self._statm = os.open("/proc/self/statm", os.O_RDONLY)
             self._calm_bytes = self._last_bytes = self._own_bytes()
+        self._watching = sys.platform == "linux" or strangers is not None
+        if self._watching:
             # No `threading.Thread`: to start one waits for ever where there is no memory for its first call.
             _thread.start_new_thread(self._run, ())
 
     def close(self) -> None:
         """Look no more."""
-        if self._statm >= 0 and not self._over.is_set():
+        if self._watching and not self._over.is_set():
             self._over.set()
             if self._began.is_set():  # else it has nothing to look with when it begins, and nothing to do
                 self._ended.wait()
-            os.close(self._statm)
+            if self._statm >= 0:
+                os.close(self._statm)
 
     def _run(self) -> None:
         self._began.set()
@@ -80,7 +132,9 @@ class Unfinished:
             began_s = time.thread_time()
             grown = False
             with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
-                grown = self._look()
+                if self._strangers is not None:
+                    self._strangers.look()
+                grown = self._statm >= 0 and self._look()
             pause_s = max(SOON_S if grown else LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
     def _look(self) -> bool:
@@ -114,18 +168,15 @@ class Unfinished:
         waiting = bytes_wait_from()
         while self.spoke:  # others enter more meanwhile
             self._seen.pop(self.spoke.pop(), None)
-        for name, where in list(self._called.items()):
+        nobody = {} if self._strangers is None else {far.encode(): far for far in self._strangers.now()}
+        for name, where in [*list(self._called.items()), *nobody.items()]:
             if where in waiting:
                 self._seen[name] += 1
                 if self._seen[name] >= SIGHTINGS:
-                    self._strike(name, waiting[where])
+                    self._strike(name, where, waiting[where])
 
-    def _strike(self, name: bytes, number: int) -> None:
-        with suppress(OSError):  # it was quicker
-            end = socket.socket(fileno=number)
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.detach()
+    def _strike(self, name: bytes, where: str, number: int) -> None:
+        shut(number, where)
         del self._seen[name]
         self._struck = True
         self.found.append(name)
@@ -135,17 +186,36 @@ class Unfinished:
         return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
 
 
+def far_end(number: int) -> str:
+    """The far end's address of a connection. OSError if this descriptor is none."""
+    end = socket.socket(fileno=number)
+    try:
+        far = end.getpeername()
+    finally:
+        end.detach()
+    if isinstance(far, tuple):
+        return f"tcp://{far[0]}:{far[1]}"
+    return f"ipc://@{far[1:].decode()}" if isinstance(far, bytes) else f"ipc://{far}"
+
+
+def shut(number: int, far: str) -> None:
+    """Shut the connection to this far end, if the descriptor still is that: ZeroMQ closes it then."""
+    with suppress(OSError):  # the other was quicker
+        if far_end(number) == far:
+            end = socket.socket(fileno=number)
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            finally:
+                end.detach()
+
+
 def bytes_wait_from() -> dict[str, int]:
     """Returns from which addresses bytes wait, or come next, that ZeroMQ is to read, with the descriptors."""
     places, poller = {}, select.poll()
     for number in _read_from():
-        with suppress(OSError):  # no socket, or none any more
-            end = socket.socket(fileno=number)
-            with suppress(OSError):
-                far = end.getpeername()
-                places[number] = f"ipc://@{far[1:].decode()}" if isinstance(far, bytes) else f"ipc://{far}"
-                poller.register(number, select.POLLIN)
-            end.detach()
+        with suppress(OSError):  # no connection, or none any more
+            places[number] = far_end(number)
+            poller.register(number, select.POLLIN)
     return {places[number]: number for number, event in poller.poll(SOON_MS) if event & select.POLLIN}
 
 

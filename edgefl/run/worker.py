@@ -16,7 +16,8 @@ from edgefl.limits.memory import peak_resident_mib
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
-from edgefl.run.connection import Cancelled, Connection, Frame, Leave
+from edgefl.run.connection import Cancelled, Connection, Leave
+from edgefl.run.sockets import Frame
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
 

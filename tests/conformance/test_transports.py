@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.run import messages
-from edgefl.run.connection import Frame
+from edgefl.run.sockets import Frame
 from edgefl.run.transport import (
     CLIENT_ENDS,
     PART_BYTES,

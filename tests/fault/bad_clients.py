@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.run import client, messages
-from edgefl.run.connection import Frame
+from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
 from tests.raw_peer import MORE, RawPeer, frame
 from tests.wire_samples import DONE

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from edgefl.run import connection
-from edgefl.run.connection import Frame, PeerSocket
+from edgefl.run.connection import PeerSocket
+from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
 
 __all__ = ["Workload"]

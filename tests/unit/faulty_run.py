@@ -35,12 +35,13 @@ from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import connection, control, messages, worker
 from edgefl.run.clock import Alarms
-from edgefl.run.connection import Cancelled, Connection, Frame
+from edgefl.run.connection import Cancelled, Connection
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal, Unheard
 from edgefl.run.peers import Roster
 from edgefl.run.slots import Lease
+from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Happening, Timeline
 from edgefl.run.wall import WallTimeline
 

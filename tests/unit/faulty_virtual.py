@@ -27,9 +27,9 @@ from edgefl.learning.evaluate import EvalResult
 from edgefl.learning.train import TrainResult
 from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
-from edgefl.run.connection import Frame
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
+from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Timeline
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.worker import VirtualWorker, run_evaluator

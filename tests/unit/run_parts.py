@@ -17,13 +17,13 @@ from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
-from edgefl.run.connection import Frame, Full, Unreachable
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Checked, Gate
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
+from edgefl.run.sockets import Frame, Full, Unreachable
 from edgefl.run.timeline import Happening
 from edgefl.run.transport import SERVER_ENDS
 from edgefl.strategies.fedbuff import FedBuff

@@ -1,0 +1,130 @@
+"""Key pairs by which hosts know each other (Curve25519, ZeroMQ's CURVE), and their files.
+
+A server's folder holds ``server.key`` and, for each key that may join, ``NAME.pub``. ``NAME.key`` is all that
+a joiner needs: its secret, and the server's public key. Files are TOML, keys 32 bytes as hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from edgefl import toml
+from edgefl.errors import ConfigError
+from edgefl.files import make_folder
+
+SERVER = "server"
+OPEN = bytes(range(32))
+"""The secret of a server that lets in anyone: everybody knows it, so that nothing is secret."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class Key(NamedTuple):
+    """A joiner's: its name, its secret key, and the public key of the server that knows it."""
+
+    name: str
+    secret: bytes
+    server: bytes
+
+
+def public(secret: bytes) -> bytes:
+    """The public key of a secret one; any 32 bytes are a secret key.
+
+    >>> public(bytes(32)).hex()[:16]
+    '2fe57da347cd6243'
+    """
+    return z85.decode(zmq.curve_public(z85.encode(secret)))
+
+
+def make(folder: Path, names: list[str]) -> list[Path]:
+    """Make a server's key in ``folder``, if there is none, and one for each name; returns the new files.
+
+    Raises `ConfigError` for a name that is none or is taken; then nothing is made.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name) or name == SERVER:
+            raise ConfigError(f"name must be 1 to 32 letters, digits, - or _, not {SERVER!r} (got {name!r})")
+    if taken := [name for name in names if (folder / f"{name}.pub").exists() or names.count(name) > 1]:
+        raise ConfigError(f"{folder / taken[0]}.key: there is one already")
+    make_folder(folder)
+    made = [] if (folder / f"{SERVER}.key").exists() else _write(folder, SERVER, "")
+    server = public(read_server(folder)[0]).hex()
+    return made + [path for name in names for path in _write(folder, name, f'server = "{server}"\n')]
+
+
+def _write(folder: Path, name: str, more: str) -> list[Path]:
+    """Write a new pair's two files; nobody else may read the secret one."""
+    secret = os.urandom(32)
+    said = {
+        "key": f'# Keep this secret.\nname = "{name}"\nsecret = "{secret.hex()}"\n{more}',
+        "pub": f'name = "{name}"\npublic = "{public(secret).hex()}"\n',
+    }
+    paths = []
+    for kind, text in said.items():
+        paths.append(folder / f"{name}.{kind}")
+        number = os.open(paths[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if kind == "key" else 0o644)
+        with open(number, "w") as file:
+            file.write(text)
+    return paths
+
+
+def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
+    """A server's secret key, and the public keys of those that may join, by name.
+
+    Raises `ConfigError` for a file that is missing, readable by others, no key, or not what its name says.
+    """
+    secret = _secret(folder / f"{SERVER}.key", _read(folder / f"{SERVER}.key", "secret"))
+    joiners: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.pub")):
+        if path.stem == SERVER:
+            continue
+        key = _read(path, "public")
+        if key["name"] != path.stem:
+            raise ConfigError(f"{path}: the key of {key['name']!r}; expected that of {path.stem!r}")
+        of = bytes.fromhex(key["public"])
+        if same := [name for name, other in joiners.items() if other == of]:
+            raise ConfigError(f"{path}: the same key as that of {same[0]!r}")
+        joiners[path.stem] = of
+    return secret, joiners
+
+
+def read(path: Path) -> Key:
+    """The key of a joiner. Raises `ConfigError` as `read_server` does, and for a server's own key."""
+    key = _read(path, "secret")
+    secret = _secret(path, key)
+    if "server" not in key:
+        raise ConfigError(f"{path}: a server's own key; to join: edgefl keygen {path.parent} NAME")
+    return Key(key["name"], secret, bytes.fromhex(key["server"]))
+
+
+def _read(path: Path, field: str) -> dict[str, str]:
+    """A key's file, which must have ``field``."""
+    if not path.exists():
+        folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
+        raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
+    said = toml.read(path)
+    if field == "secret" and "public" in said:
+        raise ConfigError(f"{path}: a public key; expected the secret one, {path.stem}.key")
+    if (
+        field not in said
+        or "name" not in said
+        or not all(
+            isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in said.items()
+        )
+    ):
+        raise ConfigError(f"{path}: not a key of edgefl's (name, and 64 hexadecimal digits as {field})")
+    return said
+
+
+def _secret(path: Path, key: dict[str, str]) -> bytes:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path}: others may read it (mode {mode:03o}); expected 600: chmod 600 {path}")
+    return bytes.fromhex(key["secret"])

@@ -1,0 +1,107 @@
+"""Keys of hosts: made, read, and one line for each bad file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError
+from edgefl.run import keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keys.make(tmp_path / "keys", ["one", "two"])
+    return tmp_path / "keys"
+
+
+def test_a_joiners_key_fits_its_servers_and_is_nobody_elses_to_read(folder: Path) -> None:
+    secret, joiners = keys.read_server(folder)
+    for name in ("one", "two"):
+        key = keys.read(folder / f"{name}.key")
+        assert (key.name, key.server) == (name, keys.public(secret))
+        assert joiners[name] == keys.public(key.secret)
+    assert len(joiners) == 2
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.glob("*.key")}
+    assert modes == {"one.key": 0o600, "server.key": 0o600, "two.key": 0o600}
+
+
+def test_more_keys_for_the_same_server(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = keys.read_server(folder)
+    assert main(["keygen", str(folder), "three"]) == 0
+    assert capsys.readouterr().out.split() == [str(folder / "three.key"), str(folder / "three.pub")]
+    secret, joiners = keys.read_server(folder)
+    assert (secret, set(joiners)) == (before[0], {"one", "two", "three"})
+    assert main(["keygen", str(folder), "four", "one"]) == 2
+    assert "one.key: there is one already" in capsys.readouterr().err
+    assert not (folder / "four.key").exists()
+
+
+@pytest.mark.parametrize("name", ["server", "", "../x", "a b", "x" * 33, "-x"])
+def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^name must be 1 to 32 letters"):
+        keys.make(tmp_path / "keys", ["fine", name])
+    assert not (tmp_path / "keys").exists()
+
+
+def spoil(folder: Path, what: str) -> None:
+    key = folder / "one.key"
+    match what:
+        case "no file":
+            key.unlink()
+        case "too open":
+            key.chmod(0o640)
+        case "public":
+            shutil.copy(folder / "one.pub", key)
+        case "the server's":
+            shutil.copy(folder / "server.key", key)
+        case "short":
+            key.write_text(key.read_text().replace('secret = "', 'secret = "x'))
+        case "bytes":
+            key.write_bytes(os.urandom(100) + b"\xff")
+        case "folder":
+            key.unlink()
+            key.mkdir()
+        case "no name":
+            key.write_text(key.read_text().replace("name", "what"))
+        case "a table":
+            key.write_text("name = 1\nsecret = []\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("no file", r"one.key: no such key; to make it: edgefl keygen \S+keys one"),
+        ("too open", r"one.key: others may read it \(mode 640\); expected 600: chmod 600 \S+one.key"),
+        ("public", r"one.key: a public key; expected the secret one, one.key"),
+        ("the server's", r"one.key: a server's own key; to join: edgefl keygen \S+keys NAME"),
+        ("short", r"one.key: not a key of edgefl's \(name, and 64 hexadecimal digits as secret\)"),
+        ("bytes", r"one.key: line \d+: not UTF-8: byte 0x\w\w|one.key: line"),
+        ("folder", r"one.key: a folder, expected a TOML file"),
+        ("no name", r"one.key: not a key of edgefl's"),
+        ("a table", r"one.key: not a key of edgefl's"),
+    ],
+)
+def test_a_bad_file_is_one_line(folder: Path, what: str, line: str) -> None:
+    spoil(folder, what)
+    with pytest.raises(ConfigError, match=line) as raised:
+        keys.read(folder / "one.key")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_servers_folder_with_a_bad_file_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"none/server.key: no such key; to make it: edgefl keygen \S+none$"
+    ):
+        keys.read_server(tmp_path / "none")
+    shutil.copy(folder / "one.pub", folder / "other.pub")
+    with pytest.raises(ConfigError, match=r"other.pub: the key of 'one'; expected that of 'other'"):
+        keys.read_server(folder)
+    (folder / "other.pub").write_text((folder / "one.pub").read_text().replace('"one"', '"other"'))
+    with pytest.raises(ConfigError, match=r"other.pub: the same key as that of 'one'"):
+        keys.read_server(folder)
