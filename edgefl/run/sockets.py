@@ -77,8 +77,10 @@ class ZmqSocket:
 
 
 class Entrance:
-    """Answers ZeroMQ's question whom to let in (its RFC 27): those who come by ``mechanism``, under the name that
-    ``whose`` knows to their credentials. It knows none (b"") to others'."""
+    """Answers ZeroMQ's question whom to let in (its RFC 27).
+
+    Those come in who use ``mechanism`` and whose credentials ``whose`` knows, under the name that it says.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mechanism: bytes, whose: Whose) -> None:
         self._mechanism, self._whose = mechanism, whose
