@@ -11,7 +11,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +21,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import psutil
 import pytest
+import pytest_timeout
 
 from edgefl import kernels
 from edgefl.limits import groups as hierarchy
 from edgefl.run import supervisor
 from edgefl.run.fork_server import ForkServer
+from tests.patience import Patience
 
 importlib.import_module(
     "torch._dynamo"
@@ -48,6 +49,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in (here / "process", here / "fault")):
             item.add_marker(pytest.mark.process)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
+    """Have a test's time limit follow what the machine gives it, once half of it has passed."""
+    if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
+        return None
+    rest: list[Patience] = []
+
+    def look(*_: object) -> None:
+        __tracebackhide__ = True
+        if not rest:
+            rest.append(Patience(settings.timeout / 2))
+        elif rest[0].over():
+            pytest_timeout.timeout_sigalrm(item, settings)
+
+    def cancel() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout / 2, 1.0)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -170,11 +195,11 @@ class Held(NamedTuple):
 
 def _settle(before: Held, folder: str) -> list[str]:
     """What is left once everything that is ending has ended, or the bound is reached."""
-    until = time.monotonic() + BOUND_S
+    patience = Patience(BOUND_S)
     while True:
         _reap(before.processes)
         left = Held.now(folder).beyond(before)
-        if not left or time.monotonic() > until:
+        if not left or patience.over():
             return left
         running = [p for p in psutil.Process().children(recursive=True) if p not in before.processes]
         if running:

@@ -21,6 +21,7 @@ from edgefl.errors import EdgeflError
 from edgefl.run import supervisor
 from edgefl.run.fork_server import ForkServer
 from tests.fault import shim
+from tests.patience import Patience
 from tests.process.test_virtual_resume import outcome
 
 ERRORS = {
@@ -45,7 +46,7 @@ ERRORS = {
 
 GOOD = ("ended well", "one line", "one line beside others' words", "not reached")
 PATIENCE_S = 120.0
-"""A run that has not ended by then hangs."""
+"""A run that was given so much of the machine (`Patience`) and has not ended hangs."""
 
 
 class Fault(NamedTuple):
@@ -123,6 +124,17 @@ class Runs:
             "ended well" if code == 0 else "one line" if len(lines) <= 1 else "one line beside others' words"
         )
 
+    @staticmethod
+    def _end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+        """Returns what it said. Raises `subprocess.TimeoutExpired` if it hangs."""
+        patience = Patience(PATIENCE_S)
+        while True:
+            try:
+                return process.communicate(timeout=1.0)
+            except subprocess.TimeoutExpired:
+                if patience.over():
+                    raise
+
     def _run(self, fault: str, folder: Path) -> tuple[int, str]:
         (self._place / "notes").unlink(missing_ok=True)
         around = shim.environment(self._library, self._place, fail=fault, notes=self._place / "notes")
@@ -136,7 +148,7 @@ class Runs:
             env={**os.environ, **around},
         )
         try:
-            _, said = process.communicate(timeout=PATIENCE_S)
+            _, said = self._end_of(process)
             for _ in range(100):  # what the kernel kills with its parent takes a moment to be gone
                 os.killpg(process.pid, 0)
                 time.sleep(0.05)

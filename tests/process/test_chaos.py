@@ -14,7 +14,12 @@ import pytest
 from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training
 from edgefl.cli import main
 from edgefl.lab import outcome
-from edgefl.lab.chaos_findings import PLACES
+from edgefl.lab.chaos import Command as Killable
+from edgefl.lab.chaos import Plan, _AtInstants, _Disturbance
+from edgefl.lab.chaos_findings import PLACES, Findings
+from edgefl.results.store import Store
+from edgefl.seeds import stream
+from tests.reports import version
 
 from .runs import PATIENCE_S, Command, experiment, virtual
 
@@ -40,7 +45,7 @@ def chaos(
         "chaos", str(file), "--out", str(folder), "--json", str(figures), *arguments,
         environment=environment if mutant else None,
     )  # fmt: skip
-    _, err = command.process.communicate(timeout=500)
+    _, err = command.process.communicate()
     assert "Traceback" not in err, err
     return command.process.returncode, err, json.loads(figures.read_text())
 
@@ -87,6 +92,26 @@ def test_server_and_client_may_be_killed_at_each_of_their_places(tmp_path: Path)
         assert (code, err) == (0, "")
         passed |= found["recovery"].keys()
     assert passed >= set(PLACES)
+
+
+def test_a_version_from_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> None:
+    """However late it is seen: the kill after it must wait for one of the next server's."""
+    wanted = wall("shm", "memory")
+    plan, findings = Plan(file=Command.write(wanted, tmp_path / "c")), Findings("wall", "shm")
+    killer = _AtInstants(plan, stream(0, "test"), one_keeper=True)
+    run = _Disturbance(plan, wanted, tmp_path, findings, killer, lambda *_: None)
+    run._run.mkdir(parents=True)
+    command = Killable(["--version"], {}, tmp_path / "said.txt")
+    command.process.wait()
+    with Store(run._run) as store:
+        for number in (1, 2):
+            store.version(version(number))
+            store.commit()
+            if number == 1:
+                run._note("server", command)
+            advanced = run._advanced(findings.kills[0].at_s + 60.0, command)
+            assert (advanced, bool(run._waiting)) == (number == 2, number == 1)
+    assert findings.kills[0].recovery_s == pytest.approx(60.0)
 
 
 def sql(folder: Path, statement: str) -> None:
