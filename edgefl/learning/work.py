@@ -7,7 +7,6 @@ work takes the time that its bytes take to move.
 step_work(module, …)     the work of one step on a batch of that size
 batch_work(module, …)    the same for any batch: a fixed part, and one for each example
 traced_work(train, …)    the same of training that is watched: a user's own function
-flops_per_example(…)     its floating-point operations alone
 WorkMeter                counts what any code has torch do
 """
 
@@ -48,7 +47,6 @@ __all__ = [
     "StepWork",
     "WorkMeter",
     "batch_work",
-    "flops_per_example",
     "step_work",
     "traced_work",
 ]
@@ -102,7 +100,6 @@ def batch_work(
     dtype: Any = np.float32,
     inference: bool = False,
     loss: Loss | None = None,
-    trained: Collection[nn.Parameter] | None = None,
     meta: bool = True,
 ) -> BatchWork:
     """The work of a step on any batch, from two counts; see `step_work`.
@@ -111,22 +108,11 @@ def batch_work(
     True
     """
     low, high = (
-        step_work(
-            module, input_shape, size, dtype=dtype, inference=inference, loss=loss, trained=trained, meta=meta
-        )
+        step_work(module, input_shape, size, dtype=dtype, inference=inference, loss=loss, meta=meta)
         for size in BATCHES
     )
     slope = (high + low.scaled(-1)).scaled(1 / (BATCHES[1] - BATCHES[0]))
     return BatchWork(fixed=low + slope.scaled(-BATCHES[0]), per_example=slope)
-
-
-def flops_per_example(module: nn.Module, input_shape: Sequence[int], dtype: Any = np.float32) -> float:
-    """Floating-point operations of training on one example, forward and backward; see `step_work`.
-
-    >>> flops_per_example(nn.Linear(3, 2), (3,))
-    24.0
-    """
-    return step_work(module, input_shape, BATCHES[0], dtype=dtype).flop / BATCHES[0]
 
 
 def traced_work(train: Callable[[int], tuple[int, int]], batch: int) -> BatchWork:

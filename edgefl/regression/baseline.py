@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import math
 import platform
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -25,10 +24,10 @@ from edgefl.limits.capacity import host
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import ShotSizes
 from edgefl.regression.repetition import REFERENCE_VERSION
+from edgefl.validation import convert
 
 MOST_BYTES = 64 << 20
 
-FORMAT = 1
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
@@ -122,7 +121,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    edgefl_baselines: int
+    edgefl_baselines: Literal[1]
     entries: tuple[BaselineEntry, ...]
 
 
@@ -185,11 +184,9 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a file of baselines: {error}") from None
     try:
-        file = msgspec.convert(plain, _BaselineFile)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_unfit(plain, str(error))}") from None
-    if file.edgefl_baselines != FORMAT:
-        raise ConfigError(f"{path}: edgefl_baselines: got {file.edgefl_baselines}; allowed: {FORMAT}")
+        file = convert(plain, _BaselineFile)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     for place, one in enumerate(file.entries):
         rows = {name: getattr(one, name) for name in SAMPLES}
         rows["reference.host_cpu_s"] = one.reference.host_cpu_s
@@ -204,20 +201,9 @@ def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
     """Put the entries in the file, in place of those with the same key; whole or not at all."""
     merged = load(path) | {one.key: one for one in entries}
     ordered = [msgspec.to_builtins(merged[key]) for key in sorted(merged)]
-    text = _text({"edgefl_baselines": FORMAT, "entries": ordered}) + "\n"
+    text = _text({"edgefl_baselines": 1, "entries": ordered}) + "\n"
     make_folder(path.parent)
     replace(path, [text.encode()])
-
-
-def _unfit(plain: Any, error: str) -> str:
-    """Phrase msgspec's error in one line; of a value that is out of range it does not say what was got."""
-    allowed, out_of_range, place = error.removeprefix("Expected ").removesuffix("`").partition(" - at `$.")
-    if not out_of_range or not re.search("[<>]", allowed):
-        return f"not a file of baselines: {error}"
-    for name, index in re.findall(r"(\w+)|\[(\d+)\]", place):
-        plain = plain[name or int(index)]
-    got = f"{len(plain)} figures" if isinstance(plain, list) else plain
-    return f"{place}: got {got}; allowed: {allowed.replace('`', '')}"
 
 
 def _text(value: Any, indent: str = "") -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
-from edgefl.errors import ConfigError, Invalid, NotMet, unknown
+from edgefl.errors import ConfigError, Invalid, NotMet
+from edgefl.experiment import NonNegative
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.measurement import (
@@ -26,6 +28,7 @@ from edgefl.regression.measurement import (
 )
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
 from edgefl.regression.verdict import BUDGETS, TESTED, TOLERANCE, Compared, DeviceResult
+from edgefl.validation import convert
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
@@ -34,19 +37,31 @@ DOUBTFUL = 0.5
 """Share of the tolerance beyond which a growth is looked at a second time."""
 BASELINE_TIMES = 2
 """Factor for the repetitions of a baseline: many measurements will be held against it."""
-MARK_KEYS = ("repetitions", "network", "time_scale", "limit_s", *BUDGETS)
 
 
-class MarkOptions(NamedTuple):
-    """The arguments of a mark ``edge_device(…)``, for one of its profiles."""
+class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a mark ``edge_device(…)``."""
+
+    repetitions: Annotated[int, msgspec.Meta(ge=LEAST_REPETITIONS)] | None = None
+    network: str | None = None
+    time_scale: NonNegative | None = None
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
+    """Wall seconds for each of its processes."""
+    seconds: NonNegative | None = None
+    peak_mib: NonNegative | None = None
+    sent_mib: NonNegative | None = None
+    joules: NonNegative | None = None
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        given = {name: getattr(self, name) for name in BUDGETS}
+        return {name: budget for name, budget in given.items() if budget is not None}
+
+
+class MarkOptions(MarkKeys, frozen=True):
+    """The arguments of a mark, for one of its profiles."""
 
     profile: str
-    repetitions: int | None = None
-    network: str | None = None
-    time_scale: float | None = None
-    limit_s: float = DEFAULT_LIMIT_S
-    """Wall seconds for each of its processes."""
-    budgets: Mapping[str, float] = {}
 
 
 def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkOptions]:
@@ -59,29 +74,10 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
         load_device(profile)
     if len(set(profiles)) < len(profiles):
         raise ConfigError(f"edge_device: a profile is named twice: {', '.join(profiles)}")
-    for key in keys:
-        if key not in MARK_KEYS:
-            raise ConfigError(unknown("edge_device key", key, MARK_KEYS))
-    options = dict(keys)
-    if options.get("network") is not None:
-        load_network(options["network"])
-    budgets = {name: _number(name, options.pop(name)) for name in BUDGETS if name in options}
-    if options.get("time_scale") is not None:
-        _number("time_scale", options["time_scale"])
-    limit_s, count = options.get("limit_s", DEFAULT_LIMIT_S), options.get("repetitions")
-    if not 0 < _number("limit_s", limit_s) <= MOST_LIMIT_S:
-        most = f"at most {MOST_LIMIT_S} (got {limit_s!r})"
-        raise ConfigError(f"edge_device: limit_s must be above 0 and {most}")
-    if count is not None and (type(count) is not int or count < LEAST_REPETITIONS):
-        least = f"at least {LEAST_REPETITIONS} (got {count!r})"
-        raise ConfigError(f"repetitions must be a whole number of {least}")
-    return [MarkOptions(profile, budgets=budgets, **options) for profile in profiles]
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"edge_device: {name} must be a finite number of at least 0 (got {value!r})")
-    return float(value)
+    found = convert(keys, MarkKeys, "edge_device")
+    if found.network is not None:
+        load_network(found.network)
+    return [MarkOptions(profile, **msgspec.structs.asdict(found)) for profile in profiles]
 
 
 class SessionOptions(NamedTuple):

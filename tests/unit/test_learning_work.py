@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
-from edgefl.learning.work import StepWork, WorkMeter, batch_work, flops_per_example, step_work
+from edgefl.learning.work import StepWork, WorkMeter, batch_work, step_work
 
 IMAGE = (3, 8, 8)
 
@@ -99,7 +99,7 @@ def test_a_papers_cnn_costs_what_the_paper_says(shape, paper_mflop):
     image = first**2 * 32 * 25 * channels
     forward = image + second**2 * 64 * 25 * 32 + 64 * (second // 2) ** 2 * 512 + 512 * 10
     # Backward is two products for each forward one, but none for the gradient of the image itself.
-    assert flops_per_example(module, shape) == 2 * (3 * forward - image)
+    assert step_work(module, shape, 2).flop == 4 * (3 * forward - image)
     assert 4 * forward / 1e6 == pytest.approx(paper_mflop, rel=0.005)
 
 
@@ -312,7 +312,7 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
         step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2)
     layer.flops_per_example = 72
     assert step_work(layer, (4,), 2) == StepWork(matmul_flop=2 * 72, parameters=12)
-    assert flops_per_example(nn.Sequential(nn.Linear(4, 4), layer), (4,)) == 72 + 2 * 2 * 16
+    assert step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2).flop == 2 * (72 + 2 * 2 * 16)
     layer.flops_per_example = "many"
     with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
         step_work(layer, (4,), 2)
@@ -321,7 +321,7 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
 def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
     module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
     module[1].register_module("spare", nn.Linear(3, 3))
-    assert flops_per_example(module, (2, 3)) == 2 * 3 * 12
+    assert step_work(module, (2, 3), 2).flop == 2 * 2 * 3 * 12
 
 
 def test_a_scale_of_each_channel_is_no_product():

@@ -40,12 +40,20 @@ def test_each_profile_has_the_marks_options() -> None:
         (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: "),
         ([3], {}, "edge_device: a profile is named by a string (got 3)"),
         (["pi-4", "pi-4"], {}, "edge_device: a profile is named twice: pi-4, pi-4"),
-        (["pi-4"], {"second": 1}, "edge_device key 'second' not found; did you mean 'seconds'? have: "),
-        (["pi-4"], {"seconds": "2"}, "edge_device: seconds must be a finite number of at least 0 (got '2')"),
-        (["pi-4"], {"joules": -1}, "edge_device: joules must be a finite number of at least 0 (got -1)"),
-        (["pi-4"], {"time_scale": True}, "edge_device: time_scale must be a finite number"),
-        (["pi-4"], {"repetitions": 8}, "repetitions must be a whole number of at least 9 (got 8)"),
-        (["pi-4"], {"repetitions": 9.5}, "repetitions must be a whole number of at least 9 (got 9.5)"),
+        (["pi-4"], {"second": 1}, "unknown key 'edge_device.second'; did you mean 'edge_device.seconds'? "),
+        (["pi-4"], {"seconds": "2"}, "edge_device.seconds: must be a finite number of at least 0, got '2'"),
+        (["pi-4"], {"joules": -1}, "edge_device.joules: must be a finite number of at least 0, got -1"),
+        (["pi-4"], {"time_scale": True}, "edge_device.time_scale: must be a finite number"),
+        (
+            ["pi-4"],
+            {"repetitions": 8},
+            "edge_device.repetitions: must be a whole number of at least 9, got 8",
+        ),
+        (
+            ["pi-4"],
+            {"repetitions": 9.5},
+            "edge_device.repetitions: must be a whole number of at least 9, got 9.5",
+        ),
         (["pi-4"], {"network": "5gg"}, "network profile '5gg' not found;"),
     ],
 )
@@ -198,7 +206,7 @@ def test_unfit_baselines_are_found_first(
     stored = replace(before, **change)
     monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
     again.left = [measured(noisy())]
-    device = edge_device(MarkOptions("pixel-3a", budgets=budgets), compare=True)
+    device = edge_device(MarkOptions("pixel-3a", **budgets), compare=True)
     if budgets:  # which hold everywhere
         device.run(json.dumps, 1)
     find = device.judge if budgets else partial(device.run, json.dumps, 1)

@@ -324,11 +324,11 @@ def test_a_changed_metric_is_one_changed_line_of_a_file_for_all_to_read(path: Pa
     ("content", "says"),
     [
         ("", "not a file of baselines: Input data was truncated"),
-        ("[]", "not a file of baselines: Expected `object`, got `array`"),
-        ("{}", "not a file of baselines: Object missing required field `edgefl_baselines`"),
-        ('{"edgefl_baselines": 1, "entries": [{}]}', "missing required field `test` - at `$.entries[0]`"),
-        ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "contains unknown field `x`"),
-        ('{"edgefl_baselines": 2, "entries": []}', "edgefl_baselines: got 2; allowed: 1"),
+        ("[]", "must be a table, got []"),
+        ("{}", "edgefl_baselines: missing; must be 1"),
+        ('{"edgefl_baselines": 1, "entries": [{}]}', "entries[0].test: missing"),
+        ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "unknown key 'x'"),
+        ('{"edgefl_baselines": 2, "entries": []}', "edgefl_baselines: must be 1, got 2"),
         ('{"edgefl_baselines": "\udcff"}', "not a file of baselines: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
@@ -409,17 +409,12 @@ def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
 @pytest.mark.parametrize(("key", "least", "most"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
 def test_impossible_numbers_are_refused(key: str, least: float | None, most: float, path: Path) -> None:
     whole, place = isinstance(most, int), f"entries[0].{key}"
-    kind = "int" if whole else "float"
     assert "JSON is malformed" in tampered(path, key, "NaN")
-    for value, got in (("true", "bool"), ('"7"', "str"), ("[]", "array")):
-        assert f"got `{got}` - at `$.{place}" in tampered(path, key, value)
     assert "out of range" in tampered(path, key, "1e400")
-    if whole:
-        assert "Expected `int`, got `float`" in tampered(path, key, "2.5")
-    else:
-        assert "got 1e+30; allowed: float <= " in tampered(path, key, "1e30")
-    assert f": got {10**30}; allowed: {kind} <= {most}" in tampered(path, key, str(10**30))
-    assert f": got -1; allowed: {kind} >" in tampered(path, key, "-1")
+    for value in ("true", "'7'", "[]", "-1", str(10**30), *(["2.5"] if whole else [])):
+        said = tampered(path, key, value.replace("'", '"'))
+        assert f"{place}: must be " in said.replace("[2]: ", ": ")
+        assert said.endswith(f", got {value}")
     assert tampered(path, key, str(most)) == "taken"
     assert place in tampered(path, key, str(most + 1 if whole else most * 1.001))
     assert (tampered(path, key, "0") == "taken") == (least == 0)
@@ -429,7 +424,7 @@ def test_impossible_numbers_are_refused(key: str, least: float | None, most: flo
     ("change", "says"),
     [
         ({"peak_mib": (1.0,) * 3}, r"\[0\]\.peak_mib: got 3 figures; allowed: 15, as many as cpu_s"),
-        ({"cpu_s": ()}, r"\[0\]\.cpu_s: got 0 figures; allowed: array of length >= 1"),
+        ({"cpu_s": ()}, r"\[0\]\.cpu_s: must be an array that is not empty, got \[\]"),
     ],
 )
 def test_rows_are_of_one_length_and_not_empty(path: Path, change: dict[str, object], says: str) -> None:
