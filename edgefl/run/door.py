@@ -24,6 +24,8 @@ VANISHED_S = 40
 PROBE_S = 10
 AGAIN_MS, MOST_AGAIN_MS = 100, 2000
 """Milliseconds until a peer tries again to reach the door, at first and at most."""
+BACKLOG = 1024
+"""Connections that may wait until ZeroMQ takes them."""
 LINGER_MS = 200
 SEALED_BYTES = 64
 """By which a frame grows that is encrypted, at most."""
@@ -53,15 +55,15 @@ class DoorSocket(Router):
         self.key = keys.public(secret)
         router = self._socket
         router.curve_server, router.curve_secretkey = True, secret
-        router.ipv6 = "[" in address
+        router.ipv6, router.backlog = "[" in address, BACKLOG
         _keep(router)
-        self._strangers = Strangers(router, self._context, self._far)
+        self._strangers = Strangers(router, self._context, self._names, self._far)
         self._unfinished = Unfinished(self._far, self._strangers)
         try:
             router.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            raise RunError(f"{address}: {error.strerror}") from None
+            raise RunError(f"{address}: {zmq.strerror(error.errno)}") from None
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:

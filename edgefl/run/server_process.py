@@ -36,7 +36,7 @@ from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
-from edgefl.run import control, messages, resume
+from edgefl.run import control, messages, resume, unfinished
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
@@ -235,9 +235,10 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _require_descriptors(peers: int) -> None:
+def _require_descriptors(peers: int, *, door: bool = False) -> None:
     """RunError where this process may not open a connection for each peer: some would never be heard."""
-    needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS
+    strangers = unfinished.MOST_STRANGERS + unfinished.SPARE_DESCRIPTORS if door else 0
+    needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + strangers
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise RunError(
@@ -248,7 +249,7 @@ def _require_descriptors(peers: int) -> None:
 
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
-        _require_descriptors(plan.workers + 1)
+        _require_descriptors(plan.workers + 1, door=bool(plan.door))
         buffer = ParameterBuffer.attach(channel.descriptor())
         channel.descriptor()  # the folder's lock, which is kept until this process ends
         largest_bytes = max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)

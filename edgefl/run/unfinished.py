@@ -9,18 +9,22 @@ from __future__ import annotations
 import _thread
 import ctypes
 import os
+import resource
 import select
 import socket
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import suppress
 
 import zmq
 
 from edgefl.limits.pacing import set_time_slice
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[zmq.Socket[bytes]]
 
 LOOK_S, SOON_S, SOON_MS = 0.02, 0.001, 2
 """Seconds between two looks at the memory; and, once that has grown, at the connections, for so many ms."""
@@ -35,21 +39,24 @@ SIGHTINGS = 20
 many: it is read from no more while eight messages of it have not been taken, each of two reads at most."""
 PATIENCE_LOOKS = 500
 """Looks after which growth that nobody is suspected of is this process's own doing."""
-MOST_STRANGERS = 256
-"""Connections that have said nothing yet: where there are more, the oldest are shut."""
+MOST_STRANGERS, FEW_STRANGERS = 256, 8
+"""Most connections that have said nothing, beside those that are waited for; and while memory has grown."""
+SPARE_DESCRIPTORS = 512
+"""Where fewer descriptors than these are left nobody may be silent: a record has to be written, too."""
 
 
 class Strangers:
     """Connections that others made to this socket, of which nothing whole has been heard yet.
 
-    An honest one needs a few round trips and speaks at once; so where many come that do not, the oldest are
-    shut, and an honest one among them comes again. ``called`` has the far ends of those that have spoken.
+    An honest one needs a few round trips and speaks at once; so where there are many the oldest are shut,
+    and an honest one among them comes again. ``admitted`` are all that may come; ``called`` has the far ends
+    of those that have spoken.
     """
 
     def __init__(
-        self, router: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], called: Mapping[bytes, str]
+        self, router: Socket, context: Context, admitted: Sized, called: Mapping[bytes, str]
     ) -> None:
-        self._router, self._called = router, called
+        self._router, self._admitted, self._called = router, admitted, called
         router.monitor("inproc://connections", zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._events = context.socket(zmq.PAIR)
         self._events.rcvhwm = 0  # at a mark ZeroMQ's own thread would wait
@@ -57,22 +64,20 @@ class Strangers:
         self._open: dict[int, str] = {}
         """Far ends by descriptor, the oldest first."""
 
-    def look(self) -> None:
-        """Learn who came and went since the last look, and shut the oldest if that makes too many."""
-        came = False
+    def look(self, most: int) -> None:
+        """Learn who came and went since the last look; of more than ``most`` strangers shut the oldest."""
         while self._events.poll(0):
             event = self._events.recv_multipart()[0]
             number = int.from_bytes(event[2:6], sys.byteorder)
             self._open.pop(number, None)
             if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_ACCEPTED:
-                came = True
                 with suppress(OSError):  # it is gone again
                     self._open[number] = far_end(number)
-        if came and len(self._open) - len(self._called) > MOST_STRANGERS:
-            strangers = self.now()
-            for far in list(strangers)[: len(strangers) - MOST_STRANGERS]:
-                shut(strangers[far], far)
-                del self._open[strangers[far]]
+        strangers = self.now() if len(self._open) > len(self._called) else {}
+        excess = len(strangers) if _short_of_descriptors() else len(self._open) - len(self._admitted) - most
+        for far in list(strangers)[: max(0, excess)]:
+            shut(strangers[far], far)
+            del self._open[strangers[far]]
 
     def now(self) -> dict[str, int]:
         """Far ends of those that have said nothing, with their descriptors."""
@@ -82,6 +87,16 @@ class Strangers:
     def close(self) -> None:
         self._router.disable_monitor()
         self._events.close(linger=0)
+
+
+def _short_of_descriptors() -> bool:
+    """Returns True if this process may not open many more: it is always given the lowest that is free."""
+    try:
+        lowest = os.dup(0)
+    except OSError:
+        return True
+    os.close(lowest)
+    return lowest > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
 
 
 class Unfinished:
@@ -133,7 +148,7 @@ class Unfinished:
             grown = False
             with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
                 if self._strangers is not None:
-                    self._strangers.look()
+                    self._strangers.look(FEW_STRANGERS if self._looks else MOST_STRANGERS)
                 grown = self._statm >= 0 and self._look()
             pause_s = max(SOON_S if grown else LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
@@ -179,7 +194,8 @@ class Unfinished:
         shut(number, where)
         del self._seen[name]
         self._struck = True
-        self.found.append(name)
+        if name in self._called:
+            self.found.append(name)
 
     def _own_bytes(self) -> int:
         _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()

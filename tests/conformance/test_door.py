@@ -1,0 +1,306 @@
+"""Who comes in at a run's door, over real TCP: admitted keys, each under its own name, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+import zmq
+
+from edgefl.errors import RunError
+from edgefl.regression.memory import kib, own_kib
+from edgefl.run import keys, unfinished
+from edgefl.run.door import CallerSocket, DoorSocket
+from edgefl.run.sockets import Full, Unreachable
+from tests.raw_caller import GREETING, RawCaller, named, sodium
+from tests.raw_peer import COMMAND, MORE, frame
+
+BOUND_MS = 20_000
+ONE, TWO = bytes(range(32)), bytes(range(1, 33))
+SERVER = bytes(range(2, 34))
+LARGEST = 2**20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read in /proc")
+raw = pytest.mark.skipif(sodium() is None, reason="this pyzmq brings no libsodium along")
+
+
+@pytest.fixture
+def door() -> Iterator[DoorSocket]:
+    made = DoorSocket("tcp://127.0.0.1:*", SERVER, LARGEST)
+    made.admit(b"one", keys.public(ONE))
+    made.admit(b"two", keys.public(TWO))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def caller(door: DoorSocket, secret: bytes, closing: ExitStack) -> CallerSocket:
+    made = CallerSocket(door.address, secret, door.key)
+    closing.callback(made.close)
+    return made
+
+
+def heard(door: DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
+    got: list[tuple[bytes, list[bytes]]] = []
+    for _ in range(1000):
+        if len(got) >= count:
+            return got
+        door.wait(BOUND_MS)
+        got += [(name, [bytes(part) for part in frames]) for name, frames in door.receive()]
+    raise AssertionError(f"{count} messages were expected, got {got}")
+
+
+def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None:
+    """The peer says it, and is heard under this name."""
+    for _ in range(BOUND_MS):
+        with suppress(Full):
+            peer.send([word])
+            assert heard(door, 1) == [(name, [word])]
+            return
+        peer.wait_to_send(1)
+        door.wait(0)
+    raise AssertionError("no room within the bound")
+
+
+def beside(door: DoorSocket, act: Callable[[], object]) -> list[tuple[bytes, list[bytes]]]:
+    """Everything that is heard while another thread acts, to its end."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    thread, got = threading.Thread(target=run), []
+    thread.start()
+    while thread.is_alive():
+        door.wait(1)
+        got += [(name, [bytes(part) for part in frames]) for name, frames in door.receive()]
+    thread.join()
+    if failed:
+        raise failed[0]
+    return got
+
+
+def stranger(kind: str, door: DoorSocket) -> zmq.Socket[bytes]:
+    """A DEALER of ``kind`` that has no admitted key."""
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.linger = 0
+    match kind:
+        case "PLAIN":
+            dealer.plain_username, dealer.plain_password = b"one", b"word"
+        case "wrong key" | "wrong server":
+            secret = os.urandom(32) if kind == "wrong key" else ONE
+            dealer.curve_secretkey, dealer.curve_publickey = secret, keys.public(secret)
+            dealer.curve_serverkey = door.key if kind == "wrong key" else keys.public(os.urandom(32))
+        case "another's public key":
+            dealer.curve_secretkey, dealer.curve_publickey = os.urandom(32), keys.public(ONE)
+            dealer.curve_serverkey = door.key
+    return dealer
+
+
+@pytest.mark.parametrize("kind", ["NULL", "PLAIN", "wrong key", "wrong server", "another's public key"])
+def test_without_an_admitted_key_nobody_is_let_in(door: DoorSocket, closing: ExitStack, kind: str) -> None:
+    with stranger(kind, door) as dealer:
+        failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        ends = failures | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        events = dealer.get_monitor_socket(ends)
+        dealer.connect(door.address)
+        while not events.poll(1):
+            door.wait(0)
+        assert int.from_bytes(events.recv_multipart()[0][:2], sys.byteorder) != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        dealer.disable_monitor()
+        events.close()
+    assert list(door.receive()) == []
+    says(door, caller(door, ONE, closing), b"one", b"mine")
+    zmq.Context.instance().term()
+
+
+@raw
+@pytest.mark.usefixtures("nothing_left")
+def test_a_name_is_its_keys_whatever_its_bearer_says(door: DoorSocket, closing: ExitStack) -> None:
+    honest = caller(door, ONE, closing)
+    says(door, honest, b"one", b"first")
+    liar = RawCaller(door.address, TWO, door.key)
+    closing.callback(liar.close)
+    claims = [named(b"Identity", b"one"), named(b"User-Id", b"one"), named(b"__fd", b"0")]
+    beside(door, lambda: liar.greet(b"".join(claims)))
+    liar.say(b"I am one")
+    assert heard(door, 1) == [(b"two", [b"I am one"])]
+    door.send(b"one", [b"for one"])
+    while (answer := honest.receive(1)) is None:
+        door.wait(0)
+    assert [bytes(part) for part in answer] == [b"for one"]
+    says(door, honest, b"one", b"still here")
+
+
+def test_of_two_with_one_key_the_later_holds(door: DoorSocket, closing: ExitStack) -> None:
+    first = caller(door, ONE, closing)
+    says(door, first, b"one", b"early")
+    first._socket.disconnect(door.address)  # and does not come again by itself
+    later = caller(door, ONE, closing)
+    says(door, later, b"one", b"late")
+    door.send(b"one", [b"answer"])
+    while later.receive(1) is None:
+        door.wait(0)
+
+
+def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, closing: ExitStack) -> None:
+    peer, other = caller(door, ONE, closing), caller(door, TWO, closing)
+    says(door, peer, b"one", b"ready")
+    door.hang_up(b"one")
+    door.hang_up(b"one")  # a second time is nothing
+    with pytest.raises(Unreachable):
+        door.send(b"one", [b"hello?"])
+    for _ in range(20):
+        with suppress(Full):
+            peer.send([b"still here"])
+        door.wait(1)
+        assert list(door.receive()) == []
+    says(door, other, b"two", b"me too")
+
+
+def test_a_link_that_breaks_is_made_again(door: DoorSocket, closing: ExitStack) -> None:
+    peer = caller(door, ONE, closing)
+    says(door, peer, b"one", b"before")
+    line = door._lines[b"one"]
+    unfinished.shut(line.number, door._far[b"one"])
+    while peer._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+        peer.wait(1)
+    says(door, peer, b"one", b"after")
+    assert door._lines[b"one"].routing_id != line.routing_id
+
+
+def test_anyone_is_let_in_where_that_is_wanted(closing: ExitStack) -> None:
+    door = DoorSocket("tcp://127.0.0.1:*", keys.OPEN, LARGEST, anyone=True)
+    closing.callback(door.close)
+    for secret in (ONE, TWO):
+        peer = CallerSocket(door.address, secret, keys.public(keys.OPEN))
+        closing.callback(peer.close)
+        says(door, peer, keys.public(secret).hex()[:16].encode(), b"hello")
+
+
+@pytest.mark.parametrize("address", ["tcp://192.0.2.1:0", "tcp://no.such.host.invalid:5"])
+def test_an_address_that_cannot_be_had_is_one_line(address: str) -> None:
+    with pytest.raises(RunError, match=rf"^{address}: \w[^\n]+$"):
+        DoorSocket(address, SERVER, LARGEST)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_address_that_is_taken_is_one_line(door: DoorSocket) -> None:
+    with pytest.raises(RunError, match=r"^tcp://127.0.0.1:\d+: Address already in use$"):
+        DoorSocket(door.address, SERVER, LARGEST)
+
+
+@linux
+@pytest.mark.parametrize("first", [b"", b"\xff", os.urandom(64)], ids=["silent", "begun", "rubbish"])
+def test_connections_that_say_nothing_are_bounded(
+    door: DoorSocket, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(unfinished, "MOST_STRANGERS", 20)
+    host, port = "127.0.0.1", int(door.address.rpartition(":")[2])
+    honest = caller(door, TWO, closing)
+    says(door, honest, b"two", b"here before")
+    for _ in range(100):
+        end = closing.enter_context(socket.create_connection((host, port)))
+        with suppress(OSError):
+            end.sendall(first)
+    strangers = door._strangers
+    while len(strangers._open) > 21:
+        door.wait(1)
+    says(door, caller(door, ONE, closing), b"one", b"here now")
+    says(door, honest, b"two", b"still here")
+
+
+@linux
+def test_a_server_without_descriptors_shuts_strangers_until_there_are_some(
+    door: DoorSocket, closing: ExitStack
+) -> None:
+    host, port = "127.0.0.1", int(door.address.rpartition(":")[2])
+    honest = caller(door, ONE, closing)
+    says(door, honest, b"one", b"here")
+    ends = [socket.socket() for _ in range(60)]
+    for end in ends:
+        closing.callback(end.close)
+        end.setblocking(False)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(number) for number in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, before[1]))
+    try:
+        for end in ends:
+            end.connect_ex((host, port))
+        spare: list[int] = []
+        while len(spare) < 5:  # as SQLite needs
+            says(door, honest, b"one", b"still here")
+            with suppress(OSError):
+                spare.append(os.dup(0))
+        for number in spare:
+            os.close(number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def fill(door: DoorSocket, rounds: int) -> int:
+    """A process of strangers, each with a first frame that would fill the memory and does not end."""
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            ends = [RawCaller(door.address, ONE, door.key) for _ in range(rounds)]
+            for end in ends:
+                with suppress(OSError):
+                    end.socket.sendall(GREETING + frame(bytes(LARGEST), COMMAND)[:-1])
+            for end in ends[: -2 * unfinished.FEW_STRANGERS]:  # until it is hung up on
+                with suppress(OSError):
+                    while end.socket.recv(1000):
+                        pass
+        os._exit(0)
+    return pid
+
+
+@linux
+@pytest.mark.usefixtures("nothing_left")
+def test_strangers_cannot_fill_the_memory(door: DoorSocket, closing: ExitStack) -> None:
+    honest = caller(door, TWO, closing)
+    says(door, honest, b"two", b"here")
+    pid, most_kib, before_kib = fill(door, 200), 0, own_kib(kib("status"))
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        door.wait(1)
+        most_kib = max(most_kib, own_kib(kib("status")) - before_kib)
+        assert list(door.receive()) == []
+    assert most_kib < 150 * 1024
+    says(door, honest, b"two", b"still here")
+
+
+@linux
+@raw
+@pytest.mark.usefixtures("nothing_left")
+def test_a_message_without_an_end_is_found_and_its_sender_named(door: DoorSocket, closing: ExitStack) -> None:
+    honest, found = caller(door, TWO, closing), []
+    says(door, honest, b"two", b"here")
+
+    def send() -> None:
+        endless = RawCaller(door.address, ONE, door.key)
+        endless.greet()
+        endless.say(b"ready")
+        with suppress(OSError):
+            while True:
+                endless.socket.sendall(endless.sealed(bytes(2**16), MORE))
+        endless.close()
+
+    assert beside(door, send) == [(b"one", [b"ready"])]
+    while not found:
+        found = [door.endless()]
+    assert found == [b"one"]
+    door.hang_up(b"one")
+    says(door, honest, b"two", b"still here")
