@@ -63,7 +63,7 @@ class DoorSocket(Router):
             router.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            raise RunError(f"{address}: {zmq.strerror(error.errno)}") from None
+            raise RunError(f"{address}: {zmq.strerror(error.errno or 0)}") from None
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:
