@@ -60,6 +60,8 @@ class Departed(_OfPeer, frozen=True, tag="departed"):
     """A process has ended, so it can write nowhere any more: zygote → supervisor → server."""
 
     reason: str
+    task: int | None = None
+    """The task that a worker had begun last."""
 
 
 class Expel(_OfPeer, frozen=True, tag="expel"):

@@ -192,14 +192,14 @@ class ServerLoop:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
             return
-        declared = self._timeline.declares_death(message.role, message.peer)
+        declared = self._timeline.declares_death(message)
         departure = self._roster.departed(message, declared=declared)
         if departure is not None:
             peer, given_up = departure
             if peer.role == control.EVALUATOR and given_up:
                 self._evaluation.give_up()
             elif self._started or peer.role == control.WORKER:
-                self._take(self._timeline.departed(peer, message.reason, given_up=given_up))
+                self._take(self._timeline.departed(peer, message, given_up=given_up))
         self._start_if_ready()
 
     def _report(self) -> None:

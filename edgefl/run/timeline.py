@@ -131,12 +131,12 @@ class Timeline:
         """A peer's task has ended."""
         raise NotImplementedError
 
-    def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
         """A process that computes is gone, for good if ``given_up``."""
         raise NotImplementedError
 
-    def declares_death(self, role: control.Role, number: int) -> bool:
-        """Returns True if this peer's process dies of the experiment: it is not given up for that."""
+    def declares_death(self, end: control.Departed) -> bool:
+        """Returns True if this process died of the experiment: its peer is not given up for that."""
         return False
 
     def due(self) -> Iterator[Happening]:

@@ -119,7 +119,7 @@ class VirtualTimeline(Timeline):
     def expected(self) -> int:
         return int(self.agenda.head is not None)
 
-    def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
         """A worker is gone: what it had in hand waits again, and no event comes of it.
 
         But for a task that workers die of: its client dies when it would have arrived.
@@ -127,12 +127,11 @@ class VirtualTimeline(Timeline):
         if peer.role == control.WORKER:
             self._withdrawn.pop(peer.number, None)
             dispatch, buffer = self._dispatch, self.aggregator.buffer
-            orphans, computing = dispatch.in_hand(peer.number), self._computing(peer.number)
-            dispatch.worker_gone(peer.number, computing, reason)
+            orphans = dispatch.in_hand(peer.number)
+            dispatch.worker_gone(peer.number, self._computing(end), end.reason)
             for task in orphans:
                 self.aggregator.leases[task.task].holder = -1
                 buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
-                buffer.begun[task.slot] = 0
                 if task.task in dispatch.results:
                     self.aggregator.fetched(task.slot)
                 elif self._under_way[task.task].cancelled:
@@ -141,14 +140,13 @@ class VirtualTimeline(Timeline):
                 raise RunError(f"worker {peer.number} died too often; see the incidents on record")
         return iter(())
 
-    def _computing(self, worker: int) -> int | None:
-        """The task that the worker has begun last, of those that it has in hand."""
-        begun = self.aggregator.buffer.begun
-        last = max(self._dispatch.in_hand(worker), key=lambda task: begun[task.slot], default=None)
-        return last.task if last is not None and begun[last.slot] else None
+    def _computing(self, end: control.Departed) -> int | None:
+        """The task that the worker had begun last, if it had not answered it."""
+        task = end.task
+        return task if task is not None and self._dispatch.held_by(task) == end.peer else None
 
-    def declares_death(self, role: control.Role, number: int) -> bool:
-        return role == control.WORKER and self._computing(number) is not None
+    def declares_death(self, end: control.Departed) -> bool:
+        return end.role == control.WORKER and self._computing(end) is not None
 
     def give(self, task: messages.Task, sent_s: float | None = None) -> None:
         """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""

@@ -102,15 +102,15 @@ class WallTimeline(Timeline):
         elif self.dynamics.move(client).comes:
             self._comes(client, self.dynamics.move(client).at_s)
 
-    def departed(self, peer: Peer, reason: str, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
         if peer.role == control.CLIENT:
             self._leaving.pop(peer.number, None)
-            yield Left(peer.number, self.clock.now_s(), reason)
+            yield Left(peer.number, self.clock.now_s(), end.reason)
 
-    def declares_death(self, role: control.Role, number: int) -> bool:
-        if role != control.CLIENT or self.dynamics is None or number not in self.dynamics:
+    def declares_death(self, end: control.Departed) -> bool:
+        if end.role != control.CLIENT or self.dynamics is None or end.peer not in self.dynamics:
             return False
-        move = self.dynamics.move(number)
+        move = self.dynamics.move(end.peer)
         return move.why == "died" and move.at_s <= self.clock.now_s()
 
     def wait_ms(self) -> int:

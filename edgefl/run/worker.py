@@ -34,9 +34,15 @@ class VirtualWorker:
     """Answers orders until the server says goodbye."""
 
     def __init__(
-        self, spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int
+        self,
+        spec: control.Spawn,
+        workload: Workload,
+        buffer: ParameterBuffer,
+        lifeline: int,
+        begun: memoryview[int],
     ) -> None:
-        self._workload, self._buffer = workload, buffer
+        """``begun`` holds the number of the task that was begun last, for whoever sees this process end."""
+        self._workload, self._buffer, self._begun = workload, buffer, begun
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
@@ -58,7 +64,7 @@ class VirtualWorker:
             self._server.task, self._cancelled = task.task, False
             # It may be the second time: what was said of the first is lost.
             self._buffer.state[task.slot] = SlotState.LEASED
-            self._buffer.begun[task.slot] = time.monotonic_ns()  # what this process dies of, if it does now
+            self._begun[0] = task.task  # what this process dies of, if it does now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
             if time.monotonic_ns() > self._told_ns + TELL_NS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import selectors
 import signal
@@ -44,6 +45,7 @@ WORKLOAD = "edgefl.run.workload:Workload"
 SLICE_NS = 400_000
 """Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
 switching costs little."""
+NO_TASK = -1
 OUT_OF_MEMORY_EXIT = 77
 BROKEN_EXIT = 70
 
@@ -57,7 +59,7 @@ class Zygote:
         self._workload: Workload | None = None
         self._buffer: ParameterBuffer | None = None
         self._enforcement = Enforcement()
-        self._children: dict[int, tuple[control.Spawn, ClientLimits]] = {}
+        self._children: dict[int, tuple[control.Spawn, ClientLimits, memoryview[int]]] = {}
         self._governor = 0
         """Process id of the governor, 0 without one."""
         self._requests: int | None = None
@@ -118,7 +120,7 @@ class Zygote:
                 self._end_peers()
                 self._channel.send(control.Cleared(restarts))
             case control.Expel(role=role, peer=peer, epoch=epoch):
-                for pid, (spec, _) in self._children.items():
+                for pid, (spec, *_) in self._children.items():
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
                         _kill(pid)
 
@@ -128,11 +130,13 @@ class Zygote:
         limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
         enforcement = self._enforcement if client else Enforcement()
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._requests)
-        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits))
-        self._children[pid] = spec, limits
+        begun = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # shared with the process alone
+        begun[0] = NO_TASK
+        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits, begun))
+        self._children[pid] = spec, limits, begun
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
-    def _run_peer(self, spec: control.Spawn, limits: ClientLimits) -> None:
+    def _run_peer(self, spec: control.Spawn, limits: ClientLimits, begun: memoryview[int]) -> None:
         """In the forked process: be a client, a worker or the evaluator until the server says goodbye."""
         workload, buffer, lifeline = self._workload, self._buffer, self._lifeline[0]
         assert workload is not None
@@ -146,7 +150,7 @@ class Zygote:
         keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
         workload.settle()
         if spec.role == control.WORKER:
-            VirtualWorker(spec, workload, buffer, lifeline).run()
+            VirtualWorker(spec, workload, buffer, lifeline, begun).run()
         else:
             run_evaluator(spec, workload, buffer, lifeline)
 
@@ -188,10 +192,11 @@ class Zygote:
                 continue
             if pid not in self._children:
                 continue  # a function of the user's forked it, when it was watched
-            spec, limits = self._children.pop(pid)
+            spec, limits, begun = self._children.pop(pid)
             if spec.role == control.CLIENT and self._workload is not None:
                 self._workload.gone(spec.peer)
-            self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, _reason(status, limits)))
+            reason, task = _reason(status, limits), None if begun[0] == NO_TASK else begun[0]
+            self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, reason, task))
             limits.remove()
 
     def _end_children(self) -> None:
@@ -205,7 +210,7 @@ class Zygote:
     def _end_peers(self) -> None:
         for pid in self._children:
             _kill(pid)
-        for pid, (spec, limits) in self._children.items():
+        for pid, (spec, limits, _) in self._children.items():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
             limits.remove()

@@ -251,9 +251,10 @@ class FaultyRun(Parts):
             name = control.routing_id(order.role, order.peer, order.epoch)
             self.killed(self.clients.pop(name))
             Line.lines.pop(name, None)
-            departure = self.roster.departed(control.Departed(order.role, order.peer, order.epoch, "killed"))
+            end = control.Departed(order.role, order.peer, order.epoch, "killed")
+            departure = self.roster.departed(end)
             assert departure is not None
-            self._take(self.timeline.departed(departure[0], "killed", given_up=departure[1]))
+            self._take(self.timeline.departed(departure[0], end, given_up=departure[1]))
         for client in list(self.clients.values()):
             self.act(client)
         if self.hand.at - self.moved_s > STALL_S:

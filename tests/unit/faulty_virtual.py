@@ -11,6 +11,7 @@ import itertools
 import math
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,9 @@ class FaultyVirtualRun(FaultyRun):
         training: Any = Training(self.wanted, lambda: self._draw.randrange(MOST_STEPS))
         if spec.role == control.EVALUATOR:
             return Process(lambda: run_evaluator(spec, training, self.buffer, -1))
-        return Process(lambda: VirtualWorker(spec, training, self.buffer, -1).run())
+        return Process(
+            lambda: VirtualWorker(spec, training, self.buffer, -1, memoryview(array("q", [-1]))).run()
+        )
 
     def killed(self, process: Process) -> None:
         process.kill()

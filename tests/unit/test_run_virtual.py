@@ -17,7 +17,7 @@ from edgefl.errors import RunError
 from edgefl.experiment import Stop
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.results.record import Record
-from edgefl.run import messages
+from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
 from edgefl.run.dispatch import AHEAD_S, MOST, MOST_LOSSES, Died, Dispatch
@@ -152,23 +152,23 @@ def test_what_a_dead_worker_had_in_hand_goes_to_the_next(world: Virtual) -> None
     (first, second) = tasks = world.given()
     dead = world.peers.remove(WORKER, 0, 0)
     assert dead is not None
-    assert list(world.timeline.departed(dead, "signal 9", given_up=False)) == []
+    end = control.Departed(WORKER, 0, 0, "signal 9")
+    assert list(world.timeline.departed(dead, end, given_up=False)) == []
     assert all(world.aggregator.leases[task.task].holder == -1 for task in tasks)
     assert world.buffer.state[first.slot] == SlotState.LEASED
     world.peers.expect(WORKER, 0, epoch=1).ready = True
     assert [task.task for task in world.given()] == [first.task, second.task]
     with pytest.raises(RunError, match="worker 0 died too often"):
-        world.timeline.departed(dead, "signal 9", given_up=True)
+        world.timeline.departed(dead, end, given_up=True)
 
 
 def kill(world: Virtual, begun: messages.Task | None) -> None:
     """Worker 0 dies with all that it has in hand, of which it began one; another takes its place."""
-    if begun is not None:
-        world.buffer.begun[begun.slot] = 5
-    assert world.timeline.declares_death(WORKER, 0) == (begun is not None)
     dead = world.the(WORKER, 0)
+    end = control.Departed(WORKER, 0, dead.epoch, "exit 7", None if begun is None else begun.task)
+    assert world.timeline.declares_death(end) == (begun is not None)
     world.peers.remove(WORKER, 0, dead.epoch)
-    assert list(world.timeline.departed(dead, "exit 7", given_up=False)) == []
+    assert list(world.timeline.departed(dead, end, given_up=False)) == []
     world.peers.expect(WORKER, 0, epoch=dead.epoch + 1).ready = True
 
 

@@ -14,7 +14,7 @@ from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticke
 from edgefl.devices.dynamics import Transition
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import messages, wall
-from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE
+from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
@@ -105,6 +105,10 @@ def started(world: Wall) -> Wall:
     return world
 
 
+def ended(number: int, role: Role = CLIENT) -> Departed:
+    return Departed(role, number, 0, "signal 9")
+
+
 @pytest.mark.parametrize("at_once", [2, 100])  # many tasks do not wait for the last
 def test_clients_join_and_get_tasks(world: Wall, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wall, "AT_ONCE", at_once)
@@ -123,7 +127,7 @@ def test_the_states_that_are_told_are_what_the_clients_themselves_say(world: Wal
         buffer.fetched[leases[task].slot] = phase
     assert list(world.timeline.states()) == [IDLE + phase for phase in (1, 2, 3)]
     peer = world.the(CLIENT, 1)
-    take(world.engine, world.timeline.departed(peer, "died", given_up=False))
+    take(world.engine, world.timeline.departed(peer, ended(peer.number), given_up=False))
     assert world.timeline.states()[1] == ABSENT
 
 
@@ -219,10 +223,10 @@ def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
     world.book.set(1, 3.0, "died")
     world.book.set(2, 0.0, "offline")
     started(world)
-    assert not any(world.timeline.declares_death(CLIENT, client) for client in range(3))
+    assert not any(world.timeline.declares_death(ended(client)) for client in range(3))
     world.hand.at += 3.5
-    assert [client for client in range(3) if world.timeline.declares_death(CLIENT, client)] == [1]
-    assert not world.timeline.declares_death(EVALUATOR, 1)
+    assert [client for client in range(3) if world.timeline.declares_death(ended(client))] == [1]
+    assert not world.timeline.declares_death(ended(1, EVALUATOR))
 
 
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
@@ -250,7 +254,7 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
         got = take(world.engine, world.timeline.heard(said))
     else:
         expected = [Left(1, 4.0, "signal 9")]
-        got = take(world.engine, world.timeline.departed(peer, "signal 9", given_up=False))
+        got = take(world.engine, world.timeline.departed(peer, ended(peer.number), given_up=False))
     assert got == expected
     assert not world.core.connected(1)
     assert list(world.timeline.heard(GivenBack(1, 1, "", "cancelled"))) == [Failed(1, 1, 4.0, "cancelled")]
