@@ -2,6 +2,7 @@
 
     __init__     the app, exit codes, errors as one line
     run          run, resume, compare, report, trace, verify
+    nodes        serve, join
     sweep        sweep, export
     predict      predict
     programs     exec
@@ -32,7 +33,20 @@ from typing import Any
 
 import typer
 
-from edgefl.cli import chaos, doctor, flower, keys, lab, measure, predict, profiles, programs, run, sweep
+from edgefl.cli import (
+    chaos,
+    doctor,
+    flower,
+    keys,
+    lab,
+    measure,
+    nodes,
+    predict,
+    profiles,
+    programs,
+    run,
+    sweep,
+)
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.terminal import printable, say
 
@@ -44,7 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, sweep, keys, predict, programs, flower, lab, chaos, profiles, measure, doctor):
+for commands in (run, nodes, sweep, keys, predict, programs, flower, lab, chaos, profiles, measure, doctor):
     commands.add(app)
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

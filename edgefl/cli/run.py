@@ -16,7 +16,9 @@ from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damag
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
+    from edgefl.experiment import Experiment
     from edgefl.results.result import Result
+    from edgefl.run.nodes import Nodes
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
 Changes = Annotated[
@@ -38,6 +40,17 @@ WebPort = Annotated[
 ]
 
 
+UnsetKeys = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="KEY", help="Take one key of the file away, such as training.steps."),
+]
+Seed = Annotated[int | None, typer.Option(help="Beats seed.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.", parser=named_folder),
+]
+
+
 class Interrupted(EdgeflError):
     """Ctrl-C came while a run was on its way."""
 
@@ -50,18 +63,10 @@ def add(app: typer.Typer) -> None:
 def run(
     file: ExperimentFile,
     set_: Changes = None,
-    unset: Annotated[
-        list[str] | None,
-        typer.Option("--unset", metavar="KEY", help="Take one key of the file away, such as training.steps."),
-    ] = None,
+    unset: UnsetKeys = None,
     clock: ClockKind = None,
-    seed: Annotated[int | None, typer.Option(help="Beats seed.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.", parser=named_folder
-        ),
-    ] = None,
+    seed: Seed = None,
+    out: Out = None,
     accept_invalid: AcceptInvalid = False,
     web: Web = False,
     web_port: WebPort = None,
@@ -70,8 +75,22 @@ def run(
     """Run one experiment."""
     from edgefl import config
 
-    _require_torch()
+    require_torch()
     experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
+    return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet)
+
+
+def carry_out(
+    experiment: Experiment,
+    file: Path,
+    out: Path | None,
+    accept_invalid: bool,
+    web: bool,
+    web_port: int | None,
+    quiet: bool,
+    nodes: Nodes | None = None,
+) -> int:
+    """Run the experiment of ``file``, say how it went, and return the exit code."""
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.run import supervisor
@@ -81,7 +100,7 @@ def run(
     with page_socket(_port(web, web_port)) as page:
         while True:
             try:
-                begin = partial(supervisor.run, experiment, folder, quiet, base, page)
+                begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=nodes)
                 valid = _finish(begin, folder, quiet)
                 return 0 if valid or accept_invalid else INVALID
             except FolderTaken:
@@ -104,7 +123,7 @@ def resume(
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
 
-    _require_torch()
+    require_torch()
     with page_socket(_port(web, web_port)) as page, damaged(str(folder)):
         valid = _finish(lambda: supervisor.resume(folder, quiet, page), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
@@ -188,7 +207,7 @@ def _port(web: bool, port: int | None) -> int | None:
     return 0 if web and port is None else port
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
     """`ConfigError` where a run's processes would end at their first import, each with a traceback."""
     if find_spec("torch") is None:
         raise ConfigError("torch is not installed, which a run needs: pip install torch")

@@ -154,17 +154,23 @@ class ParameterBuffer:
         return self.memory[start : start + 4 * count].view(np.float32)
 
     @classmethod
-    def create(cls, shape: Shape) -> ParameterBuffer:
-        """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had."""
+    def create(cls, shape: Shape, *, sparse: bool = False) -> ParameterBuffer:
+        """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had.
+
+        One that is ``sparse`` takes memory only where something is written.
+        """
         if not shape.possible:
             raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
         fd = _anonymous_file()
         try:
             # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later. More
             # than there is would not fail: the system would kill processes to make room.
-            if shape.total_bytes > psutil.virtual_memory().available:
+            if sparse:
+                os.ftruncate(fd, shape.total_bytes)
+            elif shape.total_bytes > psutil.virtual_memory().available:
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            os.posix_fallocate(fd, 0, shape.total_bytes)
+            else:
+                os.posix_fallocate(fd, 0, shape.total_bytes)
             memory = mmap.mmap(fd, shape.total_bytes)
         except (OSError, OverflowError) as error:
             os.close(fd)

@@ -16,6 +16,7 @@ from edgefl.experiment import Experiment
 from edgefl.learning.operations import BatchWork
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
+from edgefl.parameters.buffer import Shape
 from edgefl.strategies.base import Client
 
 Role = Literal["client", "worker", "evaluator"]
@@ -118,6 +119,8 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     base: str
     clients: list[ClientInfo]
     enforcement: Enforcement = Enforcement()
+    nodes: bool = False
+    """Others will do the same: say by which `Prepared.fingerprint` they know that it is the same."""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -125,6 +128,8 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
 
     initialise: bool
     """Write the first model into entry 0; false for a run that goes on."""
+    shape: Shape | None = None
+    """On a node, which shares no memory with the server: make one like it, for what peers note there."""
 
 
 class Spawn(_OfPeer, frozen=True, tag="spawn"):
@@ -150,6 +155,15 @@ ToZygote = Prepare | Adopt | Spawn | Expel | Clear
 # ---- zygote → supervisor -----------------------------------------------------------------------
 
 
+class Fingerprint(msgspec.Struct, frozen=True):
+    """Digests of what must be the same wherever a run computes."""
+
+    data: str
+    """Of the examples, who holds which, and the first model."""
+    training: str
+    """Of the model that a trip's training makes, bit by bit."""
+
+
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The workload of D = ``size`` parameters, and its cost on this host in CPU seconds a step.
 
@@ -169,6 +183,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     host_step_s: float
     test_examples: int
     dataset: str
+    fingerprint: Fingerprint | None = None
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
@@ -186,6 +201,55 @@ class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
 
 
 FromZygote = Prepared | Adopted | Spawned | Departed | Cleared | Refused
+
+# ---- node ⇄ supervisor: what supervisor and zygote say to each other, and this -----------------
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """A process offers to host peers of the run: node → supervisor."""
+
+    host: tuple[str, int, str]
+    """CPU, usable cores and system, as `edgefl.limits.capacity.Host`."""
+    software: dict[str, str]
+    """Versions of what the bits depend on, by name."""
+    workers: int
+    """Workers that it hosts under the virtual clock."""
+
+
+class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
+    """The node has data and model, and what a step costs there in CPU seconds: node → supervisor."""
+
+    fingerprint: Fingerprint
+    host_step_s: float
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Nothing to say: sending it tells whether the node is there. Supervisor → node."""
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """The run is over: end everything. Supervisor → node."""
+
+    outcome: str
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """Everything has ended there, as the run is over: node → supervisor."""
+
+
+ToNode = ToZygote | Alive | Over | Refused
+FromNode = Join | Agreed | Adopted | Spawned | Departed | Cleared | Refused | Left
+
+# ---- nodes → supervisor's loop -----------------------------------------------------------------
+
+
+class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
+    """One more node has joined and agrees; so many do."""
+
+    nodes: int
+
+
+FromNodes = Gathered | Departed | Cleared
 
 # ---- supervisor → server -----------------------------------------------------------------------
 

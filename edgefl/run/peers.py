@@ -59,10 +59,15 @@ class Peer:
 
 
 class Peers:
-    """The table of all peers, by routing id and by name; the server's socket calls those that are in it."""
+    """The table of all peers, by routing id and by name; the server's socket calls those that are in it.
 
-    def __init__(self, monotonic: Callable[[], float], socket: ServerSocket) -> None:
-        self._monotonic, self._socket = monotonic, socket
+    Or it lets them in, where clients and workers come ``by_door``.
+    """
+
+    def __init__(
+        self, monotonic: Callable[[], float], socket: ServerSocket, *, by_door: bool = False
+    ) -> None:
+        self._monotonic, self._socket, self._by_door = monotonic, socket, by_door
         self._looked = monotonic()
         self._forgave = False
         self._by_identity: dict[bytes, Peer] = {}
@@ -76,7 +81,10 @@ class Peers:
             del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
-        self._socket.call(peer.identity)
+        if self._by_door and role in CLIENTS:
+            self._socket.admit(peer.identity)
+        else:
+            self._socket.call(peer.identity)
         return peer
 
     def hang_up(self, peer: Peer) -> None:

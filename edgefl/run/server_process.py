@@ -114,7 +114,8 @@ def build(
         )
     store.commit()
 
-    watch, gauge, alarms, peers = Stopwatch("start"), Gauge(plan), Alarms(), Peers(time.monotonic, socket)
+    watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
+    peers = Peers(time.monotonic, socket, by_door=plan.door != "")
     gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store)

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from edgefl import config, kernels
-from edgefl.devices.fleet import ClientInfo, mixed_runtimes
+from edgefl import config
+from edgefl.devices.fleet import mixed_runtimes
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import (
@@ -40,22 +41,21 @@ from edgefl.limits.capacity import (
 )
 from edgefl.limits.confinement import Enforcement, enforced
 from edgefl.parameters import checkpoint
-from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, ring_entries
+from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import usable_cores
 from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse, Record
 from edgefl.results.result import Result
 from edgefl.results.store import Store
-from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
+from edgefl.run.demands import checked, fleet_of, shape_of
 from edgefl.run.fork_server import ForkServer
+from edgefl.run.nodes import Nodes, on_nodes
 from edgefl.run.process import Child, start_process
-from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Strategy
 
 GRACE_S = 10.0
 """Time that a process is given to leave before it is killed."""
@@ -74,71 +74,37 @@ def run(
     *,
     workload: str | None = None,
     fork_server: ForkServer | None = None,
+    nodes: Nodes | None = None,
 ) -> Result:
     """Run an experiment into the folder ``out``; returns its result.
 
     ``workload`` names another class for what the clients compute than `zygote.WORKLOAD`, for measurements.
     A ``fork_server`` starts the run's processes warm.
     ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page while it goes on.
+    With ``nodes`` its clients or workers are all on those, and none here.
 
     Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
     """
     base = (base or Path.cwd()).absolute()
     experiment = checked(experiment, base)
+    if nodes is not None:
+        experiment = on_nodes(experiment)
     out = out.absolute()
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
         view = with_page(make_view(experiment, quiet), web, out)
         return _Supervisor(
-            experiment, out, base, view, enforcement, lock, workload=workload, fork_server=fork_server
+            experiment,
+            out,
+            base,
+            view,
+            enforcement,
+            lock,
+            workload=workload,
+            fork_server=fork_server,
+            nodes=nodes,
         ).run()
-
-
-def checked(experiment: Experiment, base: Path) -> Experiment:
-    """The experiment, complete. Raises `ConfigError` where it cannot be done, whatever its data are."""
-    experiment = config.validate(experiment, base)
-    clients = fleet_of(experiment)
-    strategy = resolve(experiment.strategy, [base])
-    strategy.check(len(clients))
-    if experiment.fleet.cells is not None and type(strategy).until is not Strategy.until:
-        raise ConfigError(
-            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
-            "instant wherever they are"
-        )
-    if experiment.fleet.cells is not None and strategy.transfers_apart:
-        raise ConfigError(
-            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose clients train "
-            "while their links work"
-        )
-    _check_private(experiment, strategy, len(clients))
-    kernels.backend(experiment.server.kernel_backend)
-    return experiment
-
-
-def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> None:
-    """Raise `ConfigError` where ``[privacy]`` would promise what the run does not keep."""
-    rules, name = experiment.privacy, experiment.strategy["name"]
-    if rules is None:
-        return
-    vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
-    most = None if vectors else strategy.max_weight(clients)
-    if most is None:
-        raise ConfigError(
-            f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
-            "without normalize, or fedavg, fedavgm and their like with weighting = 'uniform'"
-        )
-    if rules.min_separation * strategy.max_held(clients) > clients:
-        raise ConfigError(
-            f"privacy.min_separation must be at most {clients // strategy.max_held(clients)} for {clients} "
-            f"clients and {strategy.max_held(clients)} updates a version, got {rules.min_separation}"
-        )
-    clock, durability = experiment.clock.kind, experiment.server.durability
-    if rules.noise_multiplier and rules.noise == "secure" and (clock, durability) == ("wall", "memory"):
-        raise ConfigError(
-            "server.durability must be 'disk' for secure noise under the wall clock (else a run that is "
-            "killed and resumed makes versions again that clients have seen), got 'memory'"
-        )
 
 
 def resume(
@@ -147,6 +113,7 @@ def resume(
     web: socket.socket | None = None,
     *,
     fork_server: ForkServer | None = None,
+    nodes: Nodes | None = None,
 ) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
@@ -157,6 +124,8 @@ def resume(
     folder = folder.absolute()
     run_folder.restore_experiment(folder)
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+    if nodes is not None:
+        experiment = on_nodes(experiment)
     with enforced(experiment) as enforcement, run_folder.held(folder, LAST_CHECKPOINT_S) as lock:
         if missing := run_folder.missing_results(folder):
             write_results(folder, missing)
@@ -171,7 +140,15 @@ def resume(
             run_folder.begin(folder, base)
         view = with_page(make_view(experiment, quiet), web, folder)
         return _Supervisor(
-            experiment, folder, base, view, enforcement, lock, resuming=begun, fork_server=fork_server
+            experiment,
+            folder,
+            base,
+            view,
+            enforcement,
+            lock,
+            resuming=begun,
+            fork_server=fork_server,
+            nodes=nodes,
         ).run()
 
 
@@ -187,41 +164,6 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
             write(folder)
 
 
-def fleet_of(experiment: Experiment) -> list[ClientInfo]:
-    """Returns the clients of an experiment, numbered in the order of its profiles."""
-    fleet = experiment.fleet
-    assert isinstance(fleet.devices, dict)
-    clients: list[ClientInfo] = []
-    for profile, count in fleet.devices.items():
-        network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
-        clients += [ClientInfo(len(clients) + i, profile, network) for i in range(count)]
-    return clients
-
-
-def shape_of(
-    experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int | None = None
-) -> Shape:
-    """Returns the shape of the parameter buffer that a run needs for a model of ``size`` parameters."""
-    server, whole = experiment.server, blocks(size, len(strategy.vectors))[-1].stop
-    rounded = server.update_format != "float32" and strategy.upload == "delta"
-    vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
-    if ring is None:
-        ring = ring_entries(whole, vectors)
-        if strategy.measures:  # every running task's version stays
-            ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
-    kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
-    return Shape(
-        size=whole,
-        ring=ring,
-        slots=strategy.slots(clients),
-        vectors=vectors,
-        format=server.update_format,
-        clients=clients if kept else 0,
-        kept=kept,
-        tail=TAIL_BYTES if experiment.clock.kind == "wall" and server.durability == "memory" else 0,
-    )
-
-
 @dataclass(eq=False)
 class _Supervisor:
     _experiment: Experiment
@@ -234,6 +176,7 @@ class _Supervisor:
     resuming: bool = False
     workload: str | None = None
     fork_server: ForkServer | None = None
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         experiment, base = self._experiment, self._base
@@ -244,6 +187,8 @@ class _Supervisor:
         self._children: dict[str, Child] = {}
         self._zygote: Channel[control.FromZygote]
         self._server: Channel[control.FromServer]
+        self._prepared: control.Prepared | None = None
+        """The answer of this host's zygote."""
         self._buffer: ParameterBuffer | None = None
         self._plan: control.Serve
         self._listening: control.Listening | None = None
@@ -260,13 +205,19 @@ class _Supervisor:
         self._broken = ""
         """The end of a process that the run cannot go on without, while the server leaves a checkpoint."""
         self._wakeup = os.pipe()
-        self._poller = select.poll()
-        self._poller.register(self._wakeup[0], select.POLLIN)
+        self._uncleared: set[str] = set()
+        """Of zygote and nodes, who may still host peers of a server that was killed."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup[0], selectors.EVENT_READ)
         self._end: control.Finished | None = None
 
     def run(self) -> Result:
         with contextlib.ExitStack() as stack:
             stack.callback(self._end_children)  # last: the channels are closed by then
+            if (nodes := self.nodes) is not None:
+                nodes.watch(self._selector.fileno())
+                nodes.say = partial(self._view.say, at_once=True)
+                stack.callback(lambda: nodes.close("" if self._end else "interrupted"))
             stack.enter_context(self._signals())
             self._start_zygote()
             stack.callback(lambda: self._zygote.close())
@@ -297,7 +248,10 @@ class _Supervisor:
                 channels["zygote"] = self._zygote
             # The sockets do not tell of messages that were taken in while another was being sent.
             unheard = any(channel.waiting for channel in channels.values())
-            ready = {fd for fd, _ in self._poller.poll(0 if unheard else None)}
+            if self.nodes is not None:
+                self.nodes.wait(0 if unheard else None)
+                self._hear_nodes(self.nodes.heard())
+            ready = {key.fd for key, _ in self._selector.select(0 if unheard or self.nodes else None)}
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 64)
                 self._interrupted()
@@ -306,11 +260,15 @@ class _Supervisor:
                     continue
                 try:
                     for message in channel.receive_ready():
-                        self._take(message)
+                        self._take(message, name)
                 except Closed:
                     if self._end is None:
                         self._ended_early(name)
         return self._end
+
+    def _hear_nodes(self, said: Iterator[control.FromNodes]) -> None:
+        for message in said:
+            self._take(message, "nodes")
 
     def _interrupted(self) -> None:
         """Ctrl-C: have the server end the run; a second one ends it without a checkpoint."""
@@ -337,7 +295,7 @@ class _Supervisor:
             self._restart(name, what)
         elif name == "zygote" and self._listening and self._serving:
             self._broken, self._pids = what, {}
-            self._poller.unregister(self._zygote)
+            self._selector.unregister(self._zygote)
             self._view.say(f"{what}: writing a checkpoint")
             self._stop_serving()
         else:
@@ -353,9 +311,13 @@ class _Supervisor:
         self._zygote = self._start("zygote", "zygote", control.FromZygote, *arguments)
 
     def _prepare(self) -> None:
-        self._zygote.tell(
-            control.Prepare(self._experiment, str(self._base), self._clients, self._enforcement)
+        on_nodes = self.nodes is not None
+        prepare = control.Prepare(
+            self._experiment, str(self._base), self._clients, self._enforcement, nodes=on_nodes
         )
+        self._zygote.tell(prepare)
+        if self.nodes is not None:
+            self.nodes.prepare(prepare, same_bits=self._virtual)
 
     def _restart(self, name: str, what: str) -> None:
         """Start another server on the same buffer, as soon as nobody writes into that any more.
@@ -389,10 +351,14 @@ class _Supervisor:
             assert self._buffer is not None
             self._prepare()
             self._zygote.tell(control.Adopt(initialise=False), self._buffer.fd)
+        self._uncleared = {"zygote"}
         self._zygote.tell(control.Clear(self._restarts))
+        if self.nodes is not None:
+            self._uncleared.add("nodes")
+            self._hear_nodes(self.nodes.clear(self._restarts))
 
     def _end_channel(self, channel: Channel[Any]) -> None:
-        self._poller.unregister(channel)
+        self._selector.unregister(channel)
         channel.close()
 
     def _serve(self) -> None:
@@ -402,16 +368,27 @@ class _Supervisor:
         self._serving = True
         self._stop_serving()
 
-    def _take(self, message: control.FromZygote | control.FromServer) -> None:
+    def _take(
+        self, message: control.FromZygote | control.FromServer | control.FromNodes, sender: str
+    ) -> None:
         match message:
-            case control.Prepared() if self._buffer is None:
-                self._prepared(message)
+            case control.Prepared() if self._prepared is None:
+                self._prepared = message
+                if self.nodes is None:
+                    self._plan_run(message)
+                else:
+                    self._hear_nodes(self.nodes.expect(message.fingerprint))
+            case control.Gathered(nodes=count):
+                if self._buffer is None and self._prepared and self.nodes and count >= self.nodes.wanted:
+                    self._plan_run(self._prepared)
             case control.Adopted() if self._listening is None:
                 self._serve()
             case control.Cleared(restarts=restarts):
                 if restarts == self._restarts:  # and the server was not killed again meanwhile
-                    self._pids.clear()
-                    self._serve()
+                    self._uncleared.discard(sender)
+                    if not self._uncleared and not self._serving:
+                        self._pids.clear()
+                        self._serve()
             case control.Listening():
                 if self._listening is None:
                     self._usage.begin()
@@ -432,8 +409,11 @@ class _Supervisor:
                     self._memory = self._memory_now()
             case control.Replace(role=role, peer=peer, epoch=epoch):
                 self._spawn(role, peer, epoch)
-            case control.Expel():
-                self._zygote.tell(message)
+            case control.Expel(role=role):
+                if (nodes := self._nodes_of(role)) is None:
+                    self._zygote.tell(message)
+                elif (end := nodes.expel(message)) is not None:
+                    self._take(end, "nodes")
             case control.Finished():
                 self._usage.end()
                 self._end = message
@@ -442,7 +422,10 @@ class _Supervisor:
                     raise ConfigError(message.message)
                 raise RunError(f"{message.message}{run_folder.way_on(self._folder)}")
 
-    def _prepared(self, prepared: control.Prepared) -> None:
+    def _plan_run(self, prepared: control.Prepared) -> None:
+        """Have the server told what to serve, once the zygote has the parameter buffer."""
+        if self.nodes is not None and self._virtual and self._experiment.clock.workers is None:
+            self._workers = sum(node.workers for node in self.nodes.agreed)
         why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
         remark = mixed_runtimes(self._experiment, self._clients)
@@ -458,8 +441,16 @@ class _Supervisor:
             workers=self._workers,
             resume=self.resuming,
             states=self._view.states,
+            door="" if self.nodes is None else self.nodes.for_peers,
         )
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
+        if self.nodes is not None:
+            if shape.kept:
+                raise ConfigError(
+                    "what clients keep from trip to trip (a strategy's client_vectors, and error feedback of "
+                    "rounded updates: server.error_feedback = false) cannot be kept on nodes"
+                )
+            self.nodes.adopt(shape)
         self._buffer = ParameterBuffer.create(shape)
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
@@ -478,11 +469,18 @@ class _Supervisor:
         )
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:
-        server, name = self._listening, control.routing_id(role, peer, epoch)
+        server, name, nodes = self._listening, control.routing_id(role, peer, epoch), self._nodes_of(role)
         assert server is not None
-        where = control.address(server.root, server.secret, name)
         password, scale = control.password(server.secret, name), self._plan.time_scale
-        self._zygote.tell(control.Spawn(role, peer, epoch, where, password, server.pid, scale))
+        if nodes is None:
+            where = control.address(server.root, server.secret, name)
+            self._zygote.tell(control.Spawn(role, peer, epoch, where, password, server.pid, scale))
+        else:
+            nodes.spawn(control.Spawn(role, peer, epoch, server.door, password, 0, scale, server.key))
+
+    def _nodes_of(self, role: control.Role) -> Nodes | None:
+        """The nodes, if peers in this role are on them; else None."""
+        return None if role == control.EVALUATOR else self.nodes
 
     def _memory_now(self) -> MemoryUse:
         assert self._buffer is not None
@@ -508,7 +506,7 @@ class _Supervisor:
         else:
             child, channel = start_process("edgefl.run.child", incoming, environment, whole, *arguments)
         self._children[name] = child
-        self._poller.register(channel, select.POLLIN)
+        self._selector.register(channel, selectors.EVENT_READ)
         return channel
 
     @contextlib.contextmanager
@@ -542,6 +540,7 @@ class _Supervisor:
                 child.wait()
         if self._buffer is not None:
             self._buffer.close()
+        self._selector.close()
         for fd in self._wakeup:
             os.close(fd)
 

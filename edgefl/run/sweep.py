@@ -23,7 +23,7 @@ from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
-from edgefl.run import supervisor
+from edgefl.run import demands, supervisor
 from edgefl.run.fork_server import ForkServer
 
 MOST_RUNS = 10_000
@@ -131,7 +131,7 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
             experiment, [f"{key}={value}" for key, value in changes.items()], base, option="--grid"
         )
         try:
-            changed = supervisor.checked(changed, base)
+            changed = demands.checked(changed, base)
         except ConfigError as error:
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
         label = _label(changed, changes)

@@ -33,10 +33,10 @@ from edgefl.results.result import Result
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
+from edgefl.run.demands import fleet_of, shape_of
 from edgefl.run.engine import taken
 from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
-from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve

@@ -92,8 +92,11 @@ class RunView:
         self.running = False
         """Emulated time has begun."""
 
-    def say(self, text: str) -> None:
-        """Take in what goes on, such as ``"loading data and model"``."""
+    def say(self, text: str, *, at_once: bool = False) -> None:
+        """Take in what goes on, such as ``"loading data and model"``.
+
+        Where lines are printed it is one of them once the fleet is known, or ``at_once``.
+        """
         self.note = text
 
     def restarted(self, text: str) -> None:
@@ -181,9 +184,9 @@ class LineView(RunView):
 
     _printed_s = 0.0
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, at_once: bool = False) -> None:
         super().say(text)
-        if self.total:
+        if self.total or at_once:
             self._print(text)
 
     def describe(
@@ -244,7 +247,7 @@ class TerminalView(RunView):
         self._end: Text | None = None
         self._drawn_s = -REDRAW_S
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, at_once: bool = False) -> None:
         super().say(text)
         self._draw()
 

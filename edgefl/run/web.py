@@ -74,9 +74,9 @@ class _PageView(RunView):
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[Any]
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, at_once: bool = False) -> None:
         super().say(text)
-        self._view.say(text)
+        self._view.say(text, at_once=at_once)
         self._tell(control.Said(text))
 
     def describe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,7 @@ from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
 from edgefl.parameters.update_format import FORMATS
 from edgefl.run.assessor import Assessor
-from edgefl.run.control import Prepared
+from edgefl.run.control import Fingerprint, Prepared
 from edgefl.run.messages import ClientScores
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
@@ -107,6 +108,8 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
 
 
 MEASURED_TRIPS = 5
+SAMPLED_EXAMPLES = 1000
+"""Examples whose inputs a fingerprint is made of, about."""
 CACHE_BYTES = 64 * 2**20
 """More than the caches of a core hold."""
 
@@ -288,6 +291,18 @@ class Workload:
         """The client's process has ended: whatever it was sending, it sends no more."""
         if self.cells is not None:
             self.cells.gone(client)
+
+    def fingerprint(self) -> Fingerprint:
+        """Digests of the data, their split and the first model, and of a trip's training; the model stays."""
+        data, first = hashlib.sha256(), self.flat.array.copy()
+        every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
+        for part in (self.data.train_x[::every], self.data.train_y, *self._rows, first):
+            data.update(np.ascontiguousarray(part).tobytes())
+        client = self._largest()
+        self.train(client, 0, None)
+        trained = hashlib.sha256(self.flat.array.tobytes()).hexdigest()
+        np.copyto(self.flat.array, first)
+        return Fingerprint(data.hexdigest(), trained)
 
     def prepared(self) -> Prepared:
         """Run a few training steps, restore the model, and say what this workload is and costs."""

@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from edgefl import kernels
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.limits.confinement import ClientLimits, Enforcement
@@ -96,12 +98,19 @@ class Zygote:
                     kernels.backend()
                     self._enforcement = message.enforcement
                     self._workload = self._make_workload(experiment, clients, Path(base))
-                    self._channel.send(self._workload.prepared())
+                    prepared = self._workload.prepared()
+                    if message.nodes:
+                        fingerprint = self._workload.fingerprint()
+                        prepared = msgspec.structs.replace(prepared, fingerprint=fingerprint)
+                    self._channel.send(prepared)
                 except EdgeflError as error:
                     self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
-            case control.Adopt(initialise=initialise):
+            case control.Adopt(initialise=initialise, shape=shape):
                 assert self._workload is not None
-                self._buffer = ParameterBuffer.attach(self._channel.descriptor())
+                if shape is None:
+                    self._buffer = ParameterBuffer.attach(self._channel.descriptor())
+                else:
+                    self._buffer = ParameterBuffer.create(shape, sparse=True)
                 if initialise:
                     self._buffer.model(0)[:] = self._workload.flat.whole
                     self._buffer.publish(version=0, entry=0)

@@ -21,6 +21,7 @@ import psutil
 from torch import nn
 
 HERE = Path(__file__).parent
+SIGNALS = {"kill it": signal.SIGKILL, "interrupt it": signal.SIGINT}
 
 
 class Disturbed(nn.Sequential):
@@ -42,12 +43,16 @@ def disturb(file):
         file.rename(mine)
     except FileNotFoundError:  # the other worker was faster
         return
-    deed = mine.read_text()
+    deed, _, whose = mine.read_text().partition(" of ")
     if deed == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    leader = psutil.Process(os.getsid(0))
+    leader = psutil.Process(int(whose or os.getsid(0)))
+    if deed in SIGNALS:
+        leader.send_signal(SIGNALS[deed])
+        return
     name = "edgefl-" + deed.removeprefix("kill the ") if deed != "interrupt" else "edgefl-server"
-    process = next(process for process in leader.children() if process.name() == name)
+    children = leader.children(recursive=bool(whose))
+    process = next(process for process in children if process.name() == name)
     if deed == "interrupt":
         os.killpg(0, signal.SIGINT)
     else:
@@ -67,7 +72,11 @@ def made_in(folder: Path) -> Model:
 
 
 def plan(folder: Path, deeds: dict[int, str]) -> None:
-    """What the first worker does that gets to its so-many-th step: die, interrupt, kill server or zygote."""
+    """What the first worker does that gets to its so-many-th step: die, interrupt, kill the server or zygote.
+
+    Or kill, or interrupt, the one process that leads its session. With " of PID" that process is meant, or the
+    server that it has started.
+    """
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)
 

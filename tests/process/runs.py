@@ -83,7 +83,11 @@ class Command:
     """``edgefl`` as a user starts it: a process in a group of its own."""
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, before: list[str] | None = None
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        before: list[str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         self.process = subprocess.Popen(
             [*(before or []), sys.executable, "-m", "edgefl", *arguments],
@@ -92,6 +96,7 @@ class Command:
             text=True,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
+            cwd=cwd,
         )
 
     @classmethod

@@ -21,9 +21,9 @@ from edgefl import Data, Experiment, Fleet, Model, Server, Stop, Training, exper
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Joined, Release, Sum, Summed, Train
 from edgefl.parameters.buffer import ParameterBuffer, blocks
+from edgefl.run.demands import fleet_of, shape_of
 from edgefl.run.engine import taken
 from edgefl.run.slots import Aggregator
-from edgefl.run.supervisor import fleet_of, shape_of
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.seeds import stream

@@ -1,0 +1,80 @@
+"""``edgefl serve``: a run whose clients are on nodes; ``edgefl join``: this process is a node of a run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.cli import run
+from edgefl.errors import ConfigError
+from edgefl.terminal import say
+
+Bind = Annotated[str, typer.Option(metavar="tcp://HOST:PORT", help="Where nodes join; * is any free port.")]
+KeysFolder = Annotated[
+    Path | None, typer.Option("--keys", metavar="DIR", help="Keys of the server and of those that may join.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let in anybody who reaches the address, and trust them.")
+]
+Wanted = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Begin once so many have joined.")]
+
+
+def add(app: typer.Typer) -> None:
+    for command in (serve, join):
+        app.command()(command)
+
+
+def serve(
+    file: run.ExperimentFile,
+    bind: Bind,
+    keys: KeysFolder = None,
+    nodes: Wanted = 1,
+    insecure: Insecure = False,
+    set_: run.Changes = None,
+    unset: run.UnsetKeys = None,
+    clock: run.ClockKind = None,
+    seed: run.Seed = None,
+    out: run.Out = None,
+    accept_invalid: run.AcceptInvalid = False,
+    web: run.Web = False,
+    web_port: run.WebPort = None,
+    quiet: run.Quiet = False,
+) -> int:
+    """Run one experiment on nodes that join it: see edgefl join."""
+    from edgefl import config
+    from edgefl.run.nodes import opened
+
+    run.require_torch()
+    experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
+    with opened(bind, keys, nodes, insecure=insecure) as door:
+        if not quiet:
+            say(
+                f"edgefl: nodes join with: edgefl join {door.address}{' --key NAME.key' if keys else ''}",
+                err=True,
+            )
+        return run.carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, door)
+
+
+def join(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The run's, tcp://HOST:PORT.")],
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="This host's key: edgefl keygen.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Workers to host under the virtual clock; default: the usable cores."),
+    ] = None,
+) -> None:
+    """Host clients or workers of a run that was started with edgefl serve, until it is over."""
+    from edgefl.run import keys, node
+
+    run.require_torch()
+    if not address.startswith("tcp://"):
+        raise ConfigError(f"address must be tcp://HOST:PORT (got {address!r})")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    outcome = node.join(address, None if key is None else keys.read(key), workers=workers)
+    say(f"the run is over{f': {outcome}' if outcome else ''}")

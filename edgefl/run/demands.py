@@ -1,0 +1,96 @@
+"""The demands of an experiment on a run: whether it can be done, its clients, and the shape of its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgefl import config, kernels
+from edgefl.devices.fleet import ClientInfo
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.parameters.buffer import Shape, blocks, ring_entries
+from edgefl.results.tail import TAIL_BYTES
+from edgefl.run.slots import ENTRIES_NOT_LENT
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
+
+
+def checked(experiment: Experiment, base: Path) -> Experiment:
+    """The experiment, complete. Raises `ConfigError` where it cannot be done, whatever its data are."""
+    experiment = config.validate(experiment, base)
+    clients = fleet_of(experiment)
+    strategy = resolve(experiment.strategy, [base])
+    strategy.check(len(clients))
+    if experiment.fleet.cells is not None and type(strategy).until is not Strategy.until:
+        raise ConfigError(
+            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
+            "instant wherever they are"
+        )
+    if experiment.fleet.cells is not None and strategy.transfers_apart:
+        raise ConfigError(
+            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose clients train "
+            "while their links work"
+        )
+    _check_private(experiment, strategy, len(clients))
+    kernels.backend(experiment.server.kernel_backend)
+    return experiment
+
+
+def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> None:
+    """Raise `ConfigError` where ``[privacy]`` would promise what the run does not keep."""
+    rules, name = experiment.privacy, experiment.strategy["name"]
+    if rules is None:
+        return
+    vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
+    most = None if vectors else strategy.max_weight(clients)
+    if most is None:
+        raise ConfigError(
+            f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
+            "without normalize, or fedavg, fedavgm and their like with weighting = 'uniform'"
+        )
+    if rules.min_separation * strategy.max_held(clients) > clients:
+        raise ConfigError(
+            f"privacy.min_separation must be at most {clients // strategy.max_held(clients)} for {clients} "
+            f"clients and {strategy.max_held(clients)} updates a version, got {rules.min_separation}"
+        )
+    clock, durability = experiment.clock.kind, experiment.server.durability
+    if rules.noise_multiplier and rules.noise == "secure" and (clock, durability) == ("wall", "memory"):
+        raise ConfigError(
+            "server.durability must be 'disk' for secure noise under the wall clock (else a run that is "
+            "killed and resumed makes versions again that clients have seen), got 'memory'"
+        )
+
+
+def fleet_of(experiment: Experiment) -> list[ClientInfo]:
+    """Returns the clients of an experiment, numbered in the order of its profiles."""
+    fleet = experiment.fleet
+    assert isinstance(fleet.devices, dict)
+    clients: list[ClientInfo] = []
+    for profile, count in fleet.devices.items():
+        network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
+        clients += [ClientInfo(len(clients) + i, profile, network) for i in range(count)]
+    return clients
+
+
+def shape_of(
+    experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int | None = None
+) -> Shape:
+    """Returns the shape of the parameter buffer that a run needs for a model of ``size`` parameters."""
+    server, whole = experiment.server, blocks(size, len(strategy.vectors))[-1].stop
+    rounded = server.update_format != "float32" and strategy.upload == "delta"
+    vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
+    if ring is None:
+        ring = ring_entries(whole, vectors)
+        if strategy.measures:  # every running task's version stays
+            ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
+    kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
+    return Shape(
+        size=whole,
+        ring=ring,
+        slots=strategy.slots(clients),
+        vectors=vectors,
+        format=server.update_format,
+        clients=clients if kept else 0,
+        kept=kept,
+        tail=TAIL_BYTES if experiment.clock.kind == "wall" and server.durability == "memory" else 0,
+    )

@@ -1,0 +1,192 @@
+"""A node: a process that joins a run by its door and hosts clients or workers of it, as forks of its zygote.
+
+It passes on what supervisor and zygote say to each other. Whatever ends it ends what it hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from edgefl.errors import ConfigError, RunError
+from edgefl.limits.capacity import host
+from edgefl.limits.confinement import enforced
+from edgefl.processes import usable_cores
+from edgefl.run import control, keys
+from edgefl.run.channel import Channel, Closed
+from edgefl.run.door import CallerSocket
+from edgefl.run.nodes import encode, software
+from edgefl.run.process import start_process
+from edgefl.run.sockets import Full
+
+REACH_S = 60.0
+"""Seconds that a node tries to get in."""
+GRACE_S = 10.0
+"""Time that the zygote is given to leave before it is killed."""
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+)  # fmt: skip
+_decoder = msgspec.msgpack.Decoder(list[control.ToNode])
+
+
+def join(address: str, key: keys.Key | None = None, *, workers: int | None = None) -> str:
+    """Host peers for the run behind ``address`` until it is over; returns how it ended, "" if it was done.
+
+    ``workers`` (default: the usable cores) are hosted under the virtual clock; clients under the wall clock
+    are as many as this host can carry of them. User's own modules are looked for in the working directory.
+
+    Raises `ConfigError` where the run does not take this node, `RunError` where the run cannot be reached or
+    its supervisor is gone.
+    """
+    if key is None:
+        key = keys.Key("", os.urandom(32), keys.public(keys.OPEN))
+    with contextlib.ExitStack() as stack:
+        return _Node(address, key, workers or usable_cores(), stack).run()
+
+
+class _Line(CallerSocket):
+    """The connection to the run's door, which tells when it breaks: what was on the way then is lost."""
+
+    def __init__(self, address: str, key: keys.Key) -> None:
+        super().__init__(address, key.secret, key.server)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self.inside = False
+
+    def broke(self) -> bool:
+        """Returns True if the connection was there and is no more. `ConfigError` if the key is not known."""
+        while self._monitor.poll(0):
+            event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.inside = True
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise ConfigError("the run does not let in this key")
+            elif self.inside:
+                return True
+        return False
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        super().close()
+
+
+class _Node:
+    def __init__(self, address: str, key: keys.Key, workers: int, stack: contextlib.ExitStack) -> None:
+        self._address, self._stack = address, stack
+        self._line = _Line(address, key)
+        stack.callback(self._line.close)
+        self._outbox: list[control.FromNode] = [
+            control.Join(host=host(), software=software(), workers=workers)
+        ]
+        self._zygote: Channel[control.FromZygote] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._until_s = time.monotonic() + REACH_S
+
+    def run(self) -> str:
+        try:
+            while (over := self._turn()) is None:
+                pass
+            self._end_zygote()
+            self._line.send([encode([control.Left()])])
+            return over.outcome
+        except BaseException as error:
+            if not isinstance(error, ConfigError) or self._zygote is not None:
+                self._say_farewell(str(error) or "interrupted")
+            raise
+        finally:
+            self._end_zygote()
+
+    def _turn(self) -> control.Over | None:
+        """Hear and pass on what is said; the end of the run, once it is there."""
+        self._send()
+        self._line.wait(20 if self._outbox else 1000)
+        broke = self._line.broke()
+        for message in self._told():
+            if isinstance(message, control.Over):
+                return message
+            self._carry_out(message)
+        if broke:
+            raise RunError("the run's process is gone, or the connection to it broke")
+        if not self._line.inside and time.monotonic() > self._until_s:
+            raise RunError(f"{self._address}: no run answers there, or not to this key")
+        self._pass_on()
+        return None
+
+    def _send(self) -> None:
+        if self._outbox:
+            with contextlib.suppress(Full):
+                self._line.send([encode(self._outbox)])
+                self._outbox = []
+
+    def _told(self) -> Iterator[control.ToNode]:
+        while (frames := self._line.receive()) is not None:
+            yield from _decoder.decode(frames[0])
+
+    def _carry_out(self, message: control.ToNode) -> None:
+        match message:
+            case control.Refused():
+                raise ConfigError(f"the run does not take this node: {message.message}")
+            case control.Prepare():
+                enforcement = self._stack.enter_context(enforced(message.experiment))
+                self._start_zygote()
+                message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
+            case control.Spawn(address=address):  # it may call itself 0.0.0.0, or be behind a tunnel
+                port = address.rpartition(":")[2]
+                where = self._address.rpartition(":")[0]
+                message = msgspec.structs.replace(message, address=f"{where}:{port}")
+        if self._zygote is not None and not isinstance(message, control.Alive):
+            self._zygote.tell(message)
+
+    def _start_zygote(self) -> None:
+        environment, module = dict(os.environ), "edgefl.run.zygote"
+        self._child, self._zygote = start_process("edgefl.run.child", control.FromZygote, environment, module)
+        self._line.watch(self._zygote.fileno())
+
+    def _pass_on(self) -> None:
+        """Tell the supervisor what the zygote says. Raises where that cannot go on."""
+        if self._zygote is None:
+            return
+        try:
+            for message in self._zygote.receive_ready():
+                if isinstance(message, control.Refused):
+                    raise (ConfigError if message.config else RunError)(message.message)
+                if isinstance(message, control.Prepared):
+                    assert message.fingerprint is not None
+                    self._outbox.append(control.Agreed(message.fingerprint, message.host_step_s))
+                else:
+                    self._outbox.append(message)
+        except Closed:
+            raise RunError(f"the zygote process {self._how_it_ended()}") from None
+
+    def _how_it_ended(self) -> str:
+        assert self._child is not None
+        try:
+            code = self._child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its channel"
+        return f"ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+
+    def _say_farewell(self, why: str) -> None:
+        """Tell the supervisor that this node is gone, if it hears."""
+        with contextlib.suppress(Full):
+            self._line.send([encode([control.Refused(why, config=False)])])
+
+    def _end_zygote(self) -> None:
+        """Wait for the zygote to leave, and with it all that it has forked."""
+        if self._zygote is None or self._child is None:
+            return
+        self._zygote.close()
+        try:
+            self._child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()

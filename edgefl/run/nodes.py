@@ -1,0 +1,345 @@
+"""The nodes of a run: processes, on this host or others, whose zygotes host its clients or workers.
+
+A run with a door has none of its own. The supervisor keeps the door, and has here who has joined, who hosts
+which peer, and who is lost. A node (`edgefl.run.node`) loads data and model itself; it is taken only if it
+then holds the same, and makes the same of it where that matters for the run's bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment
+from edgefl.limits.capacity import Host
+from edgefl.parameters.buffer import Shape
+from edgefl.results.tables import many
+from edgefl.run import control, keys
+from edgefl.run.door import Door
+from edgefl.run.sockets import Full, Unreachable
+from edgefl.terminal import say
+
+ALIVE_MS = 1000
+"""Milliseconds between two looks whether the nodes are there."""
+GRACE_S = 15.0
+"""Time that the nodes are given to end what they host: more than each gives its zygote."""
+MOST_BYTES = 4 * 2**20
+"""Of what a node says at once."""
+BITS = ("python", "torch", "numpy")
+"""What the bits of a training depend on besides edgefl itself."""
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_ADDRESS = re.compile(r"tcp://(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):(\d{1,5}|\*)")
+_decoder = msgspec.msgpack.Decoder(list[control.FromNode])
+encode = msgspec.msgpack.encode
+
+
+def software() -> dict[str, str]:
+    """The versions that a run's nodes must agree in."""
+    found = {"python": platform.python_version()}
+    for name in ("edgefl", "torch", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def on_nodes(experiment: Experiment) -> Experiment:
+    """The experiment as it runs on nodes: numbers go over the wire. `ConfigError` where it cannot."""
+    if experiment.fleet.cells is not None and experiment.clock.kind == "wall":
+        raise ConfigError("fleet.cells: not on nodes under the wall clock: a cell's phones share one host")
+    server = msgspec.structs.replace(experiment.server, transport="wire")
+    return msgspec.structs.replace(experiment, server=server)
+
+
+@contextlib.contextmanager
+def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = False) -> Iterator[Nodes]:
+    """A door for a run, whose keys are in ``folder``; shut at the end.
+
+    Raises `ConfigError` for keys that are none, and where anybody on the network could come in.
+    """
+    address = _ADDRESS.fullmatch(bind)
+    if address is None:
+        raise ConfigError(f"--bind: must be tcp://HOST:PORT, or tcp://HOST:* for any port (got {bind!r})")
+    if folder is None and address["host"] not in LOOPBACK:
+        if not insecure:
+            raise ConfigError(
+                f"--bind {bind}: anybody who reaches it could join and run code in its clients' place; give "
+                "--keys DIR (edgefl keygen DIR NAME makes them), or --insecure"
+            )
+        say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
+    nodes = Nodes(bind, None if folder is None else keys.read_server(folder), wanted)
+    try:
+        yield nodes
+    finally:
+        nodes.close("interrupted")
+
+
+@dataclass(eq=False)
+class Node:
+    """A process that has joined."""
+
+    name: str
+    host: Host
+    workers: int
+    host_step_s: float = 0.0
+    """CPU seconds of a training step there; 0 until it has agreed."""
+    peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
+    """The peers that it hosts, with their epochs."""
+    cleared: int = 0
+    outbox: deque[control.ToNode] = field(default_factory=deque)
+
+    @property
+    def agreed(self) -> bool:
+        return self.host_step_s > 0.0
+
+
+class Nodes:
+    """The door at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port), and who has come in by it.
+
+    ``known`` are its own secret key and the public keys of those that may join, by name; without it anybody
+    may. A run waits for the first ``wanted`` nodes. Use it for one run.
+    Raises `RunError` where the address cannot be had.
+    """
+
+    def __init__(self, bind: str, known: tuple[bytes, dict[str, bytes]] | None, wanted: int = 1) -> None:
+        secret, joiners = known or (keys.OPEN, {})
+        self._door = Door(bind, secret, MOST_BYTES, anyone=known is None)
+        for name, key in joiners.items():
+            self._door.admit(name.encode(), key)
+        self.wanted, self._bind = wanted, bind
+        self.say: Callable[[str], None] = lambda _: None
+        """Tells the user what goes on."""
+        self._nodes: dict[str, Node] = {}
+        self._homeless: list[control.Spawn] = []
+        """Peers for which there is no node."""
+        self._prepare: control.Prepare | None = None
+        self._expected: control.Fingerprint | None = None
+        self._same_bits = False
+        self._waiting: dict[str, control.Agreed] = {}
+        """Nodes that have loaded everything before this host has."""
+        self._adopt: control.Adopt | None = None
+        self._clearing = 0
+        self._look_s = 0.0
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._door.address
+
+    @property
+    def for_peers(self) -> str:
+        """The address of the server's own door: on the next port, or on any if this one's was any."""
+        where, _, port = self._bind.rpartition(":")
+        return f"{where}:{int(port) + 1 if port.isdecimal() else '*'}"
+
+    @property
+    def agreed(self) -> list[Node]:
+        """The nodes that can host peers."""
+        return [node for node in self._nodes.values() if node.agreed]
+
+    # ---- the supervisor's turns -----------------------------------------------------------------
+
+    def watch(self, fd: int) -> None:
+        """Have `wait` end when this descriptor is ready."""
+        self._door.watch(fd)
+
+    def wait(self, timeout_ms: int | None) -> None:
+        """Send what is to be sent, then wait until somebody says something, for a second at most."""
+        late = any(not self._send(node) for node in self._nodes.values())
+        most_ms = 20 if late else ALIVE_MS
+        self._door.wait(most_ms if timeout_ms is None else min(timeout_ms, most_ms))
+
+    def heard(self) -> Iterator[control.FromNodes]:
+        """What the nodes have said, and their ends, as far as the run is concerned."""
+        for name, frames in self._door.receive():
+            try:
+                said = _decoder.decode(frames[0])
+            except (msgspec.DecodeError, IndexError):
+                yield from self._lose(name.decode(), "it sent what is no message")
+                continue
+            for message in said:
+                yield from self._heard(name.decode(), message)
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + ALIVE_MS / 1000
+            for node in [node for node in self._nodes.values() if not self._is_there(node)]:
+                yield from self._lose(node.name, "its connection broke")
+
+    def _is_there(self, node: Node) -> bool:
+        try:
+            self._door.send(node.name.encode(), [encode([control.Alive()])])
+        except Full:
+            pass
+        except Unreachable:
+            return False
+        return True
+
+    def _send(self, node: Node) -> bool:
+        """Send a node what it is to be told; False if it has not taken what was sent before."""
+        if node.outbox:
+            try:
+                self._door.send(node.name.encode(), [encode(list(node.outbox))])
+            except Full:
+                return False
+            except Unreachable:
+                pass  # the next look finds that
+            node.outbox.clear()
+        return True
+
+    def _heard(self, name: str, message: control.FromNode) -> Iterator[control.FromNodes]:
+        if isinstance(message, control.Join):
+            yield from self._lose(name, "it joined again")
+            self._join(name, message)
+            return
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        match message:
+            case control.Agreed():
+                self._waiting[name] = message
+                yield from self._compare()
+            case control.Departed(role=role, peer=peer, epoch=epoch):
+                if node.peers.get((role, peer)) == epoch:
+                    del node.peers[role, peer]
+                    yield message
+            case control.Cleared(restarts=restarts):
+                node.cleared = restarts
+                yield from self._all_clear()
+            case control.Refused():
+                yield from self._lose(name, message.message)
+            case control.Left():
+                del self._nodes[name]
+
+    # ---- who comes and goes ---------------------------------------------------------------------
+
+    def _join(self, name: str, join: control.Join) -> None:
+        here, names = software(), ("edgefl", *(BITS if self._same_bits else ()))
+        differ = [f"{what} {join.software.get(what)}, here {here[what]}" for what in names
+                  if join.software.get(what) != here[what]]  # fmt: skip
+        if differ:
+            self._refuse(name, f"it has {'; '.join(differ)}")
+            return
+        self._nodes[name] = node = Node(name, Host(*join.host), join.workers)
+        if self._prepare is not None:
+            node.outbox.append(self._prepare)
+        self.say(f"node {name} joined: {many(node.host.cores, 'core')}, {node.host.cpu}")
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Turn a node away, with the reason."""
+        self._nodes.pop(name, None)
+        self._waiting.pop(name, None)
+        self.say(f"node {name} was turned away: {why}")
+        with contextlib.suppress(Full, Unreachable):
+            self._door.send(name.encode(), [encode([control.Refused(why, config=True)])])
+
+    def _compare(self) -> Iterator[control.FromNodes]:
+        """Take the nodes that hold what this host holds, as soon as that is known."""
+        if self._expected is None:
+            return
+        for name, said in list(self._waiting.items()):
+            del self._waiting[name]
+            if said.fingerprint.data != self._expected.data:
+                self._refuse(name, "its data, their split or its first model are others than here")
+            elif self._same_bits and said.fingerprint.training != self._expected.training:
+                self._refuse(name, "its training makes other bits than here (another kind of CPU?)")
+            else:
+                self._take(self._nodes[name], said)
+                yield control.Gathered(len(self.agreed))
+
+    def _take(self, node: Node, said: control.Agreed) -> None:
+        node.host_step_s, node.cleared = said.host_step_s, self._clearing
+        if self._adopt is not None:
+            node.outbox.append(self._adopt)
+            homeless, self._homeless = self._homeless, []
+            for spawn in homeless:
+                self.spawn(spawn)
+
+    def _lose(self, name: str, why: str) -> Iterator[control.FromNodes]:
+        """A node is gone, and with it all that it hosts."""
+        self._waiting.pop(name, None)
+        if (node := self._nodes.pop(name, None)) is None:
+            return
+        self.say(f"node {name} is lost: {why}")
+        for (role, peer), epoch in node.peers.items():
+            yield control.Departed(role, peer, epoch, f"node {name} is lost: {why}")
+        yield from self._all_clear()
+
+    def _all_clear(self) -> Iterator[control.FromNodes]:
+        if self._clearing and all(node.cleared == self._clearing for node in self.agreed):
+            yield control.Cleared(self._clearing)
+
+    # ---- what the supervisor has them do --------------------------------------------------------
+
+    def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
+        """Have each node, now or when it joins, load data and model; ``same_bits`` if training must agree."""
+        self._prepare, self._same_bits = message, same_bits
+
+    def expect(self, fingerprint: control.Fingerprint | None) -> Iterator[control.FromNodes]:
+        """Learn what the nodes must hold."""
+        self._expected = fingerprint
+        yield from self._compare()
+
+    def adopt(self, shape: Shape) -> None:
+        """Have the nodes make their buffers: they host peers from now on."""
+        self._adopt = control.Adopt(initialise=False, shape=shape)
+        for node in self.agreed:
+            node.outbox.append(self._adopt)
+
+    def spawn(self, spawn: control.Spawn) -> None:
+        """Start a peer on the node that has the fewest for what it can carry; or wait for a node."""
+        if not (nodes := self.agreed):
+            self._homeless.append(spawn)
+            self.say("no node is left: waiting for one to join")
+            return
+        node = min(nodes, key=lambda node: ((len(node.peers) + 1) / self._weight(node), node.name))
+        node.peers[spawn.role, spawn.peer] = spawn.epoch
+        node.outbox.append(spawn)
+
+    def _weight(self, node: Node) -> float:
+        return node.workers if self._same_bits else node.host.cores / node.host_step_s
+
+    def expel(self, message: control.Expel) -> control.Departed | None:
+        """Have a peer's process ended; its end at once if there is none."""
+        who = message.role, message.peer
+        for spawn in [one for one in self._homeless if (one.role, one.peer) == who]:
+            self._homeless.remove(spawn)
+            return control.Departed(*who, message.epoch, "no node was there to run it")
+        for node in self._nodes.values():
+            if node.peers.get(who) == message.epoch:
+                node.outbox.append(message)
+        return None
+
+    def clear(self, restarts: int) -> Iterator[control.FromNodes]:
+        """Have all peers ended: their server is gone."""
+        self._clearing = restarts
+        self._homeless.clear()
+        for node in self.agreed:
+            node.peers.clear()
+            node.outbox.append(control.Clear(restarts))
+        yield from self._all_clear()
+
+    def close(self, outcome: str = "") -> None:
+        """Have the nodes end what they host, as the run is over, and shut the door."""
+        if self._closed:
+            return
+        self._closed, self._clearing = True, 0
+        for node in self._nodes.values():
+            node.outbox.append(control.Over(outcome))
+        until_s = time.monotonic() + GRACE_S
+        try:
+            while self._nodes and time.monotonic() < until_s:
+                self.wait(None)
+                for _ in self.heard():
+                    pass  # nobody is told any more
+        finally:
+            self._door.close()

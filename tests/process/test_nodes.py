@@ -1,0 +1,152 @@
+"""Runs whose workers and clients are on nodes: other processes, which join by a door and may be killed."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import edgefl
+from edgefl import Experiment
+from edgefl.results.result import Result
+from edgefl.run import supervisor
+from edgefl.run.nodes import Nodes, opened
+
+from .disturbed import left, made_in, plan
+from .runs import Command, incidents, virtual
+
+pytestmark = pytest.mark.timeout(300)
+ANY = "tcp://127.0.0.1:*"
+
+
+def join(address: str, folder: Path, workers: int = 1) -> Command:
+    """A node whose modules are in this folder."""
+    return Command("join", address, "--workers", str(workers), cwd=folder)
+
+
+def serve(wanted: Experiment, folder: Path, nodes: Nodes) -> Result:
+    return supervisor.run(wanted, folder, quiet=True, base=folder.parent, nodes=nodes)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model that this experiment ends with on one host."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        figures = edgefl.run(virtual(1, model=made_in(folder)), folder / "run").summary()
+    return str(figures["model_sha256"])
+
+
+def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> None:
+    wanted = virtual(model=made_in(tmp_path))
+    plan(tmp_path, {20: "kill it"})
+    with opened(ANY, None, 2) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(2)]
+        figures = serve(wanted, tmp_path / "run", nodes).summary()
+    assert left(tmp_path) == []
+    assert sorted(command.finish()[0] for command in joined) == [-9, 0]
+    assert figures["model_sha256"] == alone
+    (lost,) = incidents(tmp_path / "run", "death")
+    assert "is lost: its connection broke" in lost.detail
+
+
+@pytest.mark.slow
+def test_whatever_ends_a_node_the_other_goes_on(alone: str, tmp_path: Path) -> None:
+    """Its zygote is killed, or somebody presses Ctrl-C; a worker that is killed is replaced where it was."""
+    wanted = virtual(4, model=made_in(tmp_path))
+    with opened(ANY, None, 3) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(3)]
+        plan(tmp_path, {4: "die", 8: "kill the zygote", 16: "interrupt it"})
+        figures = serve(wanted, tmp_path / "run", nodes).summary()
+    assert left(tmp_path) == []
+    ends = {code: err for code, _, err in (command.finish() for command in joined)}
+    assert sorted(ends) == [0, 1, 130]
+    assert "the zygote process ended early (signal 9)" in ends[1]
+    assert figures["model_sha256"] == alone
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_replaced_and_its_nodes_stay(alone: str, tmp_path: Path) -> None:
+    plan(tmp_path, {12: f"kill the server of {os.getpid()}"})
+    with opened(ANY, None, 2) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(2)]
+        figures = serve(virtual(model=made_in(tmp_path)), tmp_path / "run", nodes).summary()
+    assert left(tmp_path) == []
+    assert [command.finish()[0] for command in joined] == [0, 0]
+    assert figures["model_sha256"] == alone
+    assert len(incidents(tmp_path / "run", "restart")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("deed", "codes", "says"), [
+    ("kill it", (-9, 1), "the run's process is gone"),
+    ("interrupt it", (130, 0), ""),
+])  # fmt: skip
+def test_nodes_end_with_the_run_and_it_is_resumed_on_others(
+    alone: str, deed: str, codes: tuple[int, int], says: str, tmp_path: Path
+) -> None:
+    run, node = codes
+    file = Command.write(virtual(model=made_in(tmp_path)), tmp_path / "run")
+    command = Command("serve", str(file), "--bind", ANY, "--out", str(tmp_path / "run"), "--nodes", "2")
+    plan(tmp_path, {12: f"{deed} of {command.process.pid}"})
+    address = read_address(command)
+    for joined in [join(address, tmp_path) for _ in range(2)]:
+        code, _, err = joined.finish()
+        assert (code, says in err) == (node, True)
+    assert command.finish()[0] == run
+    with opened(ANY, None, 1) as nodes:
+        joined = join(nodes.address, tmp_path)
+        figures = supervisor.resume(tmp_path / "run", quiet=True, nodes=nodes).summary()
+    joined.ends(0)
+    assert figures["model_sha256"] == alone
+
+
+def read_address(command: Command) -> str:
+    """The address that a run's nodes come to, from the line that says so."""
+    assert command.process.stderr is not None
+    line = command.process.stderr.readline()
+    assert "edgefl join tcp://" in line
+    return line.split()[-1]
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_when_all_are_gone_takes_their_workers(alone: str, tmp_path: Path) -> None:
+    plan(tmp_path, {12: "kill it"})
+    with opened(ANY, None, 1) as nodes:
+        first = join(nodes.address, tmp_path, workers=2)
+        others: list[Command] = []
+
+        def later() -> None:
+            first.process.wait()
+            others.append(join(nodes.address, tmp_path, workers=2))
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(later)
+            figures = serve(virtual(model=made_in(tmp_path)), tmp_path / "run", nodes).summary()
+    assert first.finish()[0] == -9
+    others[0].ends(0)
+    assert figures["model_sha256"] == alone
+
+
+@pytest.mark.slow
+def test_a_node_that_holds_something_else_is_turned_away_in_one_line(tmp_path: Path) -> None:
+    """Another model; and none at all, where the run's module is not there."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        made_in(tmp_path / folder)
+    file = tmp_path / "there" / "disturbed_model.py"
+    file.write_text(file.read_text().replace("nn.ReLU()", "nn.Tanh()"))
+    (tmp_path / "nothing").mkdir()
+    wanted = virtual(model=made_in(tmp_path / "here"))
+    with opened(ANY, None, 1) as nodes:
+        other, none = join(nodes.address, tmp_path / "there"), join(nodes.address, tmp_path / "nothing")
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(serve, wanted, tmp_path / "here" / "run", nodes)
+            other.ends(2, "the run does not take this node", "other bits")
+            none.ends(2, "disturbed_model")
+            good = join(nodes.address, tmp_path / "here")
+            assert running.result().summary()["versions"] == 12
+    good.ends(0)
