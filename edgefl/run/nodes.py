@@ -25,7 +25,7 @@ from edgefl.limits.capacity import Host
 from edgefl.parameters.buffer import Shape
 from edgefl.results.tables import many
 from edgefl.run import control, keys
-from edgefl.run.door import Door
+from edgefl.run.door import DoorSocket
 from edgefl.run.sockets import Full, Unreachable
 from edgefl.terminal import say
 
@@ -114,7 +114,7 @@ class Nodes:
 
     def __init__(self, bind: str, known: tuple[bytes, dict[str, bytes]] | None, wanted: int = 1) -> None:
         secret, joiners = known or (keys.OPEN, {})
-        self._door = Door(bind, secret, MOST_BYTES, anyone=known is None)
+        self._door = DoorSocket(bind, secret, MOST_BYTES, anyone=known is None)
         for name, key in joiners.items():
             self._door.admit(name.encode(), key)
         self.wanted, self._bind = wanted, bind
@@ -170,6 +170,8 @@ class Nodes:
                 continue
             for message in said:
                 yield from self._heard(name.decode(), message)
+        if (endless := self._door.endless()) is not None:
+            yield from self._lose(endless.decode(), "it sent a message without an end")
         if time.monotonic() >= self._look_s:
             self._look_s = time.monotonic() + ALIVE_MS / 1000
             for node in [node for node in self._nodes.values() if not self._is_there(node)]:

@@ -74,8 +74,8 @@ def made_in(folder: Path) -> Model:
 def plan(folder: Path, deeds: dict[int, str]) -> None:
     """What the first worker does that gets to its so-many-th step: die, interrupt, kill the server or zygote.
 
-    Or kill, or interrupt, the one process that leads its session. With " of PID" that process is meant, or the
-    server that it has started.
+    Or kill, or interrupt, the one process that leads its session. With " of PID" that process is meant, or
+    the server that it has started.
     """
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)
