@@ -233,12 +233,12 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     outcome: str
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
+class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
     """Everything has ended there, as the run is over: node → supervisor."""
 
 
 ToNode = ToZygote | Alive | Over | Refused
-FromNode = Join | Agreed | Adopted | Spawned | Departed | Cleared | Refused | Left
+FromNode = Join | Agreed | Adopted | Spawned | Departed | Cleared | Refused | NodeEnded
 
 # ---- nodes → supervisor's loop -----------------------------------------------------------------
 

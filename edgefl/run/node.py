@@ -52,7 +52,7 @@ def join(address: str, key: keys.Key | None = None, *, workers: int | None = Non
         return _Node(address, key, workers or usable_cores(), stack).run()
 
 
-class _Line(CallerSocket):
+class _NodeSocket(CallerSocket):
     """The connection to the run's door, which tells when it breaks: what was on the way then is lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
@@ -82,7 +82,7 @@ class _Line(CallerSocket):
 class _Node:
     def __init__(self, address: str, key: keys.Key, workers: int, stack: contextlib.ExitStack) -> None:
         self._address, self._stack = address, stack
-        self._line = _Line(address, key)
+        self._line = _NodeSocket(address, key)
         stack.callback(self._line.close)
         self._outbox: list[control.FromNode] = [
             control.Join(host=host(), software=software(), workers=workers)
@@ -96,7 +96,7 @@ class _Node:
             while (over := self._turn()) is None:
                 pass
             self._end_zygote()
-            self._line.send([encode([control.Left()])])
+            self._line.send([encode([control.NodeEnded()])])
             return over.outcome
         except BaseException as error:
             if not isinstance(error, ConfigError) or self._zygote is not None:

@@ -219,7 +219,7 @@ class Nodes:
                 yield from self._all_clear()
             case control.Refused():
                 yield from self._lose(name, message.message)
-            case control.Left():
+            case control.NodeEnded():
                 del self._nodes[name]
 
     # ---- who comes and goes ---------------------------------------------------------------------
