@@ -161,7 +161,7 @@ class Nodes:
         self._door.wait(most_ms if timeout_ms is None else min(timeout_ms, most_ms))
 
     def heard(self) -> Iterator[control.FromNodes]:
-        """What the nodes have said, and their ends, as far as the run is concerned."""
+        """Yields the words of the nodes, and their ends, as far as they concern the run."""
         for name, frames in self._door.receive():
             try:
                 said = _decoder.decode(frames[0])
