@@ -1,13 +1,15 @@
 """Honest clients' pace while others on the machine attack their run, and the server's memory.
 
-    python -m benchmarks.hostile [--messages 1000000] [--transport shm] [--phase-s 10] [--most-s 600]
+    python -m benchmarks.hostile [--messages N] [--transport shm|wire|door] [--phase-s 10] [--most-s 600]
+    python -m benchmarks.hostile --inside|--outside [--messages N] [--transport door]
 
 A run of twelve phones goes on while an attack is switched on and off. Attackers are processes of the lowest
 priority, of this user and (started by root) of ``nobody``: each reads the addresses of the run's peers,
 connects, and sends eight messages, rubbish, greetings, wrong passwords and well-formed ones, or keeps the
 connection open without a word. Meanwhile four of the run's own go bad (``tests/fault/bad_clients.py``).
 Counted are trips a second of the eight honest ones with and without the attack, hostile messages, and the
-server's memory. Linux, from the repository's folder.
+server's memory. With ``--transport door`` the clients are on a node and come by TCP, and the run's two doors
+are attacked, also by connections with a key that nobody knows. Linux, from the repository's folder.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ from edgefl.regression.memory import kib
 from edgefl.results.record import Record
 from edgefl.run import control, messages, supervisor
 from edgefl.run.connection import ServerSocket
+from edgefl.run.door import CallerSocket
 from edgefl.run.gate import Refusal
-from edgefl.run.sockets import Frame
+from edgefl.run.sockets import Frame, Full
 from tests.fuzz.test_wire_fuzz import WAYS
+from tests.raw_caller import GREETING as CURVE
+from tests.raw_caller import RawCaller
 from tests.raw_peer import COMMAND, GREETING, RawPeer, frame
 from tests.unit.run_parts import Parts
 from tests.wire_samples import DONE
@@ -45,6 +50,8 @@ HONEST = 8
 BAD = {"beats": 8, "others": 9, "parts": 10, "endless": 11}
 NOBODY = 65534
 KEPT_OPEN = 2000
+HELLO = b"\x05HELLO\x01\x00" + bytes(72)
+GREETINGS = (GREETING, CURVE, GREETING.replace(b"PLAIN", b"NULL\0"))
 AT_ONCE = 8
 """Messages that a connection brings; its end at the run closes it unread."""
 
@@ -65,25 +72,25 @@ def experiment(transport: str) -> Experiment:
     )
 
 
-def hostile(draw: random.Random) -> bytes:
+def hostile(draw: random.Random, greetings: Sequence[bytes] = (GREETING,)) -> bytes:
     """A hostile message: malformed or well-formed, but never with a password."""
-    body = draw.randbytes(draw.randrange(1, 200))
+    body, greeting = draw.randbytes(draw.randrange(1, 200)), draw.choice(greetings)
     match draw.randrange(6):
         case 0:
             return body
         case 1:
-            return GREETING[: draw.randrange(1, len(GREETING))]
+            return greeting[: draw.randrange(1, len(greeting))]
         case 2:
             name = b"client-%d-%d" % (draw.randrange(12), draw.randrange(3))
             word = bytes([len(name)]) + name + bytes([64]) + draw.randbytes(32).hex().encode()
-            return GREETING + frame(b"\x05HELLO" + word, COMMAND)
+            return greeting + frame(b"\x05HELLO" + word, COMMAND)
         case 3:
-            return GREETING + frame(body, draw.randrange(8)) * 3
+            return greeting + frame(draw.choice((b"", HELLO)) + body, draw.randrange(8)) * 3
         case 4:
             ready = messages.Ready(draw.randrange(12), 0, "client", "00" * 32)
-            return GREETING + frame(messages.encode(ready))
+            return greeting + frame(messages.encode(ready))
         case _:
-            return GREETING + frame(messages.encode(DONE))
+            return greeting + frame(messages.encode(DONE))
 
 
 def attack(user: int, where: Any, on: Any, counts: Any) -> None:
@@ -285,32 +292,49 @@ class Counted:
             yield message
 
 
-def inside(count: int) -> int:
+class Live(NamedTuple):
+    """A live socket and gate, and a peer that may come: its name, password and where it is."""
+
+    server: ServerSocket
+    parts: Parts
+    name: bytes
+    password: str
+    where: str
+    key: bytes
+
+
+@contextlib.contextmanager
+def live(*, door: bool) -> Iterator[Live]:
+    """A socket and gate that wait for one client, at an address or at a door."""
+    bind = "tcp://127.0.0.1:*" if door else ""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(ServerSocket(2**17, bind)) as server:
+        parts = Parts(Path(folder), transport="wire")
+        parts.gate.socket = Counted(server)  # type: ignore[assignment]
+        name, about = parts.peer("client", 0).identity, server.listening
+        (server.admit if door else server.call)(name)
+        where = about.door or control.address(server.root, server.secret, name)
+        yield Live(server, parts, name, control.password(server.secret, name), where, about.key)
+        parts.close()
+
+
+def inside(count: int, *, door: bool = False) -> int:
     """Have a peer with a password send so many malformed and well-formed messages to a live socket and gate.
 
     Returns how many were refused: again and again, which in a run would be its end at once.
     """
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(ServerSocket(2**17)) as server:
-        parts, counted = Parts(Path(folder), transport="wire"), Counted(server)
-        parts.gate.socket = counted  # type: ignore[assignment]
-        name = parts.peer("client", 0).identity
-        server.call(name)
-        where, password = (
-            control.address(server.root, server.secret, name),
-            control.password(server.secret, name),
-        )
-        child = multiprocessing.Process(target=fuzz, args=(where, name, password, count), daemon=True)
+    with live(door=door) as here:
+        child = multiprocessing.Process(target=fuzz, args=(here[2:], count), daemon=True)
         child.start()
+        counted: Any = here.parts.gate.socket
         refused, began, pss_mib = 0, time.monotonic(), []
         while counted.count < count:
-            server.wait(1000)
-            refused += sum(type(message) is Refusal for _, message in parts.gate.receive())
+            here.server.wait(1000)
+            refused += sum(type(message) is Refusal for _, message in here.parts.gate.receive())
             if len(pss_mib) <= 20 * counted.count // count:
                 pss_mib.append(psutil.Process().memory_full_info().pss / 2**20)
         took_s = time.monotonic() - began
         child.join()
         child.close()
-        parts.close()
     print(
         f"inside: {counted.count} messages of a peer with a password, {refused} refused, in {took_s:.0f} s; "
         f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most"
@@ -318,16 +342,71 @@ def inside(count: int) -> int:
     return refused
 
 
-def fuzz(where: str, name: bytes, password: str, count: int) -> None:
+def fuzz(peer: tuple[bytes, str, str, bytes], count: int) -> None:
     """Send messages of all the ways that the codec's tests make them in."""
     os.nice(19)
+    name, password, where, key = peer
     draw = random.Random(1)
     made = [way(draw) for way, share in WAYS.items() for _ in range(round(10_000 * share))]
-    peer = RawPeer(where, name, password, timeout_s=600.0)
-    peer.greet()
+    stream = (
+        RawCaller(where, control.secret_key(password), key, timeout_s=600.0)
+        if key
+        else RawPeer(where, name, password, timeout_s=600.0)
+    )
+    stream.greet()
     for number in range(count):
         rest = [draw.randbytes(16)] if number % 7 == 0 else []
-        peer.say(draw.choice(made), *rest)
+        stream.say(draw.choice(made), *rest)
+
+
+def outside(count: int) -> int:
+    """Have strangers open so many connections to a door: without a key, with a wrong one, with rubbish.
+
+    Returns how many messages of theirs came through. An honest client says a word now and then meanwhile.
+    """
+    with live(door=True) as here:
+        counted: Any = here.parts.gate.socket
+        opened = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
+        child = multiprocessing.Process(target=knock, args=(here.where, here.key, count, opened), daemon=True)
+        child.start()
+        honest = CallerSocket(here.where, control.secret_key(here.password), here.key)
+        own, said, began = psutil.Process(), 0, time.monotonic()
+        pss_mib, fds = [], []
+        while child.is_alive() or counted.count < said:
+            if said == counted.count:
+                pss_mib.append(own.memory_full_info().pss / 2**20)
+                with contextlib.suppress(Full):
+                    honest.send([messages.encode(messages.Beat())])
+                    said += 1
+            fds.append(own.num_fds())
+            here.server.wait(10)
+            list(here.parts.gate.receive())
+        took_s = time.monotonic() - began
+        child.close()
+        honest.close()
+    print(
+        f"outside: {opened[0]} connections of strangers in {took_s:.0f} s, {opened[1]} of them let in; "
+        f"{counted.count} messages came through, {said} of the honest client; "
+        f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most; "
+        f"descriptors {fds[0]}, {fds[-1]}, {max(fds)}"
+    )
+    return counted.count - said
+
+
+def knock(where: str, key: bytes, count: int, opened: Any) -> None:
+    """Open connections one after the other; half come with a key, which nobody knows."""
+    os.nice(19)
+    draw = random.Random(2)
+    made = [hostile(draw, GREETINGS) for _ in range(1000)]
+    while opened[0] < count:
+        stream = RawCaller(where, draw.randbytes(32), key, timeout_s=60.0)
+        opened[0] += 1
+        with contextlib.suppress(OSError, AssertionError):
+            if opened[0] % 2:
+                stream.greet()  # raises, unless it is let in
+                opened[1] += 1
+            stream.socket.sendall(b"".join(draw.choices(made, k=AT_ONCE)))
+        stream.close()
 
 
 def _versions(folder: Path) -> int:
@@ -341,13 +420,17 @@ def _versions(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--transport", choices=["shm", "wire"], default="shm")
+    parser.add_argument("--transport", choices=["shm", "wire", "door"], default="shm")
     parser.add_argument("--inside", action="store_true", help="messages of a peer that has a password")
+    parser.add_argument("--outside", action="store_true", help="connections of strangers to a door")
     parser.add_argument("--phase-s", type=float, default=10.0)
     parser.add_argument("--most-s", type=float, default=600.0)
     given = parser.parse_args()
-    if given.inside:
-        inside(given.messages)
+    if given.inside or given.outside:
+        if given.inside:
+            inside(given.messages, door=given.transport == "door")
+        else:
+            outside(given.messages)
         return
     with tempfile.TemporaryDirectory() as folder:
         measure(given.transport, Path(folder) / "run", given.messages, given.phase_s, given.most_s)
