@@ -34,10 +34,12 @@ import psutil
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
 from edgefl.regression.memory import kib
 from edgefl.results.record import Record
-from edgefl.run import control, messages, supervisor
+from edgefl.run import control, keys, messages, node, supervisor
 from edgefl.run.connection import ServerSocket
 from edgefl.run.door import CallerSocket
 from edgefl.run.gate import Refusal
+from edgefl.run.nodes import opened
+from edgefl.run.process import start_process
 from edgefl.run.sockets import Frame, Full
 from tests.fuzz.test_wire_fuzz import WAYS
 from tests.raw_caller import GREETING as CURVE
@@ -50,6 +52,7 @@ HONEST = 8
 BAD = {"beats": 8, "others": 9, "parts": 10, "endless": 11}
 NOBODY = 65534
 KEPT_OPEN = 2000
+WORKLOAD = "tests.fault.bad_clients:Workload"
 HELLO = b"\x05HELLO\x01\x00" + bytes(72)
 GREETINGS = (GREETING, CURVE, GREETING.replace(b"PLAIN", b"NULL\0"))
 AT_ONCE = 8
@@ -100,7 +103,7 @@ def attack(user: int, where: Any, on: Any, counts: Any) -> None:
         os.setgid(user)
         os.setuid(user)
     draw = random.Random(user)
-    made = [hostile(draw) for _ in range(5000)]
+    made = [hostile(draw, GREETINGS) for _ in range(5000)]
     known: list[str] = []
     silent: list[socket.socket] = []
     while True:
@@ -108,12 +111,9 @@ def attack(user: int, where: Any, on: Any, counts: Any) -> None:
         while where.poll():
             known = where.recv()
         for _ in range(100 if known else 0):
-            raw = socket.socket(socket.AF_UNIX)
-            raw.setblocking(False)
             try:
-                raw.connect("\0" + draw.choice(known))
+                raw = reach(draw.choice(known))
             except OSError:  # its process has ended, or has a hundred others to look at first
-                raw.close()
                 continue
             counts[1] += 1
             if draw.random() < 0.1:
@@ -128,8 +128,21 @@ def attack(user: int, where: Any, on: Any, counts: Any) -> None:
         del silent[:-KEPT_OPEN]
 
 
+def reach(where: str) -> socket.socket:
+    """A connection to a name in the abstract namespace, or to a door: ``tcp:PORT`` on this host."""
+    by_tcp = where.startswith("tcp:")
+    raw = socket.socket(socket.AF_INET if by_tcp else socket.AF_UNIX)
+    try:
+        raw.settimeout(1.0 if by_tcp else 0.0)
+        raw.connect(("127.0.0.1", int(where[4:])) if by_tcp else "\0" + where)
+    except OSError:
+        raw.close()
+        raise
+    return raw
+
+
 def addresses(family: list[psutil.Process]) -> list[str]:
-    """The addresses at which these processes wait; anybody can read them in /proc/net/unix."""
+    """The addresses at which these processes wait; anybody can read them in /proc/net/unix and tcp."""
     inodes = set()
     for process in family:
         with contextlib.suppress(OSError):
@@ -137,7 +150,9 @@ def addresses(family: list[psutil.Process]) -> list[str]:
                 inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     found = {line[7][1:] for line in lines if len(line) == 8 and line[6] in inodes}
-    return sorted(one for one in found if one.startswith("edgefl-"))
+    tcp = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    doors = {f"tcp:{int(line[1][9:], 16)}" for line in tcp if line[9] in inodes and line[3] == "0A"}
+    return sorted(doors) or sorted(one for one in found if one.startswith("edgefl-"))
 
 
 def honest_trips(folder: Path) -> tuple[int, int]:
@@ -212,9 +227,23 @@ def run_of(transport: str, folder: Path, switch: Path) -> Iterator[subprocess.Po
 
 
 def serve(transport: str, folder: Path) -> None:
-    """The run itself, until it is interrupted."""
+    """The run itself, until it is interrupted; its clients on a node if they come by a door."""
     with contextlib.suppress(KeyboardInterrupt):
-        supervisor.run(experiment(transport), folder, quiet=True, workload="tests.fault.bad_clients:Workload")
+        if transport != "door":
+            supervisor.run(experiment(transport), folder, quiet=True, workload=WORKLOAD)
+            return
+        known = folder.with_suffix(".keys")
+        keys.make(known, ["host"])
+        with opened("tcp://127.0.0.1:*", known, 1) as nodes:
+            code = "import sys; from benchmarks import hostile; hostile.host(*sys.argv[1:])"
+            with subprocess.Popen([sys.executable, "-c", code, nodes.address, known / "host.key"]):
+                supervisor.run(experiment("wire"), folder, quiet=True, nodes=nodes)
+
+
+def host(address: str, key: str) -> None:
+    """A node of the run, whose clients may go bad."""
+    node.start_process = lambda *given: start_process(*given, WORKLOAD)  # type: ignore[attr-defined]
+    node.join(address, keys.read(Path(key)))
 
 
 class Found(NamedTuple):
@@ -234,7 +263,8 @@ def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: f
         while not folder.exists() or not _versions(folder):
             assert process.poll() is None, "the run has ended"
             time.sleep(0.2)
-        children = psutil.Process(process.pid).children(recursive=True)
+        family = psutil.Process(process.pid)
+        children = family.children(recursive=True)
         server = next(child for child in children if child.name().startswith("edgefl-server"))
         attackers = Attack(switch)
         trips, seconds = {True: 0, False: 0}, {True: 0.0, False: 0.0}
@@ -247,7 +277,7 @@ def measure(transport: str, folder: Path, target: int, phase_s: float, most_s: f
                     attackers.switch(on=on)
                     before, start = honest_trips(folder)[0], time.monotonic()
                     while time.monotonic() - start < phase_s:
-                        attackers.aim(psutil.Process(process.pid).children(recursive=True))
+                        attackers.aim([family, *family.children(recursive=True)])
                         pss_mib.append(server.memory_full_info().pss / 2**20)
                         time.sleep(0.5)
                     trips[on] += honest_trips(folder)[0] - before

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.run import client, messages
+from edgefl.run import client, control, messages
 from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
+from tests.raw_caller import RawCaller
 from tests.raw_peer import MORE, RawPeer, frame
 from tests.wire_samples import DONE
 
@@ -54,6 +55,12 @@ def _be_bad(self: client.ClientProcess, what: str, task: messages.Task) -> None:
         case "endless":
             server._socket.close()
             with suppress(OSError, AssertionError):  # the server hangs up, or a stranger was first
+                if spec.key:
+                    caller = RawCaller(spec.address, control.secret_key(spec.password), spec.key)
+                    caller.greet()
+                    caller.say(messages.encode(messages.Beat()))
+                    while True:
+                        caller.socket.sendall(caller.sealed(bytes(2**16), MORE))
                 peer = RawPeer(spec.address, f"client-{spec.peer}-{spec.epoch}".encode(), spec.password)
                 peer.greet()
                 while True:
