@@ -375,7 +375,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
     for row in rows:
         found = [row["contenders"].get(name) for name in names]
         marks = ["~" if each and each["turns"] < turns else "" for each in found]
-        rates = [tables.digits(each["gbytes_per_s"]) if each else "" for each in found]
+        rates = [tables.number(each["gbytes_per_s"]) if each else "" for each in found]
         cells.append([_marked(row), *map("".join, zip(marks, rates, strict=True))])
     return _table(title, names, cells)
 
@@ -400,10 +400,10 @@ def _types(floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> Any:
         cells.append(
             [
                 f"{_size(row)} {row['dtype']}{MARK * bool(row['doubts'])}",
-                tables.digits(figures["updates_per_s"]),
+                tables.number(figures["updates_per_s"]),
                 _ratio(same["contenders"]["edgefl c"]["seconds"], figures["seconds"]),
                 _ratio(same["bytes"], row["bytes"]),
-                tables.digits(figures["gbytes_per_s"]),
+                tables.number(figures["gbytes_per_s"]),
                 f"{figures['of_limit']:.2f}",
                 _ratio(figures["seconds"], row["contenders"].get("edgefl numba", {}).get("seconds")),
             ]

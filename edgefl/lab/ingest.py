@@ -263,8 +263,8 @@ def show(result: dict[str, Any]) -> None:
         rows.append(
             [
                 f"{case['transport']} {short(case['parameters'])}",
-                tables.digits(rate),
-                tables.digits(case["gbytes_per_s"]),
+                tables.number(rate),
+                tables.number(case["gbytes_per_s"]),
                 *("" if limit is None else f"{100 * limit['of_limit']:.0f}%" for limit in limits),
                 *(f"{us:.0f}" if us < 10_000 else f"{us / 1000:.0f}k" for us in costs),
             ]

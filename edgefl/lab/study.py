@@ -241,13 +241,11 @@ class Study:
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
         made = config.load(self.file(settings), changes, seed=seed)
-        if not more and made.stop.accuracy is None and self._has_target(settings):
+        without = not more and made.stop.accuracy is None
+        if without and config.load(self.file(settings)).stop.accuracy is not None:
             given = " ".join(f"--set {change}" for change in self.changes)
             raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
         return made
-
-    def _has_target(self, settings: str) -> bool:
-        return config.load(self.file(settings)).stop.accuracy is not None
 
     def run(self, out: Path, settings: str = "", *, say: Callable[[str], None]) -> Curves:
         """Make every run that is not in ``out`` yet; returns what they recorded.

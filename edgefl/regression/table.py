@@ -11,7 +11,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.regression.baseline import BaselineEntry, save
 from edgefl.regression.device import EdgeDevice
-from edgefl.results.tables import digits, short_time
+from edgefl.results.tables import number, short_time
 
 WIDTH = 80
 _COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
@@ -91,8 +91,8 @@ def lines(found: Sequence[ResultRow]) -> Iterator[str]:
             _cell(row.seconds, short_time),
             _cell(row.host_cpu_s, short_time),
             _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
-            _cell(row.sent_mib, digits),
-            _cell(row.joules, digits),
+            _cell(row.sent_mib, number),
+            _cell(row.joules, number),
             str(row.repetitions or "–"),
         )
         figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))

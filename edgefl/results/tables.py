@@ -212,17 +212,12 @@ def short_time(value: float) -> str:
     """Seconds of a step or a call for people: three digits, in s, ms or µs.
 
     >>> short_time(1234.5), short_time(0.9996), short_time(0.0324), short_time(2e-6)
-    ('1234 s', '1 s', '32.4 ms', '2 µs')
+    ('1,234 s', '1 s', '32.4 ms', '2 µs')
     """
     for unit, one in (("s", 1.0), ("ms", 1e-3)):
         if value >= 0.9995 * one:
-            return f"{digits(value / one)} {unit}"
-    return f"{digits(value * 1e6)} µs"
-
-
-def digits(value: float) -> str:
-    """A figure at three digits, a whole number from 1000 on."""
-    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
+            return f"{number(value / one)} {unit}"
+    return f"{number(value * 1e6)} µs"
 
 
 def many(count: int, thing: str) -> str:
@@ -231,10 +226,14 @@ def many(count: int, thing: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with few digits, such as 3,072 and 0.0878; a dash if there is none."""
+    """A figure with few digits; a dash if there is none.
+
+    >>> number(3071.8), number(999.6), number(0.08777), number(None)
+    ('3,072', '1,000', '0.0878', '–')
+    """
     if value is None or not np.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
 
 
 def model_error(factors: Mapping[str, float]) -> str:
