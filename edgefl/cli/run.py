@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +52,14 @@ Out = Annotated[
 ]
 
 
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray", metavar="HOST:PORT|auto", help="Have the nodes of this Ray cluster host clients or workers."
+    ),
+]
+
+
 class Interrupted(EdgeflError):
     """Ctrl-C came while a run was on its way."""
 
@@ -71,13 +80,15 @@ def run(
     web: Web = False,
     web_port: WebPort = None,
     quiet: Quiet = False,
+    ray: Ray = None,
 ) -> int:
     """Run one experiment."""
     from edgefl import config
 
     require_torch()
     experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
-    return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet)
+    with _cluster(ray, experiment, file.parent.absolute()) as nodes:
+        return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
 
 
 def carry_out(
@@ -115,6 +126,7 @@ def resume(
     web: Web = False,
     web_port: WebPort = None,
     quiet: Quiet = False,
+    ray: Ray = None,
 ) -> int:
     """Carry on with a run after a crash or Ctrl-C.
 
@@ -124,8 +136,8 @@ def resume(
     from edgefl.run.web import page_socket
 
     require_torch()
-    with page_socket(_port(web, web_port)) as page, damaged(str(folder)):
-        valid = _finish(lambda: supervisor.resume(folder, quiet, page), folder, quiet)
+    with page_socket(_port(web, web_port)) as page, damaged(str(folder)), _cluster_for(ray, folder) as nodes:
+        valid = _finish(lambda: supervisor.resume(folder, quiet, page, nodes=nodes), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
 
 
@@ -205,6 +217,26 @@ def verify(
 def _port(web: bool, port: int | None) -> int | None:
     """The port of the page on which the run is shown, 0 for any; None: it is not to be."""
     return 0 if web and port is None else port
+
+
+def _cluster(ray: str | None, experiment: Experiment, base: Path) -> AbstractContextManager[Nodes | None]:
+    """The nodes of a Ray cluster, if one is given."""
+    if ray is None:
+        return nullcontext()
+    from edgefl.cluster.ray import nodes_of
+
+    return nodes_of(ray, experiment, base)
+
+
+def _cluster_for(ray: str | None, folder: Path) -> AbstractContextManager[Nodes | None]:
+    """The same for a run that has begun."""
+    if ray is None:
+        return nullcontext()
+    from edgefl import config
+    from edgefl.results.run_folder import EXPERIMENT_FILE, base_of, begun, restore_experiment
+
+    restore_experiment(folder)
+    return _cluster(ray, config.load(folder / EXPERIMENT_FILE), base_of(folder, begun(folder)))
 
 
 def require_torch() -> None:

@@ -131,8 +131,9 @@ def seeds_of(text: str) -> list[int]:
 
 def export(
     folder: RunFolder,
+    csv: Annotated[bool, typer.Option("--csv", help="CSV files (the default).")] = False,
     parquet: Annotated[
-        bool, typer.Option("--parquet", help="Parquet instead of CSV; needs polars or pyarrow.")
+        bool, typer.Option("--parquet", help="Parquet files; needs polars or pyarrow.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -143,6 +144,9 @@ def export(
 
     Evaluations, trips, versions, weights, clients, incidents.
     """
+    if csv and parquet:
+        raise ConfigError("--csv and --parquet: give one of them")
+
     from edgefl.results.columns import export as write
 
     with damaged(str(folder)):

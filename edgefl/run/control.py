@@ -249,7 +249,7 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
     nodes: int
 
 
-FromNodes = Gathered | Departed | Cleared
+FromNodes = Gathered | Departed | Cleared | Refused
 
 # ---- supervisor → server -----------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import Host
 from edgefl.parameters.buffer import Shape
@@ -120,6 +120,8 @@ class Nodes:
         self.wanted, self._bind = wanted, bind
         self.say: Callable[[str], None] = lambda _: None
         """Tells the user what goes on."""
+        self.outlook: Callable[[], int] | None = None
+        """Tells how many there may be, where somebody starts them; raises `EdgeflError` for none."""
         self._nodes: dict[str, Node] = {}
         self._homeless: list[control.Spawn] = []
         """Peers for which there is no node."""
@@ -174,8 +176,17 @@ class Nodes:
             yield from self._lose(endless.decode(), "it sent a message without an end")
         if time.monotonic() >= self._look_s:
             self._look_s = time.monotonic() + ALIVE_MS / 1000
+            yield from self._look_out()
             for node in [node for node in self._nodes.values() if not self._is_there(node)]:
                 yield from self._lose(node.name, "its connection broke")
+
+    def _look_out(self) -> Iterator[control.FromNodes]:
+        try:
+            if self.outlook is not None and (most := self.outlook()) < self.wanted:
+                self.wanted = most
+                yield control.Gathered(len(self.agreed))
+        except EdgeflError as error:
+            yield control.Refused(str(error), config=isinstance(error, ConfigError))
 
     def _is_there(self, node: Node) -> bool:
         try:

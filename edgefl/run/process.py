@@ -16,7 +16,7 @@ import psutil
 from edgefl.processes import child_environment
 from edgefl.run.channel import Channel, pair
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -61,7 +61,7 @@ def start_process(
 @contextmanager
 def _stops_blocked() -> Iterator[None]:
     """Have a process that is started here hear of Ctrl-C only once it has said what to do then."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
@@ -70,9 +70,9 @@ def _stops_blocked() -> Iterator[None]:
 
 def become_child(parent_pid: int, name: str) -> None:
     """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name."""
-    for number in _STOPS:
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,182 @@
+"""Runs on a Ray cluster of three nodes, all on this host: as processes, and in network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+import edgefl
+from edgefl import Clock, Evaluation, Experiment, Fleet, Stop
+
+from .runs import Command, experiment, summary, wait_for_versions
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed"),
+]
+PORT = 6397
+NODES = 3
+
+
+def phones() -> Experiment:
+    """Sixty phones of three kinds, for so long that a node can be killed meanwhile."""
+    return experiment(
+        fleet=Fleet(devices={"pixel-3a": 30, "pi-4": 15, "moto-g4": 15}),
+        clock=Clock(kind="virtual"),
+        evaluation=Evaluation(every_versions=100),
+        stop=Stop(versions=2000),
+    )
+
+
+class RayNodes:
+    """Ray's nodes on this host, the head first; ``prefixes`` are put before their commands."""
+
+    def __init__(self, addresses: list[str], prefixes: list[list[str]], folder: Path) -> None:
+        self._addresses, self._prefixes, self._folder = addresses, prefixes, folder
+        self.address = f"{addresses[0]}:{PORT}"
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, number: int) -> None:
+        """Start a node and wait until it is there: two that start at once may take the same names."""
+        head = ["--head", "--port", str(PORT), "--include-dashboard=false", "--temp-dir", str(self._folder)]
+        process = subprocess.Popen(
+            [
+                *self._prefixes[number],
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"),
+                *("--node-ip-address", self._addresses[number], "--object-store-memory", "80000000"),
+                *("--disable-usage-stats", "--include-log-monitor=false"),
+                *(["--address", self.address] if number else head),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any("Ray runtime started" in line for line in lines), f"node {number} has not started"
+
+    def run(self, *arguments: str) -> Command:
+        return Command(*arguments, "--ray", self.address, before=self._prefixes[0])
+
+    def hosting(self) -> list[psutil.Process]:
+        """The processes of edgefl's on these nodes."""
+        own = [
+            one
+            for node in self.processes
+            if node.poll() is None
+            for one in psutil.Process(node.pid).children(True)
+        ]
+        return [one for one in own if "edgefl" in one.name() or "RayNode" in one.name()]
+
+    def end(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            process.communicate()
+
+
+@contextlib.contextmanager
+def spaces() -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Network namespaces on one bridge; yields an address in each, and what runs a command there."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and ip")
+    name = f"efl{os.getpid() % 10_000}"
+    addresses = [f"10.97.4.{number + 2}" for number in range(NODES)]
+
+    def ip(*arguments: str, check: bool = True) -> bool:
+        done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+        if check and done.returncode:
+            pytest.skip(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.returncode == 0
+
+    try:
+        ip("link", "add", name, "type", "bridge")
+        ip("link", "set", name, "up")
+        for number, address in enumerate(addresses):
+            space, outer, inner = f"{name}-{number}", f"{name}o{number}", f"{name}i{number}"
+            ip("netns", "add", space)
+            ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            ip("link", "set", outer, "master", name, "up")
+            ip("link", "set", inner, "netns", space)
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", inner)
+            ip("-n", space, "link", "set", inner, "up")
+        yield addresses, [["ip", "netns", "exec", f"{name}-{number}"] for number in range(NODES)]
+    finally:
+        for number in range(NODES):
+            ip("netns", "del", f"{name}-{number}", check=False)
+        ip("link", "del", name, check=False)
+
+
+@contextlib.contextmanager
+def cluster(where: str, folder: Path) -> Iterator[RayNodes]:
+    with contextlib.ExitStack() as stack:
+        if where == "namespaces":
+            places = stack.enter_context(spaces())
+        else:
+            own = next(
+                found.address
+                for interface, addresses in psutil.net_if_addrs().items()
+                for found in addresses
+                if found.family == socket.AF_INET and interface != "lo"
+            )
+            places = [own] * NODES, [[]] * NODES
+        nodes = RayNodes(*places, folder)
+        stack.callback(nodes.end)
+        for number in range(NODES):
+            nodes.start(number)
+        yield nodes
+
+
+def wait_until_free(nodes: RayNodes) -> None:
+    """Until nothing of a run is left on the nodes, which the test's own time limit sees to."""
+    while nodes.hosting():
+        threading.Event().wait(0.1)
+
+
+@pytest.mark.parametrize("where", ["processes", "namespaces"])
+def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp_path: Path) -> None:
+    wanted, folders = phones(), {name: tmp_path / name for name in ("alone", "node", "driver")}
+    edgefl.run(wanted, folders["alone"])
+    file = str(Command.write(wanted, folders["alone"]))
+    with tempfile.TemporaryDirectory() as short, cluster(where, Path(short)) as nodes:
+        command = nodes.run("run", file, "--out", str(folders["node"]))
+        wait_for_versions(folders["node"], 100, command)
+        os.killpg(nodes.processes[-1].pid, signal.SIGKILL)
+        said = command.ends(0)
+        assert said.count(" joined: ") == NODES
+        assert said.count(" is lost: ") == 1
+
+        command = nodes.run("run", file, "--out", str(folders["driver"]))
+        wait_for_versions(folders["driver"], 100, command)
+        command.kill_group()
+        command.finish()
+        wait_until_free(nodes)
+        nodes.run("resume", str(folders["driver"])).ends(0)
+        wait_until_free(nodes)
+    bits = {name: summary(folder)["model_sha256"] for name, folder in folders.items()}
+    assert set(bits.values()) == {bits["alone"]}
+
+
+def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
+    file = str(Command.write(phones(), tmp_path / "run"))
+    Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
+    Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers there")
