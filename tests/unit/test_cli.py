@@ -52,7 +52,7 @@ class Calls(list[tuple[Any, ...]]):
 
     then: Callable[..., Any] = staticmethod(lambda *_: None)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, nodes: None = None) -> Any:
         self.append(arguments)
         return self.then(*arguments)
 
