@@ -4,18 +4,43 @@ The whole run is real (server, workers, evaluator, messages, parameter buffer, r
 `IdleWorkload` changes one number. Everything that remains is the system's own.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
+
+With `--registered` the fleet's size is what varies: a line for each number of registered phones, of which
+`CONCURRENCY` train at a time, on examples of their own (`load`, `split`) with `--train`, else in no time.
+
+    python benchmarks/virtual_speed.py --registered 1000 100000 1000000 [--train] [--trips 50000]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+import numpy as np
+import psutil
+
+from edgefl.experiment import (
+    Checkpoint,
+    Clock,
+    Data,
+    Evaluation,
+    Experiment,
+    Fleet,
+    Model,
+    Server,
+    Stop,
+    Training,
+)
 from edgefl.lab import workloads
 from edgefl.processes import usable_cores
+from edgefl.results.record import Record
 from edgefl.run import supervisor
 
 FLEETS = {
@@ -24,6 +49,10 @@ FLEETS = {
 }
 """Trips whose time a distribution gives, and trips of devices, on a network without jitter or losses."""
 NEVER = 10**9
+CONCURRENCY = 200
+"""Phones of a large fleet that train at a time."""
+EXAMPLES, HELD = 100_000, 8
+"""Examples in all, and of each phone: large fleets share them."""
 
 
 def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: int) -> Experiment:
@@ -53,6 +82,104 @@ def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
     return {"trips_per_s": trips / wall_s, **stages}
 
 
+def load(spec: Data, seed: int) -> tuple[Any, ...]:
+    """Examples of two classes that a plane divides."""
+    x = np.random.default_rng(seed).standard_normal((EXAMPLES, 8), dtype=np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    return x, y, x[:500], y[:500]
+
+
+def split(labels: Any, profiles: Sequence[str], rng: np.random.Generator) -> list[Any]:
+    """`HELD` neighbouring examples for each phone, which other phones may hold too."""
+    starts = rng.integers(len(labels) - HELD, size=len(profiles))
+    return list(starts[:, None] + np.arange(HELD))
+
+
+def registered(clients: int, given: argparse.Namespace) -> Experiment:
+    """A fleet of ``clients`` phones of which few train at a time."""
+    here = Path(__file__).stem
+    return Experiment(
+        seed=1,
+        fleet=Fleet(devices={"pixel-4": clients - clients // 2, "moto-g4": clients // 2}, network="lte"),
+        data=Data(name=f"{here}:load", partition=f"{here}:split"),
+        model=Model(args={"hidden": [16]}) if given.train else Model(name="idle", args={"parameters": 1000}),
+        training=Training(steps=1, batch_size=HELD),
+        strategy={"name": given.strategy, given.at_a_time: CONCURRENCY},
+        clock=Clock(kind="virtual", workers=given.workers),
+        server=Server(heartbeat_s=60.0),
+        evaluation=Evaluation(every_versions=500),
+        checkpoint=Checkpoint(every_s=float(NEVER)),
+        stop=Stop(trips=given.trips),
+    )
+
+
+def family_mib(process: psutil.Process) -> float:
+    """The proportional set sizes of a process and all that come of it, together."""
+    found = 0.0
+    for each in [process, *process.children(recursive=True)]:
+        try:
+            found += each.memory_full_info().pss / 2**20
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
+    """The figures of a run with so many registered phones, in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, most_mib, started = Path(folder) / "run", 0.0, time.time()
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", str(clients), str(run)]
+        with subprocess.Popen(command) as process:
+            family = psutil.Process(process.pid)
+            while process.poll() is None:
+                most_mib = max(most_mib, family_mib(family))
+                time.sleep(0.5)
+            ended = time.time()
+        if process.returncode:
+            raise SystemExit(f"the run with {clients} phones failed")
+        with Record(run) as record:
+            return {
+                "registered": clients,
+                "pss_mib": most_mib,
+                **_seconds(record, started, ended),
+                **_sizes(record, clients),
+                **{
+                    f"{path.name}_mib": path.stat().st_size / 2**20
+                    for path in run.iterdir()
+                    if path.is_file()
+                },
+            }
+
+
+def _seconds(record: Record, started: float, ended: float) -> dict[str, float]:
+    """Trips a second from the first version on, when every phone has come; what is before and after it."""
+    at_s, wall_s = record.versions["at_s"], record.versions["wall_s"]
+    arrived = int((record.trips["arrived_s"] > at_s[0]).sum())
+    created_s = record.meta.created_unix_s or 0.0
+    return {
+        "start_s": created_s - started + float(wall_s[0]),
+        "trips_per_s": arrived / float(wall_s[-1] - wall_s[0]),
+        "end_s": ended - created_s - record.meta.wall_s,
+    }
+
+
+def _sizes(record: Record, clients: int) -> dict[str, float]:
+    """Bytes on record: of a trip, with its events and sums, and of a registered phone, with its coming."""
+    pages = dict(record.select("SELECT name, SUM(pgsize) FROM dbstat GROUP BY name"))
+    ((joins,),) = record.select(
+        "SELECT TOTAL(LENGTH(event)) FROM journal WHERE instr(event, ?)", (b"\xa6joined",)
+    )
+    ((events,),) = record.select("SELECT TOTAL(LENGTH(event)) FROM journal")
+    of_joins = pages["journal"] * joins / events
+    trips = len(record.trips["task"])
+    of_trips = pages["journal"] - of_joins + pages["trips"] + pages["sums"] + pages["versions"]
+    return {
+        "record_bytes_a_trip": of_trips / trips,
+        "journal_bytes_a_trip": (pages["journal"] - of_joins) / trips,
+        "record_bytes_a_phone": (pages["clients"] + of_joins) / clients,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a trip costs under the virtual clock.")
     parser.add_argument("--trips", type=int, default=50_000)
@@ -61,7 +188,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=usable_cores())
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures into this file too")
+    parser.add_argument(
+        "--registered", type=int, nargs="+", metavar="N", help="sizes of large fleets instead"
+    )
+    parser.add_argument("--train", action="store_true", help="have the phones of large fleets really train")
+    parser.add_argument("--strategy", default="fedbuff", help="of large fleets; default %(default)s")
+    parser.add_argument("--at-a-time", default="concurrency", help="its field for phones at a time")
+    parser.add_argument("--one", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.one is not None:
+        wanted, workload = registered(int(given.one[0]), given), None if given.train else workloads.IDLE
+        supervisor.run(wanted, Path(given.one[1]), quiet=True, base=Path(__file__).parent, workload=workload)
+        return
+    if given.registered is not None:
+        _fleets(given)
+        return
     found = {}
     for fleet in FLEETS:
         rows = sorted(
@@ -75,6 +216,24 @@ def main() -> None:
         )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _fleets(given: argparse.Namespace) -> None:
+    rows: list[dict[str, float]] = []
+    for clients in given.registered:
+        row = of_fleet(clients, given)
+        rows.append(row)
+        a_phone = (row["pss_mib"] - rows[0]["pss_mib"]) * 2**20 / max(1, clients - given.registered[0])
+        print(
+            f"{clients:,} registered: start {row['start_s']:.1f} s, {row['trips_per_s']:,.0f} trips/s "
+            f"({row['trips_per_s'] / rows[0]['trips_per_s']:.2f}), end {row['end_s']:.1f} s; "
+            f"PSS {row['pss_mib']:,.0f} MiB, {a_phone:,.0f} bytes more a phone; "
+            f"on record {row['record_bytes_a_trip']:.0f} bytes a trip "
+            f"({row['journal_bytes_a_trip']:.0f} of events), {row['record_bytes_a_phone']:.0f} a phone",
+            flush=True,
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

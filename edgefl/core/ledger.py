@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.ascending import Ascending
 from edgefl.core.events import Arrived
 from edgefl.core.participation import Participation
 from edgefl.experiment import Privacy
@@ -28,14 +29,13 @@ class Ledger:
     """
 
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
-        self.devices: Sequence[Client] = tuple(devices)
-        if [device.client for device in self.devices] != list(range(len(self.devices))):
-            raise ValueError("devices must be numbered 0, 1, 2, … in order")
-        count = len(self.devices)
+        self.devices = devices
+        count = len(devices)
         self.seed = seed
         self.version = 0
         self.now_s = 0.0
-        self.idle: list[int] = []
+        self.idle = Ascending(count)
+        """Connected clients without a task that may be given one."""
         self.resting: set[int] = set()
         """Connected clients without a task that may not be given one, at this version or ever."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
@@ -68,8 +68,8 @@ class Ledger:
         self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that go when they have finished their task
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
-        self._trips = [0] * count
-        self._trained_from = [-1] * count
+        self._trips = array("i", [0]) * count
+        self._trained_from = array("i", [-1]) * count
         self._starters: tuple[int, set[int]] = (0, set())  # of a version, who trained from it last
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
@@ -109,7 +109,7 @@ class Ledger:
     def _rest(self, client: int) -> None:
         """The client has no task any more, or not yet."""
         if self.participation is None or self.participation.may_start(client, self.version):
-            insort(self.idle, client)
+            self.idle.add(client)
         else:
             self.resting.add(client)
 
@@ -128,17 +128,15 @@ class Ledger:
             if client in self.resting:
                 self.resting.remove(client)
             else:
-                del self.idle[bisect_left(self.idle, client)]
+                self.idle.remove(client)
 
     def connected(self, client: int) -> bool:
         return 0 <= client < len(self.devices) and self.present[client] == 1
 
     def start(self, client: int) -> tuple[int, int] | None:
         """Give an idle client its next task: (task, trip); None if it is not idle."""
-        at = bisect_left(self.idle, client)
-        if at == len(self.idle) or self.idle[at] != client:
+        if not (0 <= client < len(self.devices) and self.idle.discard(client)):
             return None
-        del self.idle[at]
         task, trip = self._next_task, self._trips[client]
         self._next_task += 1
         self._trips[client] += 1

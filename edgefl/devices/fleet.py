@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import msgspec
 
@@ -18,9 +21,14 @@ from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Wind
 from edgefl.devices.schema import Availability
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Cells, Experiment
+from edgefl.lazy import LazySequence
 from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
+from edgefl.strategies.base import Client
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
@@ -29,6 +37,47 @@ class ClientInfo(msgspec.Struct, frozen=True):
     client: int
     profile: str
     network: str
+
+
+class ClientInfos(LazySequence[ClientInfo]):
+    """The clients of a fleet, numbered in the order of its ``kinds``: profile, network and count.
+
+    >>> infos = ClientInfos([("pi-4", "wifi", 2), ("pixel-4", "lte", 10**6)])
+    >>> len(infos), infos[1].profile, infos[2].profile, infos[-1].client
+    (1000002, 'pi-4', 'pixel-4', 1000001)
+    """
+
+    def __init__(self, kinds: Sequence[tuple[str, str, int]]) -> None:
+        self.kinds = kinds
+        self._ends = list(accumulate(count for *_, count in kinds))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def make(self, index: int) -> ClientInfo:
+        profile, network, _ = self.kinds[bisect_right(self._ends, index)]
+        return ClientInfo(index, profile, network)
+
+
+def fleet_of(experiment: Experiment) -> ClientInfos:
+    """Returns the clients of an experiment, numbered in the order of its profiles."""
+    fleet = experiment.fleet
+    assert isinstance(fleet.devices, dict)
+    of = fleet.network
+    return ClientInfos(
+        [(name, of if isinstance(of, str) else of[name], count) for name, count in fleet.devices.items()]
+    )
+
+
+def kinds_of(clients: Sequence[ClientInfo]) -> dict[tuple[str, str], ClientInfo]:
+    """A client of each profile and network, in the order of the clients."""
+    if isinstance(clients, ClientInfos):
+        starts = accumulate((count for *_, count in clients.kinds[:-1]), initial=0)
+        clients = [clients[start] for start in starts]
+    found: dict[tuple[str, str], ClientInfo] = {}
+    for info in clients:
+        found.setdefault((info.profile, info.network), info)
+    return found
 
 
 network_of = functools.cache(load_network)
@@ -57,7 +106,7 @@ def device_of(experiment: Experiment, client: int, profile: str) -> Device:
 def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str:
     """The libraries that the fleet's devices compute in, in words where they are several; else empty."""
     found: dict[str, list[str]] = {}
-    for profile in dict.fromkeys(info.profile for info in clients):
+    for profile in dict.fromkeys(profile for profile, _ in kinds_of(clients)):
         if runtime := _in_runtime(profile, experiment.fleet.runtime).runtime_name:
             found.setdefault(runtime, []).append(profile)
     if len(found) < 2:
@@ -92,6 +141,8 @@ def _bytes_per_s(mbps: float | None) -> float | None:
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
     """The instant at which this client comes online first, whatever the other clients are."""
+    if not experiment.fleet.join_spread_s:
+        return 0.0
     return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
 
 
@@ -147,8 +198,19 @@ def _shuffled(seed: int, count: int) -> list[int]:
     return list(stream(seed, "availability").permutation(count).tolist())
 
 
-MOST_ALIKE = 10_000
-"""Plans of trips that are kept to be used again."""
+MOST_KEPT = 10_000
+"""Answers of one kind that are kept to be used again."""
+
+
+def _keep(answers: dict[K, V], key: K, answer: V) -> None:
+    if len(answers) >= MOST_KEPT:
+        answers.clear()
+    answers[key] = answer
+
+
+def _speed_of(info: ClientInfo) -> int | str:
+    """The name of what computes alike: a profile, or the client where each has a device of its own."""
+    return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
 class Trips:
@@ -165,14 +227,12 @@ class Trips:
         *,
         transfers_apart: bool = False,
     ) -> None:
-        self._experiment, self._clients, self._examples = experiment, clients, examples
-        self._on_trips = clients
-        if transfers_apart:
-            self._on_trips = [msgspec.structs.replace(info, network="none") for info in clients]
+        self._experiment, self._clients, self.examples = experiment, clients, examples
+        self._apart = transfers_apart
         self._rule = LocalRule.of(experiment.training)
         self._work = work
         self._lines: dict[int | str, tuple[float, float]] = {}
-        self._work_s: dict[tuple[int, int | None], float] = {}
+        self._work_s: dict[tuple[int | str, int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
         self._alike: dict[tuple[str, str, float], TripPlan] = {}
         """Plans of devices whose every trip is the same, by profile, network and seconds of work."""
@@ -182,25 +242,39 @@ class Trips:
 
         Where a delay model sets the time of its trips they are all one: only the steps' proportion counts.
         """
-        profile = self._clients[client].profile
-        key = profile if _profile(profile).slowdown is None else client
+        return self._step_s(self._clients[client], examples)
+
+    def _step_s(self, info: ClientInfo, examples: int) -> float:
+        key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
-            model = device_of(self._experiment, client, profile).time_model()
-            line = self._lines[key] = (0.0, 1.0) if model is None else model.line(self._work)
+            model = device_of(self._experiment, info.client, info.profile).time_model()
+            line = (0.0, 1.0) if model is None else model.line(self._work)
+            _keep(self._lines, key, line)
         return max(0.0, line[0] + line[1] * examples)
 
     def full_step_s(self, client: int) -> float:
         """Seconds of a step on a whole batch."""
-        return self.step_s(client, min(self._rule.batch_size, self._examples[client]))
+        return self.step_s(client, min(self._rule.batch_size, self.examples[client]))
 
     def work_s(self, client: int, steps: int | None = None) -> float:
         """Seconds of a trip's training at the full speed of the client's device, of so many ``steps``."""
-        found = self._work_s.get((client, steps))
-        if found is None:
-            sizes = Counter(self._rule.batches(self._examples[client], steps))
-            found = sum(count * self.step_s(client, size) for size, count in sizes.items())
-            self._work_s[client, steps] = found
+        return self._whole_s(self._clients[client], steps)
+
+    def _whole_s(self, info: ClientInfo, steps: int | None = None) -> float:
+        held = self.examples[info.client]
+        key = (_speed_of(info), held, steps)
+        if (found := self._work_s.get(key)) is None:
+            sizes = Counter(self._rule.batches(held, steps))
+            found = sum(count * self._step_s(info, size) for size, count in sizes.items())
+            _keep(self._work_s, key, found)
         return found
+
+    def known(self, client: int) -> Client:
+        """The facts of the client, and of its first trip with its transfers."""
+        held, trip = self.examples[client], self.in_series(client)
+        steps = self._rule.work(held).steps
+        profile = self._clients[client].profile
+        return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None
@@ -210,19 +284,25 @@ class Trips:
         ``condition`` is the client's when the trip starts; None for one that does not change over time. Its
         transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
         """
-        info = self._on_trips[client]
+        info = self._clients[client]
+        if self._apart:
+            info = msgspec.structs.replace(info, network="none")
         if end is not None or condition is not None:
             return self._plan(info, trip, end or WHOLE, condition)
-        key = (info.profile, info.network, self.work_s(client))
-        if (plan := self._alike.get(key)) is None:
-            plan = self._plan(info, trip, WHOLE, None)
-            if len(self._alike) < MOST_ALIKE and self._never_varies(info):
-                self._alike[key] = plan
-        return plan
+        return self._steady(info, trip)
 
     def in_series(self, client: int) -> TripPlan:
         """The client's first trip with its transfers, also where the strategy has them apart."""
-        return self._plan(self._clients[client], 0, WHOLE, None)
+        return self._steady(self._clients[client], 0)
+
+    def _steady(self, info: ClientInfo, trip: int) -> TripPlan:
+        """A whole trip of a client that does not change over time."""
+        key = (info.profile, info.network, self._whole_s(info))
+        if (plan := self._alike.get(key)) is None:
+            plan = self._plan(info, trip, WHOLE, None)
+            if self._never_varies(info):
+                _keep(self._alike, key, plan)
+        return plan
 
     def _never_varies(self, info: ClientInfo) -> bool:
         network = network_of(info.network)
@@ -231,7 +311,7 @@ class Trips:
 
     def _plan(self, info: ClientInfo, trip: int, end: End, condition: Condition | None) -> TripPlan:
         experiment, client = self._experiment, info.client
-        held, rng = self._examples[client], stream(experiment.seed, "trip", client, trip)
+        held, rng = self.examples[client], stream(experiment.seed, "trip", client, trip)
         link = Link(network_of(info.network), rng)
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
@@ -240,16 +320,33 @@ class Trips:
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
         budget_s, steps = end
-        down, work_s, up = self._down_bytes, self.work_s(client, steps), self._up_bytes
+        down, work_s, up = self._down_bytes, self._whole_s(info, steps), self._up_bytes
         plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held)
         if steps is not None:
             plan = plan._replace(steps=steps)
         if budget_s < math.inf:
             sizes = self._rule.batches(held, steps)
-            plan = plan.within(budget_s, (self.step_s(client, size) for size in sizes))
+            plan = plan.within(budget_s, (self._step_s(info, size) for size in sizes))
         chance = experiment.fleet.churn.die_per_trip
         if chance > 0.0:
             fate = stream(experiment.seed, "death", client, trip)
             if fate.random() < chance:
                 return plan._replace(dies_s=float(fate.random()) * plan.total_s)
         return plan
+
+
+class KnownClients(LazySequence[Client]):
+    """The facts of all clients that a strategy may know, each found when it is asked for."""
+
+    def __init__(self, trips: Trips) -> None:
+        self._trips = trips
+        self._found: dict[int, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._trips.examples)
+
+    def make(self, index: int) -> Client:
+        if (found := self._found.get(index)) is None:
+            found = self._trips.known(index)
+            _keep(self._found, index, found)
+        return found

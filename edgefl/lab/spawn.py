@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class StartWorkload(Workload):
     When they were forked and first trained by the system's monotonic clock, and their memory, as `_memory`.
     """
 
-    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
         self._notes = base
         self._forked_s = self._trained_s = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -21,9 +21,8 @@ from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.learning.operations import BatchWork, StepWork
-from edgefl.run.control import Prepared
+from edgefl.run.control import FirstTrip, Prepared
 from edgefl.run.messages import NO_SCORES, ClientScores
-from edgefl.strategies import base
 
 Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
@@ -56,7 +55,7 @@ class IdleWorkload:
     host_step_s = 0.0
     work = BatchWork(fixed=StepWork(), per_example=StepWork())
 
-    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         self.experiment = experiment
         self._clients = clients
         size = int(experiment.model.args["parameters"])
@@ -95,23 +94,28 @@ class IdleWorkload:
         """Nothing is computed anywhere."""
 
     def prepared(self) -> Prepared:
-        plans = [self.plan(info.client, 0) for info in self._clients]
-        counts = [self.examples(info.client) for info in self._clients]
+        counts = np.fromiter(map(self.examples, range(len(self._clients))), np.int64)
+        ones = np.ones(len(counts), np.int64)
         return Prepared(
             size=self.flat.size,
             layout=[("parameters", [self.flat.size], 0)],
-            clients=[
-                base.Client(info.client, info.profile, count, count, plan.down_s, plan.compute_s, plan.up_s)
-                for info, count, plan in zip(self._clients, counts, plans, strict=True)
-            ],
-            labels=[[0] for _ in plans],
-            held_out=[0 for _ in plans],
+            examples=counts.tobytes(),
+            held_out=(ones - 1).tobytes(),
+            classes=ones.tobytes(),
+            labels=(ones - 1).tobytes(),
+            first_trips=self._first_trips(),
             work=self.work,
             host_step_s=self.host_step_s,
-            emulated_trip_s=[plan.total_s or NOMINAL_S for plan in plans],
             test_examples=1,
             dataset="none",
         )
+
+    def _first_trips(self) -> list[FirstTrip]:
+        if self.experiment.clock.kind == "virtual":
+            return []
+        clients = range(len(self._clients))
+        plans = ((self.examples(client), self.plan(client, 0)) for client in clients)
+        return [FirstTrip(steps, one.down_s, one.compute_s, one.total_s or NOMINAL_S) for steps, one in plans]
 
 
 EXERCISE = "edgefl.lab.workloads:ExerciseWorkload"
@@ -134,7 +138,7 @@ class ExerciseArgs(NamedTuple):
 class ExerciseWorkload(IdleWorkload):
     """Zeros for a model, and products of matrices for training it."""
 
-    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)
         asked = ExerciseArgs(**experiment.model.args)
         product = StepWork(matmul_flop=PRODUCT_FLOP / asked.real)

@@ -15,6 +15,7 @@
 
 `my_module:split`  a function of the user's, called as ``split(labels=…, profiles=…, rng=…)``:
              it returns an array of row numbers for each client's profile, drawn from the generator ``rng``.
+             Clients may hold the same rows: so a fleet may be larger than the data set.
 
 Every client gets at least one example and, but by a function of the user's, no example is held twice. All
 are handed out, except those of users that are no client, and of a label that no client may hold: with
@@ -26,17 +27,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
+from edgefl.lazy import LazySequence
 from edgefl.learning.dataset import Targets
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 
 Rows = NDArray[np.int64]
+
+
+class Parts(LazySequence[Rows]):
+    """Numbers by client, int64, all in one array: those of client i are the next ``sizes[i]`` of ``rows``.
+
+    >>> parts = Parts(np.array([7, 4, 2]), np.array([2, 1])).ascending()
+    >>> parts[0], parts.sizes, parts.owners
+    (array([4, 7]), array([2, 1]), array([0, 0, 1]))
+    """
+
+    def __init__(self, rows: Rows, sizes: Rows) -> None:
+        self.rows, self.sizes = rows, sizes
+        self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+    @classmethod
+    def of(cls, parts: Sequence[NDArray[Any]]) -> Parts:
+        """The same of an array of whole numbers a client."""
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        return cls(np.concatenate(parts, dtype=np.int64, casting="unsafe"), sizes)
+
+    @classmethod
+    def evenly(cls, rows: Rows, clients: int) -> Parts:
+        """``rows`` in parts that follow each other, the first ones larger by one where they must be."""
+        each, more = divmod(len(rows), clients)
+        sizes = np.full(clients, each)
+        sizes[:more] += 1
+        return cls(rows, sizes)
+
+    @property
+    def owners(self) -> Rows:
+        """The client of each of ``rows``."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def ascending(self) -> Parts:
+        """The same, each client's in order."""
+        first = self.owners * (int(self.rows.max(initial=0)) + 1)
+        return Parts(np.sort(first + self.rows) - first, self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def make(self, index: int) -> Rows:
+        return self.rows[self._ends[index] : self._ends[index + 1]]
 
 
 def partition(
@@ -47,7 +93,7 @@ def partition(
     seed: int,
     owners: Rows | None = None,
     search_path: Sequence[Path] = (),
-) -> list[Rows]:
+) -> Parts:
     """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
 
     ``targets`` are the training examples', ``owners`` their users, for ``natural``. Raises `ConfigError` if
@@ -58,7 +104,7 @@ def partition(
     ([4, 3, 3], True)
     """
     clients, count = len(profiles), len(targets)
-    if clients > count:
+    if clients > count and ":" not in spec.partition:
         raise ConfigError(
             f"data: {clients} clients cannot share {count} training examples (each needs at least one)"
         )
@@ -68,11 +114,11 @@ def partition(
     rng = stream(seed, "partition")
     match spec.partition:
         case "iid":
-            parts = list(np.array_split(rng.permutation(count), clients))
+            return Parts.evenly(rng.permutation(count), clients).ascending()
         case "natural":
             parts = _natural(owners, clients, rng)
         case own if ":" in own:
-            parts = _own(own, targets, profiles, rng, search_path)
+            return _own(own, targets, profiles, rng, search_path)
         case by_classes:
             if classes is None or targets.ndim > 1:
                 raise ConfigError(
@@ -80,10 +126,10 @@ def partition(
                     f"{targets.dtype} of shape {targets.shape[1:]}; use iid or natural"
                 )
             parts = _by_classes(spec, targets, profiles, classes, rng)
-    return [np.sort(part).astype(np.int64) for part in parts]
+    return Parts.of(parts).ascending()
 
 
-def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[list[Rows], list[Rows]]:
+def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[Parts, Parts]:
     """Each client's rows to train on, and those to be tested on: at least one each where it has two.
 
     Which ones they are follows from the seed and the client. Rows stay ascending.
@@ -92,13 +138,16 @@ def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[list[Ro
     >>> [len(rows) for rows in (*train, *test)], sorted([*train[0], *test[0]]) == list(range(10))
     ([7, 1, 3, 0], True)
     """
+    if not fraction:
+        whole = parts if isinstance(parts, Parts) else Parts.of(parts).ascending()
+        return whole, Parts(whole.rows[:0], np.zeros(len(whole), np.int64))
     train, test = [], []
     for client, rows in enumerate(parts):
-        count = min(max(1, round(fraction * len(rows))), len(rows) - 1) if fraction else 0
+        count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         order = stream(seed, "hold-out", client).permutation(rows) if count else rows
-        train.append(np.sort(order[count:]))
-        test.append(np.sort(order[:count]))
-    return train, test
+        train.append(order[count:])
+        test.append(order[:count])
+    return Parts.of(train).ascending(), Parts.of(test).ascending()
 
 
 def _by_classes(
@@ -118,7 +167,7 @@ def _own(
     profiles: Sequence[str],
     rng: np.random.Generator,
     search_path: Sequence[Path],
-) -> list[Rows]:
+) -> Parts:
     """The split that a user's function makes, checked."""
     split = load_attribute(name, "data.partition", search_path)
     arguments = {"labels": targets, "profiles": list(profiles), "rng": rng}
@@ -131,14 +180,22 @@ def _own(
             f"data.partition: {name!r} must return an array of rows for each of {len(profiles)} clients "
             f"(got {len(parts)})"
         )
-    for client, rows in enumerate(parts):
-        fits = rows.ndim == 1 and rows.size and rows.dtype.kind in "iu" and len(np.unique(rows)) == rows.size
-        if not fits or rows.min() < 0 or rows.max() >= len(targets):
-            raise ConfigError(
-                f"data.partition: {name!r}: client {client} needs different whole numbers in "
-                f"[0, {len(targets)}), at least one (got {rows.dtype} of shape {rows.shape})"
-            )
-    return parts
+    right = [part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts]
+    wrong = {right.index(False)} if not all(right) else set[int]()
+    if not wrong:
+        found = Parts.of(parts)
+        outside = found.owners[(found.rows < 0) | (found.rows >= len(targets))]
+        if not len(outside):
+            found = found.ascending()
+            outside = found.owners[1:][(np.diff(found.rows) == 0) & (np.diff(found.owners) == 0)]
+        wrong = set(outside[:1].tolist())
+    for client in wrong:
+        rows = parts[client]
+        raise ConfigError(
+            f"data.partition: {name!r}: client {client} needs different whole numbers in "
+            f"[0, {len(targets)}), at least one (got {rows.dtype} of shape {rows.shape})"
+        )
+    return found
 
 
 def _natural(owners: Rows | None, clients: int, rng: np.random.Generator) -> list[Rows]:

@@ -10,7 +10,7 @@ import functools
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,7 @@ class Store:
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
         self._ends: dict[int, _End] = {}
+        self._fleet: Collection[ClientRow] = ()
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     def journal(self, event: Event) -> int:
@@ -210,9 +211,9 @@ class Store:
         entry[0] += seconds
         entry[1] += calls
 
-    def clients(self, rows: Iterable[ClientRow]) -> None:
-        """The fleet, written at the start of the run."""
-        self._rows[_insert("clients")].extend(map(_columns, rows))
+    def clients(self, rows: Collection[ClientRow]) -> None:
+        """The fleet, written at the start of the run: ``rows`` are read when they are written."""
+        self._fleet = rows
 
     def set_meta(self, **fields: Any) -> None:
         """Write fields of `Meta`, such as ``set_meta(status="running", wall_s=12.5)``.
@@ -280,8 +281,9 @@ class Store:
             (FINISH_TRIP, [row for end in (*ends.values(), *often.values()) for row in end.rows()]),
             *self._rows.items(),
         ]
-        if count := sum(len(rows) for _, rows in batches):
+        if count := len(self._fleet) + sum(len(rows) for _, rows in batches):
             with self._transaction():
+                self._db.executemany(_insert("clients"), map(_columns, self._fleet))
                 for statement, rows in batches:
                     if rows:
                         self._db.executemany(statement, rows)

@@ -15,7 +15,7 @@ from edgefl.learning.dataset import Dataset
 from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import Loss
-from edgefl.learning.partition import Rows
+from edgefl.learning.partition import Parts
 from edgefl.run.messages import NO_SCORES, ClientScores
 from edgefl.seeds import stream
 
@@ -36,7 +36,7 @@ class Assessor:
         data: Dataset,
         flat: FlatModel,
         loss: Loss,
-        held_out: Sequence[Rows],
+        held_out: Parts,
         base: Path,
     ) -> None:
         self._asked, self._seed = experiment.evaluation, experiment.seed
@@ -98,7 +98,7 @@ class Assessor:
         """The clients to be measured, of those that hold examples out; none if nobody asks."""
         if self._asked.clients == "none":
             return []
-        able = [client for client, rows in enumerate(self.held_out) if len(rows)]
+        able = np.flatnonzero(self.held_out.sizes).tolist()
         if not able:
             raise ConfigError("evaluation.clients: no client holds two examples, one of them to be tested on")
         order = stream(self._seed, "measured-clients").permutation(len(able))

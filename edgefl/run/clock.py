@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
@@ -121,6 +121,12 @@ class Agenda:
     def __init__(self) -> None:
         self._heap: list[Due] = []
         self._due_s: dict[int, float] = {}
+        self._coming: Iterator[Due] = iter(())
+        self._comes: Due | None = None
+
+    def follow(self, dues: Iterator[Due]) -> None:
+        """Enter what comes by itself, in order: each is asked for once the one before it is taken."""
+        self._coming, self._comes = dues, next(dues, None)
 
     def enter(self, due: Due) -> None:
         """Put an entry in its place; a task's arrival takes the place of the one it had."""
@@ -135,15 +141,19 @@ class Agenda:
         while heap:
             due = heap[0]
             if due.kind != ARRIVAL or self._due_s.get(due.task) == due.at_s:
-                return due
+                return due if self._comes is None else min(due, self._comes)
             heapq.heappop(heap)
-        return None
+        return self._comes
 
     def take(self) -> Due:
         """Remove and return the head; IndexError if there is none."""
-        if self.head is None:
+        due = self.head
+        if due is None:
             raise IndexError("the agenda is empty")
-        due = heapq.heappop(self._heap)
+        if due is self._comes:
+            self._comes = next(self._coming, None)
+            return due
+        heapq.heappop(self._heap)
         if due.kind == ARRIVAL:
             del self._due_s[due.task]
         return due

@@ -7,17 +7,15 @@ experiment. Only the supervisor talks to both.
 from __future__ import annotations
 
 import hmac
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from edgefl.devices.fleet import ClientInfo
 from edgefl.experiment import Experiment
 from edgefl.learning.operations import BatchWork
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
 from edgefl.parameters.buffer import Shape
-from edgefl.strategies.base import Client
 
 Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
@@ -117,7 +115,6 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
     experiment: Experiment
     base: str
-    clients: list[ClientInfo]
     enforcement: Enforcement = Enforcement()
     nodes: bool = False
     """Others will do the same: say by which `Prepared.fingerprint` they know that it is the same."""
@@ -164,26 +161,43 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """Of the model that a trip's training makes, bit by bit."""
 
 
+class FirstTrip(NamedTuple):
+    """A client's first trip as its device makes it, in emulated seconds; ``total_s`` as it goes, the parts of
+    it one after the other."""
+
+    steps: int
+    down_s: float
+    compute_s: float
+    total_s: float
+
+
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The workload of D = ``size`` parameters, and its cost on this host in CPU seconds a step.
 
-    ``labels``, ``held_out`` (examples) and ``emulated_trip_s`` (of the first trip, on its device) are by
-    client.
+    ``examples`` and ``held_out`` are counts by client, ``classes`` counts of the classes that a client holds,
+    and ``labels`` these classes, one client's after the other: int64, as `column` reads them.
     """
 
     size: int
     layout: list[tuple[str, list[int], int]]
     """Name, shape and offset of each tensor in the flat vector."""
-    clients: list[Client]
-    labels: list[list[int]]
-    held_out: list[int]
-    emulated_trip_s: list[float]
+    examples: bytes
+    held_out: bytes
+    classes: bytes
+    labels: bytes
+    first_trips: list[FirstTrip]
+    """By client, for the time scale of the wall clock; none under the virtual one."""
     work: BatchWork
     """Of a training step, by the size of its batch."""
     host_step_s: float
     test_examples: int
     dataset: str
     fingerprint: Fingerprint | None = None
+
+
+def column(numbers: bytes) -> memoryview[int]:
+    """The whole numbers of a column of `Prepared`."""
+    return memoryview(numbers).cast("q")
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
@@ -260,7 +274,6 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     experiment: Experiment
     base: str
     run_dir: str
-    clients: list[ClientInfo]
     prepared: Prepared
     time_scale: float
     load: float

@@ -1,11 +1,11 @@
-"""The demands of an experiment on a run: whether it can be done, its clients, and the shape of its memory."""
+"""The demands of an experiment on a run: whether it can be done, and the shape of its memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edgefl import config, kernels
-from edgefl.devices.fleet import ClientInfo
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.parameters.buffer import Shape, blocks, ring_entries
@@ -59,17 +59,6 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             "server.durability must be 'disk' for secure noise under the wall clock (else a run that is "
             "killed and resumed makes versions again that clients have seen), got 'memory'"
         )
-
-
-def fleet_of(experiment: Experiment) -> list[ClientInfo]:
-    """Returns the clients of an experiment, numbered in the order of its profiles."""
-    fleet = experiment.fleet
-    assert isinstance(fleet.devices, dict)
-    clients: list[ClientInfo] = []
-    for profile, count in fleet.devices.items():
-        network = fleet.network if isinstance(fleet.network, str) else fleet.network[profile]
-        clients += [ClientInfo(len(clients) + i, profile, network) for i in range(count)]
-    return clients
 
 
 def shape_of(

@@ -229,4 +229,4 @@ def slowest_step_s(plan: control.Serve, active: int) -> float:
     if plan.experiment.fleet.throttle == "paced":
         return seconds
     # A client is not heard while its process is stopped: its step takes as long as the device's.
-    return max(seconds, plan.time_scale * max(known.compute_s / known.steps for known in prepared.clients))
+    return max(seconds, plan.time_scale * max(trip.compute_s / trip.steps for trip in prepared.first_trips))

@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import time
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 
 from edgefl.core import Core
+from edgefl.devices.fleet import fleet_of
 from edgefl.limits.capacity import StealMeter, ThrottleMeter
 from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
 from edgefl.run import control, messages
@@ -27,10 +30,9 @@ class Gauge:
     """Counts what passes by; `progress` reads it out."""
 
     def __init__(self, plan: control.Serve) -> None:
-        numbers: dict[str, int] = {}
-        self._profile = [numbers.setdefault(info.profile, len(numbers)) for info in plan.clients]
-        self._names = list(numbers)
-        self._profiles = np.array(self._profile, dtype=np.intp)
+        kinds = fleet_of(plan.experiment).kinds
+        self._names = [profile for profile, *_ in kinds]
+        self._ends = list(accumulate(count for *_, count in kinds))
         self._trips = [0] * len(self._names)
         self._errors: deque[float] = deque(maxlen=2 * RECENT_TRIPS)
         self._costs_ns = array("q")
@@ -46,7 +48,7 @@ class Gauge:
 
     def trip(self, done: messages.Done) -> None:
         """A trip ended."""
-        self._trips[self._profile[done.client]] += 1
+        self._trips[bisect_right(self._ends, done.client)] += 1
         if not self._wall:  # its times were computed, not kept
             return
         self._declared_s += done.trip.declared_s
@@ -77,14 +79,11 @@ class Gauge:
     ) -> control.Progress:
         """The figures of this instant; ``connected`` counts clients until all are there, then it is None."""
         running = np.fromiter(core.running, np.intp, core.training)
-        rests = np.frombuffer(core.present, dtype=np.bool_).copy()
-        rests[running] = False
-        count = len(self._names)
-        total, training, idle = (
-            np.bincount(profiles, minlength=count)
-            for profiles in (self._profiles, self._profiles[running], self._profiles[rests])
-        )
-        rows = np.stack([idle, training, total - idle - training, np.array(self._trips)], axis=1)
+        starts = [0, *self._ends[:-1]]
+        here = np.add.reduceat(np.frombuffer(core.present, np.uint8), starts, dtype=np.int64)
+        training = np.bincount(np.searchsorted(self._ends, running, "right"), minlength=len(starts))
+        absent = np.diff(self._ends, prepend=0) - here
+        rows = np.stack([here - training, training, absent, np.array(self._trips)], axis=1)
         median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
         invalid = ""  # or the first bound that is not held, by what is known while the run goes on
         if self._wall:

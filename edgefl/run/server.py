@@ -57,7 +57,7 @@ class ServerLoop:
         engine, plan = self._engine, self._plan
         self._core, self._aggregator, self._store = engine.core, engine.aggregator, engine.store
         self._experiment, self._clock = plan.experiment, self._timeline.clock
-        active = self._core.strategy.max_training(len(plan.clients))
+        active = self._core.strategy.max_training(len(self._core.devices))
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
         self._interrupted = self._started = False
@@ -183,7 +183,7 @@ class ServerLoop:
         coming = self._roster.returning + self._peers.unready + self._timeline.expected
         if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
-                f"no client is training and none will: {len(core.idle)} of {len(self._plan.clients)} are "
+                f"no client is training and none will: {len(core.idle)} of {len(core.devices)} are "
                 f"connected, {len(core.held)} updates wait in the buffer"
             )
 
@@ -207,7 +207,7 @@ class ServerLoop:
         connected = sum(peer.ready for peer in self._peers.of(*CLIENTS)) if not self._started else None
         incidents = sum(self._roster.incidents.values())
         progress = self._gauge.progress(self._core, self._clock, connected, incidents)
-        wanted = self._plan.states and len(self._plan.clients) <= MOST_STATES
+        wanted = self._plan.states and len(self._core.devices) <= MOST_STATES
         if wanted and (self._stopped is not None or self._reports % STATES_EVERY == 0):
             self._watch.to("states")
             progress = msgspec.structs.replace(progress, states=self._timeline.states())

@@ -15,16 +15,19 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from edgefl import config, failpoints, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import Dynamics, dynamics_of
-from edgefl.devices.fleet import Trips, device_of, network_of
+from edgefl.devices.fleet import KnownClients, Trips, device_of, fleet_of, kinds_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
 from edgefl.experiment import Experiment
+from edgefl.lazy import LazySequence
 from edgefl.learning.operations import StepWork
+from edgefl.learning.partition import Parts
 from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_by
 from edgefl.limits.pacing import set_time_slice
@@ -84,17 +87,17 @@ def build(
     socket: ServerSocket,
 ) -> ServerLoop:
     """The loop over a new run's parts, or over those of one that goes on from its last checkpoint."""
-    experiment, clients, prepared = plan.experiment, plan.clients, plan.prepared
+    experiment, prepared = plan.experiment, plan.prepared
+    clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [Path(plan.base)])
     source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
-    core = core_of(experiment, strategy, prepared.clients, source)
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source)
     aggregator.lends = transport == "shm" and not virtual
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
-    examples = [known.examples for known in prepared.clients]
-    apart = strategy.transfers_apart
+    examples, apart = control.column(prepared.examples), strategy.transfers_apart
     trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes, transfers_apart=apart)
+    core = core_of(experiment, strategy, KnownClients(trips), source)
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
     if buffer.shape.tail:
@@ -180,10 +183,10 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
         privacy=experiment.privacy,
-        sampling=strategy.sampling(len(plan.clients)),
+        sampling=strategy.sampling(len(trips.examples)),
         clock=experiment.clock.kind,
         seed=experiment.seed,
-        clients=len(plan.clients),
+        clients=len(trips.examples),
         processes=plan.workers,
         transport=experiment.server.transport,
         time_scale=plan.time_scale,
@@ -201,30 +204,42 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
         toml=config.dump(experiment),
     )
-    rows = []
-    fleet = zip(plan.clients, prepared.clients, prepared.labels, prepared.held_out, strict=True)
-    for info, known, labels, held_out in fleet:
-        device, network = device_of(experiment, info.client, info.profile), network_of(info.network)
-        row = ClientRow(
-            client=info.client,
+    store.clients(_ClientRows(plan, trips))
+
+
+class _ClientRows(LazySequence[ClientRow]):
+    """The fleet's rows on record."""
+
+    def __init__(self, plan: control.Serve, trips: Trips) -> None:
+        self._experiment, self._trips, self._clients = plan.experiment, trips, fleet_of(plan.experiment)
+        prepared = plan.prepared
+        self._held_out, sizes = control.column(prepared.held_out), np.frombuffer(prepared.classes, np.int64)
+        self._labels = Parts(np.frombuffer(prepared.labels, np.int64), sizes)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def make(self, index: int) -> ClientRow:
+        info = self._clients[index]
+        device, network = device_of(self._experiment, index, info.profile), network_of(info.network)
+        return ClientRow(
+            client=index,
             profile=device.id,
             network=network.id,
-            examples=known.examples,
-            test_examples=held_out,
-            labels=tuple(labels),
-            step_s=None if device.time_model() is None else trips.full_step_s(info.client),
+            examples=self._trips.examples[index],
+            test_examples=self._held_out[index],
+            labels=tuple(self._labels[index].tolist()),
+            step_s=None if device.time_model() is None else self._trips.full_step_s(index),
             memory_mib=device.app_limit_mib,
             down_mbps=mean_mbps(network.down),
             up_mbps=mean_mbps(network.up),
         )
-        rows.append(row)
-    store.clients(rows)
 
 
 def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
     """Each profile's factor of error for steps of that work, where it stands for real devices."""
-    clients = {info.profile: info.client for info in plan.clients}
-    devices = [device_of(plan.experiment, client, profile) for profile, client in clients.items()]
+    last = {info.profile: info.client for info in kinds_of(fleet_of(plan.experiment)).values()}
+    devices = [device_of(plan.experiment, client, profile) for profile, client in last.items()]
     factors = {one.id: one.model_error_factor(work) for one in devices}
     return {name: factor for name, factor in factors.items() if factor is not None}
 

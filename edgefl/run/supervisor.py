@@ -28,7 +28,7 @@ import msgspec
 import psutil
 
 from edgefl import config
-from edgefl.devices.fleet import mixed_runtimes
+from edgefl.devices.fleet import fleet_of, mixed_runtimes
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import (
@@ -49,7 +49,7 @@ from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.demands import checked, fleet_of, shape_of
+from edgefl.run.demands import checked, shape_of
 from edgefl.run.fork_server import ForkServer
 from edgefl.run.nodes import Nodes, on_nodes
 from edgefl.run.process import Child, start_process
@@ -312,9 +312,7 @@ class _Supervisor:
 
     def _prepare(self) -> None:
         on_nodes = self.nodes is not None
-        prepare = control.Prepare(
-            self._experiment, str(self._base), self._clients, self._enforcement, nodes=on_nodes
-        )
+        prepare = control.Prepare(self._experiment, str(self._base), self._enforcement, nodes=on_nodes)
         self._zygote.tell(prepare)
         if self.nodes is not None:
             self.nodes.prepare(prepare, same_bits=self._virtual)
@@ -434,7 +432,6 @@ class _Supervisor:
             experiment=self._experiment,
             base=str(self._base),
             run_dir=str(self._folder),
-            clients=self._clients,
             prepared=prepared,
             time_scale=scale.value,
             load=scale.load,
@@ -457,10 +454,10 @@ class _Supervisor:
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
         at_once = self._experiment.fleet.join_spread_s == 0.0
         demands = []
-        for known, trip_s in zip(prepared.clients, prepared.emulated_trip_s, strict=True):
-            cpu_s = known.steps * prepared.host_step_s
-            burst = Burst(cpu_s, known.down_s, known.compute_s)
-            demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip_s, burst))
+        for trip in prepared.first_trips:
+            cpu_s = trip.steps * prepared.host_step_s
+            burst = Burst(cpu_s, trip.down_s, trip.compute_s)
+            demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip.total_s, burst))
         return choose_time_scale(
             demands,
             scale=self._experiment.clock.time_scale,

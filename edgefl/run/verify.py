@@ -19,6 +19,7 @@ import numpy as np
 
 from edgefl import config
 from edgefl.core.events import Arrived, Release, Sum, Summed, Train
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import Floats
@@ -33,7 +34,7 @@ from edgefl.results.result import Result
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
-from edgefl.run.demands import fleet_of, shape_of
+from edgefl.run.demands import shape_of
 from edgefl.run.engine import taken
 from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
@@ -89,10 +90,10 @@ class _Replay:
         strategy = resolve(experiment.strategy, [base])
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        known = workload.prepared().clients
+        workload.prepared()  # trains, as in the run: layers may begin in another state then
         workload.settle()
         source = source_of(experiment, record.folder)
-        self._core = core_of(experiment, strategy, known, source)
+        self._core = core_of(experiment, strategy, workload.known, source)
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self.buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.whole

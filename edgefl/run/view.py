@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import zip_longest
 from typing import NamedTuple, Self
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.devices.fleet import ClientInfo
+from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Experiment, Stop
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.fidelity import Conditions, bounds
@@ -105,7 +104,7 @@ class RunView:
         self.say(text)
 
     def describe(
-        self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
+        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         """Take in the workload, the time scale, and what else is to be said at the start."""
         self.total, self.scale, self.note = len(clients), scale, "starting the clients"
@@ -190,11 +189,10 @@ class LineView(RunView):
             self._print(text)
 
     def describe(
-        self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
+        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
-        counts = Counter(printable(info.profile) for info in clients)
-        fleet = ", ".join(f"{count} {profile}" for profile, count in counts.items())
+        fleet = ", ".join(f"{count} {printable(profile)}" for profile, _, count in clients.kinds)
         self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
         for line in filter(None, (scale.why, remark)):
             self._print(line)
@@ -252,7 +250,7 @@ class TerminalView(RunView):
         self._draw()
 
     def describe(
-        self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
+        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
         style = {"fits": "dim", "tight": "yellow", "overloaded": "bold red"}[scale.verdict]

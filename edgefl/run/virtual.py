@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
+import numpy as np
 
 from edgefl import failpoints
 from edgefl.core.events import Failed, Joined, Left, Ticked
@@ -86,7 +87,7 @@ class VirtualTimeline(Timeline):
     trips: Trips
 
     def __post_init__(self) -> None:
-        self._examples = [device.examples for device in self.core.devices]
+        self._examples = self.trips.examples
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
         self._cell_due_s = math.inf
@@ -109,11 +110,20 @@ class VirtualTimeline(Timeline):
 
     def start(self) -> None:
         self._started = True
-        for client in range(len(self._examples)):
-            changes = self.dynamics is not None and client in self.dynamics
-            if not changes and not self.core.connected(client):
-                self._comes(client, joins_at_s(self.experiment, client))
+        self.agenda.follow(self._first_joins())
         self._follow()
+
+    def _first_joins(self) -> Iterator[Due]:
+        """The coming of clients that are not there yet and do not come and go by themselves, in order."""
+        absent = np.flatnonzero(np.frombuffer(self.core.present, np.uint8) == 0)
+        if self.dynamics is not None:
+            absent = np.array([client for client in absent.tolist() if client not in self.dynamics], np.int64)
+        firsts = (joins_at_s(self.experiment, client) for client in absent.tolist())
+        instants = np.fromiter(map(self._not_before, absent.tolist(), firsts), np.float64, len(absent))
+        order = np.lexsort((absent, instants))
+        order = order[instants[order] < math.inf]
+        columns = zip(instants[order].data, absent[order].data, strict=True)
+        return (Due(at_s, JOIN, client) for at_s, client in columns)
 
     @property
     def expected(self) -> int:

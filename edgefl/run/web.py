@@ -9,13 +9,12 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-from edgefl.devices.fleet import ClientInfo
+from edgefl.devices.fleet import ClientInfos
 from edgefl.errors import ConfigError
 from edgefl.limits.capacity import TimeScale
 from edgefl.run import control
@@ -80,13 +79,11 @@ class _PageView(RunView):
         self._tell(control.Said(text))
 
     def describe(
-        self, clients: Sequence[ClientInfo], prepared: control.Prepared, scale: TimeScale, remark: str = ""
+        self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
         self._view.describe(clients, prepared, scale, remark)
-        groups = groupby((info.profile, info.network) for info in clients)
-        fleet = [(*kind, sum(1 for _ in of_kind)) for kind, of_kind in groups]
-        self._tell(control.Described(fleet, self.workload, scale))
+        self._tell(control.Described(list(clients.kinds), self.workload, scale))
 
     def update(self, progress: control.Progress) -> None:
         super().update(progress)

@@ -17,7 +17,7 @@ import torch
 from edgefl.devices import Device
 from edgefl.devices.cells import CellMeter, Way
 from edgefl.devices.condition import Condition
-from edgefl.devices.fleet import ClientInfo, Trips, cell_capacities, cell_limits, device_of
+from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, cell_capacities, cell_limits, device_of
 from edgefl.devices.link import LinkShare
 from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, TrainingError, unknown
@@ -30,18 +30,18 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import make_loss, on_zeros
 from edgefl.learning.models import make_model
 from edgefl.learning.operations import BatchWork, StepWork
-from edgefl.learning.partition import hold_out, partition
+from edgefl.learning.partition import Parts, hold_out, partition
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
 from edgefl.parameters.update_format import FORMATS
 from edgefl.run.assessor import Assessor
-from edgefl.run.control import Fingerprint, Prepared
+from edgefl.run.control import Fingerprint, FirstTrip, Prepared
 from edgefl.run.messages import ClientScores
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Client, Given, Strategy
+from edgefl.strategies.base import Given, Strategy
 
 
 def own_training(
@@ -117,7 +117,7 @@ CACHE_BYTES = 64 * 2**20
 class Workload:
     """Everything that a client, a worker or the evaluator needs to compute."""
 
-    def __init__(self, experiment: Experiment, clients: list[ClientInfo], base: Path) -> None:
+    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)
         self._arithmetic = Arithmetic.of(experiment.training)
         self._arithmetic.check()
@@ -137,7 +137,6 @@ class Workload:
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
         check_terms(strategy, self.rule, profiles)
-        self._rules = [self._own_rule(info) for info in clients]
         self.flat = FlatModel(module, vectors=len(self.vectors))
         self._trainer = Trainer(self.flat, self._loss, self._arithmetic)
         self._custom: CustomTrainer | None = None
@@ -151,13 +150,15 @@ class Workload:
         self.needs_given = own is not None or keeps
         """True where a trip's training has to know what it was `Given`."""
         self.work = self._work()
-        examples = [len(rows) for rows in self._rows]
+        examples = self._rows.sizes.data
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
         apart = strategy.transfers_apart
         self._trips = Trips(
             experiment, clients, examples, self.work, 4 * numbers, up_bytes, transfers_apart=apart
         )
+        self.known = KnownClients(self._trips)
+        """The facts of the clients that a strategy may know."""
         self.host_step_s = 0.0
         """CPU time of a step on this host, once `prepared` has measured it."""
         self.cells: CellMeter | None = None
@@ -166,9 +167,11 @@ class Workload:
         """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
 
-    def _own_rule(self, info: ClientInfo) -> LocalRule:
+    def _own_rule(self, client: int) -> LocalRule:
         """The rule with the client's own learning rate."""
-        factor = self.rule.terms.lr_factor(info.client, info.profile)
+        if (terms := self.rule.terms).lr is None:
+            return self.rule
+        factor = terms.lr_factor(client, self._clients[client].profile)
         return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
@@ -204,7 +207,7 @@ class Workload:
 
     def _largest(self) -> int:
         """The client with the most examples."""
-        return max(range(len(self._rows)), key=lambda index: len(self._rows[index]))
+        return int(np.argmax(self._rows.sizes))
 
     def device(self, client: int) -> Device:
         """The device that this client emulates."""
@@ -244,7 +247,7 @@ class Workload:
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
         step = None if done is None else lambda examples: done(step_s(client, examples))
-        x, y, rule = data.train_x, data.train_y, self._rules[client]
+        x, y, rule = data.train_x, data.train_y, self._own_rule(client)
         if given is None and self.needs_given:
             given = self._blank()
         if given is None:
@@ -275,12 +278,12 @@ class Workload:
         rng = stream(self.experiment.seed, "personal", client, version)
         data, rows = self.data, self._rows[client]
         if self._custom is None:
-            rule = self._rules[client]
+            rule = self._own_rule(client)
             rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
             self._trainer.run(data.train_x, data.train_y, rule, rng, rows=rows)
         else:
             given = self._blank()._replace(version=version)
-            rule = self._rules[client]
+            rule = self._own_rule(client)
             self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, rule=rule)
 
     def settle(self) -> None:
@@ -296,7 +299,7 @@ class Workload:
         """Digests of the data, their split and the first model, and of a trip's training; the model stays."""
         data, first = hashlib.sha256(), self.flat.array.copy()
         every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
-        for part in (self.data.train_x[::every], self.data.train_y, *self._rows, first):
+        for part in (self.data.train_x[::every], self.data.train_y, self._rows.sizes, self._rows.rows, first):
             data.update(np.ascontiguousarray(part).tobytes())
         client = self._largest()
         self.train(client, 0, None)
@@ -307,9 +310,6 @@ class Workload:
     def prepared(self) -> Prepared:
         """Run a few training steps, restore the model, and say what this workload is and costs."""
         first = self.flat.array.copy()
-        works = [self.rule.work(len(rows)) for rows in self._rows]
-        plans = [self.plan(info.client, 0) for info in self._clients]
-        whole = [self._trips.in_series(info.client) for info in self._clients]
         # A step is measured in trips that find nothing in the caches: many other clients ran before them.
         client = self._largest()
         other = np.zeros(CACHE_BYTES, dtype=np.uint8)
@@ -321,19 +321,35 @@ class Workload:
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
         np.copyto(self.flat.array, first)
-        labels = self.data.labels
+        held = self._labels()
         return Prepared(
             size=self.flat.size,
             layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
-            clients=[
-                Client(info.client, info.profile, len(rows), work.steps, one.down_s, one.compute_s, one.up_s)
-                for info, rows, work, one in zip(self._clients, self._rows, works, whole, strict=True)
-            ],
-            held_out=[len(rows) for rows in self._assessor.held_out],
-            labels=[[] if labels is None else np.unique(labels[rows]).tolist() for rows in self._rows],
+            examples=self._rows.sizes.tobytes(),
+            held_out=self._assessor.held_out.sizes.tobytes(),
+            classes=held.sizes.tobytes(),
+            labels=held.rows.tobytes(),
+            first_trips=self._first_trips(),
             work=self.work,
             host_step_s=self.host_step_s,
-            emulated_trip_s=[plan.total_s for plan in plans],
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,
         )
+
+    def _labels(self) -> Parts:
+        """The classes of which each client holds examples to train on; none where targets are no classes."""
+        rows, labels = self._rows, self.data.labels
+        if labels is None:
+            return Parts(rows.rows[:0], np.zeros(len(rows), np.int64))
+        classes = int(labels.max()) + 1
+        owners, held = np.divmod(np.unique(rows.owners * classes + labels[rows.rows]), classes)
+        return Parts(held, np.bincount(owners, minlength=len(rows)))
+
+    def _first_trips(self) -> list[FirstTrip]:
+        if self.experiment.clock.kind == "virtual":
+            return []
+        totals_s = (self.plan(client, 0).total_s for client in range(len(self._clients)))
+        return [
+            FirstTrip(known.steps, known.down_s, known.compute_s, total_s)
+            for known, total_s in zip(self.known, totals_s, strict=True)
+        ]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edgefl import kernels
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.limits.confinement import ClientLimits, Enforcement
 from edgefl.limits.held import govern
@@ -92,12 +93,12 @@ class Zygote:
 
     def _answer(self, message: control.ToZygote) -> None:
         match message:
-            case control.Prepare(experiment=experiment, clients=clients, base=base):
+            case control.Prepare(experiment=experiment, base=base):
                 # Loaded once, for all: a client that loads its own code starts five times slower.
                 try:
                     kernels.backend()
                     self._enforcement = message.enforcement
-                    self._workload = self._make_workload(experiment, clients, Path(base))
+                    self._workload = self._make_workload(experiment, fleet_of(experiment), Path(base))
                     prepared = self._workload.prepared()
                     if message.nodes:
                         fingerprint = self._workload.fingerprint()

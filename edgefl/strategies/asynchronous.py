@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from edgefl.ascending import Changed, drawn
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, Positive
 from edgefl.strategies.base import Arrivals, Strategy, Update, View
@@ -66,18 +66,17 @@ class Asynchronous(Strategy):
             room = min(room, self.concurrency - view.training)
         if room <= 0 or not idle:
             return ()
-        ready: Sequence[int] | _Without = idle
+        ready = idle
         if self.restart != "immediate":
             after = self.restart == "after-step"
-            ready = _Without(idle, self.contributors(state, view) if after else view.up_to_date)
+            ready = Changed(idle, self.contributors(state, view) if after else view.up_to_date)
         if not ready:
             return ()
         if self.concurrency is None and room >= len(view.devices):
-            return [ready[index] for index in range(len(ready))]
+            return list(ready)
         if room == 1:
             return (ready[int(view.rng.integers(len(ready)))],)
-        drawn = view.rng.permutation(len(ready))[:room]
-        return [ready[int(index)] for index in drawn]
+        return drawn(ready, room, view.rng)
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
         stale = self.max_staleness is not None and update.staleness > self.max_staleness
@@ -88,27 +87,3 @@ class Asynchronous(Strategy):
             return ()
         oldest = view.version - self.max_staleness
         return [client for client in view.running if view.trained_from(client) < oldest]
-
-
-class _Without:
-    """Ascending ``clients`` but for those in ``others``, who are few: made without a look at each client.
-
-    >>> left = _Without([2, 3, 5, 8], {3, 4, 8})
-    >>> len(left), left[0], left[1]
-    (2, 2, 5)
-    """
-
-    def __init__(self, clients: Sequence[int], others: Collection[int]) -> None:
-        self._clients = clients
-        places = ((bisect_left(clients, client), client) for client in others)
-        self._gaps = sorted(at for at, client in places if at < len(clients) and clients[at] == client)
-
-    def __len__(self) -> int:
-        return len(self._clients) - len(self._gaps)
-
-    def __getitem__(self, index: int) -> int:
-        for gap in self._gaps:
-            if gap > index:
-                break
-            index += 1
-        return self._clients[index]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edgefl.ascending import Changed
 from edgefl.errors import ConfigError
 from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
@@ -68,8 +69,9 @@ class FedAvg(Rounds):
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
         if not self.replacement:
             return super().draw(state, view, free, count)
-        here = sorted({*view.idle, *view.running, *state.copies})
-        return [here[int(index)] for index in view.rng.integers(len(here), size=count)] if here else []
+        others = {*view.running, *state.copies}
+        here = Changed(view.idle, (), [client for client in others if client not in view.idle])
+        return [here[index] for index in view.rng.integers(len(here), size=count).tolist()] if here else []
 
     def max_weight(self, clients: int) -> float | None:
         return 1.0 / self.size(clients) if self.weighting == "uniform" and not self.replacement else None

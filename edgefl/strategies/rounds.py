@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from edgefl.ascending import Changed, drawn
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, NonNegative
 from edgefl.strategies.base import Client, Step, Strategy, Update, View
@@ -52,7 +53,7 @@ class Rounds(Strategy):
 
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
         """So many members, from those that are ``free``; one that is drawn twice counts twice."""
-        return [free[int(index)] for index in view.rng.permutation(len(free))[:count]]
+        return drawn(free, count, view.rng)
 
     def wanted(self, view: View) -> int:
         """The updates that a round which begins waits for; a subclass may draw their number."""
@@ -104,13 +105,13 @@ class Rounds(Strategy):
         missing = math.ceil(round(self.over_selection * state.size, 9)) - sum(state.copies.values())
         if missing <= 0 and not state.drawn:
             return ()
-        idle = set(view.idle)
-        here = idle | set(view.running)
-        for client in [client for client in state.drawn if client not in here]:
+        idle, running = view.idle, view.running
+        for client in [client for client in state.drawn if client not in idle and client not in running]:
             state.drawn.remove(client)
             del state.copies[client]
         if missing > 0:
-            for client in self.draw(state, view, sorted(here - state.copies.keys()), missing):
+            others = [client for client in running if client not in state.copies]
+            for client in self.draw(state, view, Changed(idle, state.copies, others), missing):
                 if client not in state.copies:
                     state.drawn.append(client)
                 state.copies[client] = state.copies.get(client, 0) + 1

@@ -21,7 +21,7 @@ import numpy as np
 from edgefl import Experiment, config, seeds
 from edgefl.core import Core
 from edgefl.devices.dynamics import dynamics_of
-from edgefl.devices.fleet import Trips
+from edgefl.devices.fleet import Trips, fleet_of
 from edgefl.errors import EdgeflError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
@@ -29,7 +29,7 @@ from edgefl.results.record import Record
 from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE, RESULTS
 from edgefl.results.store import Store
 from edgefl.run import resume, supervisor, witness
-from edgefl.run.demands import fleet_of, shape_of
+from edgefl.run.demands import shape_of
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored
 from edgefl.run.workload import Workload
@@ -116,7 +116,7 @@ class Judge:
         self._durable = wanted.server.durability == "disk"
         self._clients = fleet_of(wanted)
         self._workload = Workload(wanted, self._clients, Path.cwd())
-        self._known = self._workload.prepared().clients
+        self._known = self._workload.known
         self._rows: dict[int, dict[str, Any]] = {}
         self._loaded: dict[bytes, Experiment] = {}
         disk.write(self._final, folder / "final")

@@ -20,8 +20,9 @@ import pytest
 from edgefl import Data, Experiment, Fleet, Model, Server, Stop, Training, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Joined, Release, Sum, Summed, Train
+from edgefl.devices.fleet import fleet_of
 from edgefl.parameters.buffer import ParameterBuffer, blocks
-from edgefl.run.demands import fleet_of, shape_of
+from edgefl.run.demands import shape_of
 from edgefl.run.engine import taken
 from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker
@@ -165,7 +166,7 @@ class RealParts:
         strategy: Strategy = resolve(wanted.strategy)
         workload = Workload(wanted, clients, folder)
         size = workload.flat.size
-        core = Core(strategy, workload.prepared().clients, wanted.seed, wanted.stop)
+        core = Core(strategy, workload.known, wanted.seed, wanted.stop)
         with closing(ParameterBuffer.create(shape_of(wanted, strategy, size, N))) as buffer:
             buffer.model(0)[:] = workload.flat.whole
             buffer.publish(version=0, entry=0)

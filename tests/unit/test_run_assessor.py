@@ -20,6 +20,7 @@ from edgefl.experiment import Data, Evaluation, Experiment, Fleet, MetricGoal, M
 from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.partition import hold_out
+from edgefl.run.control import column
 from edgefl.run.messages import NO_SCORES
 from edgefl.run.workload import Workload
 
@@ -182,10 +183,10 @@ def test_clients_are_measured_on_what_they_hold_out_and_never_train_on() -> None
     made = workload()
     data, first, beats = made.data, made.flat.array.copy(), []
     known = made.prepared()
-    assert [client.examples + out for client, out in zip(known.clients, known.held_out, strict=True)] == [
-        89, 89, 88, 88
-    ]  # fmt: skip
-    assert known.held_out == [22, 22, 22, 22]
+    examples, held_out = column(known.examples).tolist(), column(known.held_out).tolist()
+    assert [mine + out for mine, out in zip(examples, held_out, strict=True)] == [89, 89, 88, 88]
+    assert held_out == [22, 22, 22, 22]
+    assert column(known.classes).tolist() == [0, 0, 0, 0]
     found, scores = made.assess(7, lambda: beats.append(0))
     assert scores.clients == [0, 1, 2, 3]
     assert len(beats) == 8

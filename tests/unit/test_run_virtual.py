@@ -36,6 +36,7 @@ class FixedTrips:
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds
+        self.examples = [60] * len(seconds)
         self.breaks: dict[int, float] = {}
 
     def plan(self, client: int, *_: object) -> TripPlan:

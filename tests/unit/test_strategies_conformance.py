@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Failed, Joined, Left, Sum, Summed, Train
 from edgefl.errors import RunError
 from edgefl.strategies import Client, Step, Strategy, View, names, resolve
-from edgefl.strategies.asynchronous import _Without
 from edgefl.strategies.favano import FAVANO
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
@@ -170,12 +167,6 @@ def test_updates_of_a_client_that_left_for_good_are_used_and_the_run_goes_on() -
     run = run_in_memory(core, [1.0, 1.5, 1.2], events=[Left(0, 1.1, "died")])
     assert run.sums[0][0] == Sum(1, (0, 2), (0.5, 0.5))
     assert all(update.client != 0 for _, updates in run.sums[1:] for update in updates)
-
-
-@given(st.sets(st.integers(0, 40)), st.sets(st.integers(-3, 45)))
-def test_the_rest_is_the_rest(clients: set[int], others: set[int]) -> None:
-    rest = _Without(sorted(clients), others)
-    assert [rest[index] for index in range(len(rest))] == sorted(clients - others)
 
 
 def test_the_ledger_knows_who_trained_from_the_current_version() -> None:

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from run_parts import Hand
 
-from edgefl.devices.fleet import ClientInfo
+from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
 from edgefl.limits.capacity import Demand, TimeScale, choose_time_scale
 from edgefl.limits.fidelity import Conditions, bounds
@@ -46,10 +46,9 @@ def describe(view: RunView, load: float = 0.2) -> TimeScale:
     """Tell the view of a small workload on a host that is to bear ``load``."""
     devices = view.experiment.fleet.devices
     assert isinstance(devices, dict)
-    names = [name for name, count in devices.items() for _ in range(count)]
     prepared: Any = SimpleNamespace(size=1234, dataset="digits")
     scale = choose_time_scale([Demand(load / 2, 1.0)] * 4, cores=2, scale=1.0)
-    view.describe([ClientInfo(client, name, "wifi") for client, name in enumerate(names)], prepared, scale)
+    view.describe(ClientInfos([(name, "wifi", count) for name, count in devices.items()]), prepared, scale)
     return scale
 
 

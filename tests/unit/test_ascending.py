@@ -1,0 +1,72 @@
+"""Numbers that come and go are what a sorted list of them would be; few are drawn of many."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.ascending import BLOCK, MOST_SHUFFLED, Ascending, Changed, drawn
+
+BOUND = 3 * BLOCK
+numbers = st.one_of(
+    st.integers(0, 9), st.integers(BLOCK - 5, BLOCK + 5), st.integers(2 * BLOCK - 2, BOUND - 1)
+)
+
+
+@given(st.lists(numbers))
+def test_they_are_a_sorted_list(moves: list[int]) -> None:
+    mine, plain = Ascending(BOUND), list[int]()
+    for number in moves:
+        there = number in plain
+        assert (number in mine) == there
+        if there:
+            plain.remove(number)
+            mine.remove(number)
+        else:
+            plain = sorted([*plain, number])
+            mine.add(number)
+        assert mine.rank(number) == bisect_left(plain, number)
+        assert not mine.discard(number + 1) or plain.remove(number + 1) is None
+    assert mine == plain
+    assert (len(mine), list(mine), mine[1:3], [mine[at] for at in range(-len(plain), len(plain))]) == (
+        len(plain), plain, plain[1:3], plain + plain
+    )  # fmt: skip
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 45)), st.sets(st.integers(0, 45)))
+def test_the_rest_is_the_rest_and_others_are_where_they_belong(
+    clients: set[int], without: set[int], more: set[int]
+) -> None:
+    found = Ascending(50)
+    for client in clients:
+        found.add(client)
+    for base in (sorted(clients), found):
+        rest = Changed(base, without, more - clients)
+        assert [rest[index] for index in range(len(rest))] == sorted((clients - without) | (more - clients))
+
+
+def test_few_of_many_are_drawn_once_each_and_of_few_as_a_permutation() -> None:
+    few, many = range(MOST_SHUFFLED), range(MOST_SHUFFLED + 1)
+    assert (
+        drawn(few, 5, np.random.default_rng(1)) == np.random.default_rng(1).permutation(len(few))[:5].tolist()
+    )
+    counts = np.zeros(len(many))
+    rng = np.random.default_rng(2)
+    for _ in range(200):
+        found = drawn(many, 50, rng)
+        assert len(set(found)) == 50
+        counts[found] += 1
+    assert counts.sum() == 10_000
+    assert counts.max() < 12  # of 10,000 draws from as many: none is drawn much more often
+    assert sorted(drawn(many, len(many) + 5, rng)) == list(many)
+
+
+def test_a_million_cost_four_bytes_each() -> None:
+    idle = Ascending(10**6)
+    for client in range(10**5):
+        idle.add(client)
+    held = sum(block.itemsize * len(block) for block in idle._blocks)
+    assert held == 4 * 10**5
