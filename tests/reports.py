@@ -67,7 +67,7 @@ def write_run(
             )
 
     with Store(folder) as store:
-        store.clients(client(k, name, fleet[name][0], *fleet[name][1]) for k, name in enumerate(names))
+        store.clients([client(k, name, fleet[name][0], *fleet[name][1]) for k, name in enumerate(names)])
         store.version(version(0))
         evaluate(0.0, 0)
         for task in range(trips):

@@ -25,7 +25,7 @@ from edgefl.lab.races import Verdict
 from edgefl.results import compare, page, tables
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
-from edgefl.results.summary import applied_weight, rounded, slow_group, summarize
+from edgefl.results.summary import applied_weight, profile_of, rounded, slow_group, summarize
 from edgefl.run.sweep import finished, warm
 
 
@@ -122,9 +122,10 @@ class Curves:
         """Mean share of applied weight of a client of ``profile``, times n: 1 is fair."""
         out = []
         for record in self.records[label]:
-            share = applied_weight(record)
-            mine = [share.get(row.client, 0.0) for row in record.clients if row.profile == profile]
-            out.append(fmean(mine) if mine else math.nan)
+            clients, share = applied_weight(record)
+            mine = share[profile_of(record, clients) == profile]
+            theirs = int((record.fleet["profile"] == profile).sum())
+            out.append(fmean(mine.tolist()) if len(mine) else 0.0 if theirs else math.nan)
         return out
 
     def target(self, label: str) -> float:

@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.files import write_bytes
 from edgefl.results.record import CHECKSUMS, TABLES, Record, column_types
 from edgefl.results.spending import spending
-from edgefl.results.summary import applied_weight, metric_names, value_of
+from edgefl.results.summary import applied_weight, metric_names, profile_of, value_of
 
 
 class Table(dict[str, NDArray[Any]]):
@@ -107,20 +107,12 @@ def _columns(record: Record, name: str) -> Table:
     kinds = column_types(TABLES[name])
     known = {each: kind for each, (kind, _) in kinds.items() if kind in (int, float, str)}
     wanted = [each for each in known if each not in (*CHECKSUMS, "metrics")]
-    rows = record.select(f"SELECT {', '.join(wanted)} FROM {name} ORDER BY {next(iter(kinds))}")
-    cells = zip(*rows, strict=True) if rows else ([] for _ in wanted)
-    texts = (("" if known[each] is str else None) for each in wanted)
-    return Table(
-        {
-            each: column((empty if value is None else value for value in values), known[each])
-            for each, values, empty in zip(wanted, cells, texts, strict=True)
-        }
-    )
-
-
-def _of_clients(record: Record, field: str, clients: NDArray[np.int64]) -> NDArray[Any]:
-    known = {row.client: getattr(row, field) for row in record.clients}
-    return column((known.get(client, "") for client in clients.tolist()), str)
+    table = Table()
+    for each in wanted:
+        empty = "" if known[each] is str else None
+        rows = record.select(f"SELECT {each} FROM {name} ORDER BY {next(iter(kinds))}")
+        table[each] = column((empty if value is None else value for (value,) in rows), known[each])
+    return table
 
 
 def evaluations(record: Record) -> Table:
@@ -146,7 +138,7 @@ def trips(record: Record) -> Table:
     Times are emulated seconds; what a trip never came to is NaN.
     """
     table = _columns(record, "trips")
-    table["profile"] = _of_clients(record, "profile", table["client"])
+    table["profile"] = profile_of(record, table["client"])
     for name, logged in record.metrics.items():
         table.setdefault(name, logged)
     return table
@@ -168,10 +160,10 @@ def clients(record: Record) -> Table:
     The latter is its share of all applied weight, times the number of clients: 1 is fair.
     """
     table = _columns(record, "clients")
-    share, ended = applied_weight(record), record.trips["client"][~np.isnan(record.trips["arrived_s"])]
-    numbers = table["client"].tolist()
-    table["trips"] = column((int((ended == client).sum()) for client in numbers), int)
-    table["applied_weight"] = column(share.get(client, 0.0) for client in numbers)
+    ended = record.trips["client"][~np.isnan(record.trips["arrived_s"])]
+    table["trips"] = np.bincount(ended, minlength=int(table["client"].max(initial=-1)) + 1)[table["client"]]
+    shares = applied_weight(record).shares
+    table["applied_weight"] = shares if len(shares) else np.zeros(table.rows)
     return table
 
 
@@ -195,7 +187,7 @@ def weights(record: Record) -> Table:
         ),
         task=tasks.astype(np.int64),
         client=client,
-        profile=_of_clients(record, "profile", client),
+        profile=profile_of(record, client),
         staleness=stale,
         weight=values.astype(np.float64),
     )

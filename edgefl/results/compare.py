@@ -226,7 +226,7 @@ def group(runs: Sequence[Run]) -> list[RunGroup]:
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         meta = run.record.meta
-        fleet = sorted((row.profile, row.network) for row in run.record.clients)
+        fleet = run.record.kinds()
         kind = [meta.strategy, meta.strategy_fields, meta.clock, meta.partition, meta.model, meta.parameters]
         kind += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []
         kinds.setdefault(json.dumps([*kind, fleet], sort_keys=True, default=str), []).append(run)

@@ -353,11 +353,17 @@ class Columns(dict[str, NDArray[Any]]):
             raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self._types)}")
         kind, key = self._types[name][0], next(iter(self._types))
         missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL"}.get(kind, "''")
-        rows = self._record.select(f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}")
-        dtype = {int: np.int64, float: np.float64}.get(kind, object)
-        with self._record._errors():
-            found = [_value(name, value, kind, False) if kind is dict else value for (value,) in rows]
-        values: NDArray[Any] = np.array(found, dtype=dtype)
+        statement = f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}"
+        dtype, same = {int: np.int64, float: np.float64}.get(kind, object), dict[Any, Any]()
+        parts = [np.empty(0, dtype)]
+        for rows in self._record.batches(statement):
+            found = [value for (value,) in rows]
+            if dtype is object:  # texts of a long table are few: one object for those that are alike
+                found = [same.setdefault(value, value) for value in found]
+            if kind is dict:
+                found = [_value(name, value, kind, False) for value in found]
+            parts.append(np.array(found, dtype))
+        values: NDArray[Any] = np.concatenate(parts)
         if name in CHECKSUMS:
             values = values.view(np.uint64)
         values.flags.writeable = False
@@ -437,6 +443,13 @@ class Record:
         with self._errors():
             return self._db.execute(statement, parameters).fetchall()
 
+    def batches(self, statement: str) -> Iterator[list[tuple[Any, ...]]]:
+        """Rows of any SQL query on the record, some thousands at a time."""
+        with self._errors():
+            cursor = self._db.execute(statement)
+            while rows := cursor.fetchmany(10_000):
+                yield rows
+
     def _rows(self, kind: type[R], where: str, parameters: tuple[Any, ...] = ()) -> list[R]:
         types = column_types(kind)
         rows = self.select(f"SELECT {', '.join(types)} FROM {where}", parameters)
@@ -455,6 +468,15 @@ class Record:
     def clients(self) -> list[ClientRow]:
         """The fleet, by client."""
         return self._rows(ClientRow, "clients ORDER BY client")
+
+    @cached_property
+    def fleet(self) -> Columns:
+        """Columns of `ClientRow`, by client: what a large fleet is read by."""
+        return Columns(self, "clients")
+
+    def kinds(self) -> list[tuple[str, str, int]]:
+        """Profile, network and number of clients of each part of the fleet that is alike."""
+        return self.select("SELECT profile, network, COUNT(*) FROM clients GROUP BY profile, network")
 
     @cached_property
     def trips(self) -> Columns:

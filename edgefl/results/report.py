@@ -22,6 +22,7 @@ from edgefl.results.summary import (
     label_accuracy,
     metric_names,
     phases,
+    profile_of,
     profile_of_trips,
     profiles_by_speed,
     slow_group,
@@ -32,7 +33,7 @@ from edgefl.results.tables import html_table, many, model_error, number, percent
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
-LANES = 32
+LANES, MOST_POINTS = 32, 2000
 PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Link delay",
          "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
@@ -247,15 +248,15 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
     staleness = summary["staleness"]["by_profile"]
     rows = []
     for name in profiles_by_speed(record):
-        clients = [row for row in record.clients if row.profile == name]
+        theirs = record.fleet["profile"] == name
         peak = summary["memory"]["by_profile"].get(name, {})
         limit = f" / {number(peak['limit_mib'])}" if peak.get("limit_mib") else ""
         rows.append(
             [
                 name,
-                ", ".join(sorted({row.network for row in clients})),
-                len(clients),
-                number(clients[0].step_s),
+                ", ".join(sorted(set(record.fleet["network"][theirs].tolist()))),
+                int(theirs.sum()),
+                number(record.fleet["step_s"][theirs][0]),
                 f"{int((ended & (profile == name)).sum()):,}",
                 number(trip_s.get(name)),
                 "{} / {}".format(*(number(staleness[name][what]) for what in ("mean", "p95"))),
@@ -412,31 +413,34 @@ def draw_classes(record: Record) -> Picture | None:
 @house_style()
 def draw_weights(record: Record) -> Picture | None:
     """Each client's share of the applied weight, times n, against the fair share 1."""
-    share, roles = applied_weight(record), profile_roles(record)
-    if not share:
+    (clients, share), roles = applied_weight(record), profile_roles(record)
+    if not len(share):
         return None
-    profile = {row.client: row.profile for row in record.clients}
-    order = [*roles, ""]
-    ranked = sorted(share, key=lambda client: (order.index(profile.get(client, "")), -share[client]))
+    profile, order = profile_of(record, clients), {name: k for k, name in enumerate([*roles, ""])}
+    rank = np.lexsort((-share, np.array([order[name] for name in profile.tolist()])))
+    places = np.unique(np.linspace(0, len(rank) - 1, min(MOST_POINTS, len(rank))).astype(int))
+    shown = rank[places]
     canvas = Canvas(left=34)
     axes = canvas.axes
     axes.axhline(1.0, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate("fair: 1/n each", (1, 1), (-2, 5), xycoords=("axes fraction", "data"),
                   textcoords="offset points", ha="right", color=colour("ink"), fontsize=9)  # fmt: skip
-    size = 6 if len(ranked) <= 100 else 2.5
+    size = 6 if len(rank) <= 100 else 2.5
     for name, role in {**roles, "": "muted"}.items():
-        mine = {k: client for k, client in enumerate(ranked) if profile.get(client, "") == name}
-        weights = [share[client] for client in mine.values()]
-        axes.plot(list(mine), weights, "o", color=colour(role), markersize=size, markeredgewidth=0)
-    axes.set_xlim(-0.8, len(ranked) - 0.2)
-    axes.set_ylim(0, max(1.25, max(share.values()) * 1.08))
+        mine = profile[shown] == name
+        axes.plot(
+            places[mine], share[shown[mine]], "o", color=colour(role), markersize=size, markeredgewidth=0
+        )
+    axes.set_xlim(-0.8, len(rank) - 0.2)
+    axes.set_ylim(0, max(1.25, share.max() * 1.08))
     axes.set_xticks([])
     axes.grid(False, axis="x")
-    axes.set_xlabel(f"{many(len(ranked), 'client')}, fastest profile first", labelpad=8)
+    part = f", {len(shown):,} of them shown" if len(shown) < len(rank) else ""
+    axes.set_xlabel(f"{many(len(rank), 'client')}, fastest profile first{part}", labelpad=8)
     keys = [(role, name) for name, role in roles.items()][:COLOURS]
     if (rest := len(roles) - COLOURS) > 0:
         keys.append(("muted", f"{rest} slower profiles"))
-    data = [(client, profile.get(client, ""), float(share[client])) for client in ranked]
+    data = list(zip(clients[shown].tolist(), profile[shown].tolist(), share[shown].tolist(), strict=True))
     return Picture(
         canvas.svg("Applied weight by client"), keys, data=[("client", "profile", "weight"), *data]
     )
@@ -448,10 +452,10 @@ def draw_timeline(record: Record) -> Picture | None:
     trips = record.trips
     if not trips["task"].size:
         return None
-    profile = {row.client: row.profile for row in record.clients}
     order = [*profile_roles(record), ""]
-    known = profile or set(trips["client"].tolist())
-    fleet = sorted(known, key=lambda client: (order.index(profile.get(client, "")), client))
+    training = np.unique(trips["client"])
+    profile = dict(zip(training.tolist(), profile_of(record, training).tolist(), strict=True))
+    fleet = sorted(profile, key=lambda client: (order.index(profile[client]), client))
     chosen = np.unique(np.linspace(0, len(fleet) - 1, min(LANES, len(fleet))).astype(int))
     lane_of = {fleet[k]: -lane for lane, k in enumerate(chosen)}
     # the middle of the run, as long as about six trips of the slowest client
@@ -477,7 +481,7 @@ def draw_timeline(record: Record) -> Picture | None:
                 spans[part].append((max(a, start_s), min(b, end_s), lane_of[client]))
     # the start and end of a long name: names of one family differ at the end
     short = {name: name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}" for name in order}
-    names = [f"{short[profile.get(client, '')]} #{client}" for client in lane_of]
+    names = [f"{short[profile[client]]} #{client}" for client in lane_of]
     canvas = Canvas(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
     canvas.axes.set_yticks([-k for k in range(len(names))], names)
     canvas.axes.set_ylim(-len(names) + 0.4, 0.6)
@@ -493,7 +497,7 @@ def draw_timeline(record: Record) -> Picture | None:
     client_of = {lane: client for client, lane in lane_of.items()}
     said = {**dict(keys), "bad": "lost or dropped"}
     data = [
-        (client_of[int(lane)], profile.get(client_of[int(lane)], ""), said[part], start, end)
+        (client_of[int(lane)], profile[client_of[int(lane)]], said[part], start, end)
         for part, group in spans.items() for start, end, lane in group
     ]  # fmt: skip
     head = ("client", "profile", "part", "start_s", "end_s")

@@ -48,7 +48,7 @@ class Spending(NamedTuple):
 
 def spending(record: Record) -> Spending | None:
     """The account of a run's versions; None of a run without ``[privacy]``."""
-    rules, clients = record.meta.privacy, len(record.clients)
+    rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None
     counts = rules.mechanism == "gaussian" and record.meta.sampling is not None and _whole(record)
@@ -87,7 +87,7 @@ def _whole(record: Record) -> bool:
     moves, rules, trips = list(record.moves()), record.meta.privacy, record.trips
     limited = rules is not None and (rules.max_participations is not None or rules.min_separation > 1)
     late = max((move.at_s for move in moves), default=0.0) > trips["sent_s"].min(initial=math.inf)
-    here = len(moves) == len(record.clients) and all(isinstance(move, Joined) for move in moves)
+    here = len(moves) == len(record.fleet["client"]) and all(isinstance(move, Joined) for move in moves)
     return here and not limited and not late and not {"lost", "dropped"} & set(trips["fate"].tolist())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,15 @@ class Group(NamedTuple):
     """A part of the fleet."""
 
     profiles: tuple[str, ...]
-    clients: tuple[int, ...]
+    clients: NDArray[np.int64]
     labels: tuple[int, ...]
+
+
+class Shares(NamedTuple):
+    """Clients, ascending, and a share of each."""
+
+    clients: NDArray[np.int64]
+    shares: NDArray[np.float64]
 
 
 def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
@@ -70,15 +77,16 @@ def profiles_by_speed(record: Record) -> list[str]:
     A profile that ended none is slower than all that did.
     """
     trip_s = by_profile(record, record.trips["trip_declared_s"])
-    step_s = {row.profile: row.step_s or 0.0 for row in record.clients}
+    fleet = record.fleet
+    step_s = dict(zip(fleet["profile"].tolist(), np.nan_to_num(fleet["step_s"]).tolist(), strict=True))
     return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:
     """The classes that a profile's clients hold, slowest profile first."""
     held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
-    for row in record.clients:
-        held[row.profile].update(row.labels)
+    for profile, labels in record.select("SELECT DISTINCT profile, labels FROM clients"):
+        held[profile].update(json.loads(labels))
     return held
 
 
@@ -96,14 +104,25 @@ def slow_group(record: Record) -> Group:
         if slow - fast:
             chosen, only = order[:k], slow - fast
             break
-    clients = tuple(row.client for row in record.clients if row.profile in chosen)
-    return Group(tuple(chosen), clients, tuple(sorted(only)))
+    profile = record.fleet["profile"]
+    theirs = np.logical_or.reduce([profile == name for name in chosen]) if chosen else slice(0)
+    return Group(tuple(chosen), record.fleet["client"][theirs], tuple(sorted(only)))
+
+
+def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
+    """The profile of each of these clients; "" for one that the record does not know."""
+    known, profile = record.fleet["client"], record.fleet["profile"]
+    found = np.full(len(clients), "", dtype=object)
+    place = np.searchsorted(known, clients)
+    there = place < len(known)
+    there[there] = known[place[there]] == clients[there]
+    found[there] = profile[place[there]]
+    return found
 
 
 def profile_of_trips(record: Record) -> NDArray[Any]:
     """Each trip's profile, by task; "" for a client that the record does not know."""
-    names = {row.client: row.profile for row in record.clients}
-    return np.array([names.get(client, "") for client in record.trips["client"].tolist()], dtype=object)
+    return profile_of(record, record.trips["client"])
 
 
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
@@ -116,29 +135,29 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def applied_weight(record: Record) -> dict[int, float]:
+def applied_weight(record: Record) -> Shares:
     """Each client's share of all applied weight, times the number of clients: 1 is fair.
 
     FedStaleWeight's fairness (Ma 2024, eq. 3) asks for 1/n each. Empty if nothing was applied.
     """
-    clients = [row.client for row in record.clients] or sorted(set(record.trips["client"].tolist()))
     weight, owner = record.trips["weight"], record.trips["client"]
+    clients = record.fleet["client"] if len(record.fleet["client"]) else np.unique(owner)
     used = np.isfinite(weight)
     total = float(weight[used].sum())
-    if not clients or not total > 0.0:
-        return {}
-    size = max(*clients, int(owner.max(initial=0)), 0) + 1
+    if not len(clients) or not total > 0.0:
+        return Shares(clients[:0], np.empty(0))
+    size = max(int(clients[-1]), int(owner.max(initial=0))) + 1
     sums = np.bincount(owner[used], weights=weight[used], minlength=size)
-    return {client: float(sums[client]) * len(clients) / total for client in clients}
+    return Shares(clients, sums[clients] * len(clients) / total)
 
 
-def jain(values: Iterable[float]) -> float:
+def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
     """Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
 
     >>> jain([1.0, 1.0]), jain([2.0, 0.0])
     (1.0, 0.5)
     """
-    x = np.fromiter(values, dtype=np.float64)
+    x = np.asarray(values, dtype=np.float64)
     squares = float((x * x).sum())
     return float(x.sum()) ** 2 / (x.size * squares) if squares > 0.0 else float("nan")
 
@@ -240,7 +259,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     trained = trips["trained_version"]
     return {
         **{name: getattr(meta, name) for name in _OF_META},
-        "clients": meta.clients or len(record.clients),
+        "clients": meta.clients or len(record.fleet["client"]),
         "versions": int(versions["version"].max(initial=0)),
         "client_trips": int(ended.sum()),
         "accuracy": rounded(last.accuracy) if last else None,
@@ -333,8 +352,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:
         return None
-    known = {client.client: client.profile for client in record.clients}
-    profile = np.array([known.get(client, "") for client in row.clients], dtype=object)
+    profile = profile_of(record, np.array(row.clients))
     measure = "accuracy" if row.client_accuracy else "loss"
     columns = {"global": getattr(row, f"client_{measure}"), "personal": getattr(row, f"personal_{measure}")}
     found = {name: np.array(values) for name, values in columns.items() if values}
@@ -388,27 +406,29 @@ def _staleness(record: Record) -> dict[str, Any]:
 
 
 def _weights(record: Record) -> dict[str, dict[str, Any]]:
-    group, share = slow_group(record), applied_weight(record)
-    weights = [share[client] for client in group.clients if client in share]
+    group, (clients, share) = slow_group(record), applied_weight(record)
+    weights = share[np.isin(clients, group.clients)]
     accuracy = label_accuracy(record.evaluations[-1], group.labels) if record.evaluations else None
-    profile = {row.client: row.profile for row in record.clients}
-    groups: dict[str, list[float]] = {name: [] for name in profiles_by_speed(record)}
-    for client, value in share.items():
-        groups.setdefault(profile.get(client, ""), []).append(value)
+    profile = profile_of(record, clients)
+    groups = {name: share[profile == name] for name in [*profiles_by_speed(record), ""]}
+    training = np.isin(clients, record.trips["client"])
     return {
         "slow_phones": {
             "profiles": list(group.profiles),
             "clients": len(group.clients),
             "labels": list(group.labels),
             "accuracy": rounded(accuracy),
-            "applied_weight": rounded(np.mean(weights)) if weights else None,
+            "applied_weight": rounded(np.mean(weights)) if len(weights) else None,
         },
         "applied_weight": {
-            "by_profile": {name: rounded(np.mean(found)) for name, found in groups.items() if found},
-            "by_client": {str(client): rounded(value) for client, value in share.items()},
-            "min": rounded(min(share.values(), default=None)),
-            "max": rounded(max(share.values(), default=None)),
-            "jain": rounded(jain(share.values())),
+            "by_profile": {name: rounded(np.mean(found)) for name, found in groups.items() if len(found)},
+            "by_client": {
+                str(client): rounded(value)
+                for client, value in zip(clients[training].tolist(), share[training].tolist(), strict=True)
+            },
+            "min": rounded(share.min()) if len(share) else None,
+            "max": rounded(share.max()) if len(share) else None,
+            "jain": rounded(jain(share)),
         },
     }
 
@@ -417,13 +437,13 @@ def _memory(record: Record) -> dict[str, Any]:
     memory, peak = record.meta.memory, record.trips["peak_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
-    limit = {row.profile: row.memory_mib for row in record.clients}
+    limit = dict(zip(record.fleet["profile"].tolist(), record.fleet["memory_mib"].tolist(), strict=True))
     return {
         **{name: size for name, size in msgspec.structs.asdict(memory).items() if name != "clients_mib"},
         "per_process_mib": rounded(np.mean(sizes)) if sizes else None,
         "processes_mib": rounded(sum(sizes)) if sizes else None,
         "by_profile": {
-            name: {"peak_mib": rounded(float(peak[chosen].max())), "limit_mib": limit[name]}
+            name: {"peak_mib": rounded(float(peak[chosen].max())), "limit_mib": rounded(limit[name], 15)}
             for name in profiles_by_speed(record)
             if (chosen := known & (profile == name)).any()
         },
@@ -446,7 +466,7 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
             online_s += move.at_s - since.pop(move.client, move.at_s)
             reasons[move.reason] += 1
     online_s += sum(max(0.0, emulated_s - at_s) for at_s in since.values())
-    clients_s = len(record.clients) * emulated_s
+    clients_s = len(record.fleet["client"]) * emulated_s
     return {
         "online_share": rounded(online_s / clients_s) if clients_s > 0 else None,
         "left": reasons.total(),

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgefl.files import write_text
 from edgefl.results.record import Record
-from edgefl.results.summary import phases, profiles_by_speed
+from edgefl.results.summary import phases, profile_of, profiles_by_speed
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
@@ -51,12 +51,14 @@ def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
     """The events of one run: names first, then by process, thread and time, outer before inner."""
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
-    home = {row.client: pid_of[row.profile] for row in record.clients}
+    training = np.unique(record.trips["client"])
+    named = zip(training.tolist(), profile_of(record, training).tolist(), strict=True)
+    home = {client: pid_of[profile] for client, profile in named if profile}
     unknown = server + 1 + len(pid_of)
     yield from _names(server, f"{prefix}server", 0, {
         _VERSIONS: "versions", _EVALUATIONS: "evaluations", _INCIDENTS: "incidents"})  # fmt: skip
     for name, pid in pid_of.items():
-        threads = {row.client: f"client {row.client}" for row in record.clients if row.profile == name}
+        threads = {client: f"client {client}" for client, theirs in home.items() if theirs == pid}
         yield from _names(pid, f"{prefix}{name}", pid - server, threads)
     yield from _server(record, server)
     yield from _trips(record, home, unknown)

@@ -83,9 +83,9 @@ def test_the_summary_agrees_with_the_rows(runs: Path, name: str) -> None:
         assert (found["slow_phones"]["profiles"], found["slow_phones"]["labels"]) == ([SLOW], [0, 1, 2, 3])
         assert found["slow_phones"]["accuracy"] == found["accuracy_by_profile_labels"][SLOW]
         shares = applied_weight(record)
-        assert sum(shares.values()) == pytest.approx(clients)
+        assert shares.shares.sum() == pytest.approx(clients)
         mine = np.nansum(trips["weight"][trips["client"] == 5]) / np.nansum(trips["weight"]) * clients
-        assert shares[5] == pytest.approx(mine)
+        assert shares.shares[5] == pytest.approx(mine)
         assert found["integrity"]["checked"] == (trips["uses"] > 0).sum()
     assert found["integrity"]["checksum_mismatches"] == found["integrity"]["version_mismatches"] == 0
     assert found["memory"]["shared_mib"] > 0.0

@@ -48,7 +48,7 @@ def test_slow_phones_are_the_fewest_slowest_profiles_with_classes_of_their_own(
     profiles: tuple[str, ...], labels: tuple[int, ...],
 ) -> None:  # fmt: skip
     with Store(tmp_path) as store:
-        store.clients(client(k, name, step_s, *held) for k, (name, step_s, held) in enumerate(clients))
+        store.clients([client(k, name, step_s, *held) for k, (name, step_s, held) in enumerate(clients)])
     with Record(tmp_path) as record:
         group = slow_group(record)
     assert (group.profiles, group.labels) == (profiles, labels)
@@ -305,7 +305,7 @@ def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
 
 def attendance(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, Any]:
     with Store(folder) as store:
-        store.clients(client(number) for number in range(clients))
+        store.clients([client(number) for number in range(clients)])
         for event in events:
             store.journal(event)
     with Record(folder) as record:
