@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_CLIENTS = 100_000
+MAX_CLIENTS = 10_000_000
+MOST_PROCESSES = 100_000
+"""Clients under the wall clock, a process each."""
 MAX_FLOAT32 = 3e38
 MAX_CLIP_NORM = 1e12
 """Noise in proportion to it stays far from float32's largest number."""

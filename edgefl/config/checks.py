@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, near, unknown
-from edgefl.experiment import MAX_CLIENTS, Experiment, Fleet, Privacy, Stop
+from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Experiment, Fleet, Privacy, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -17,8 +17,11 @@ class ProfileFault(Fault, ProfileError):
 def check_relations(found: Experiment) -> None:
     """Raise a `Fault` where keys contradict each other. ``fleet.devices`` is a table."""
     assert isinstance(found.fleet.devices, dict)
-    if (total := sum(found.fleet.devices.values())) > MAX_CLIENTS:
-        raise Fault("fleet.devices", f"fleet.devices: at most {MAX_CLIENTS} clients in all, got {total}")
+    virtual = found.clock.kind == "virtual"
+    most = MAX_CLIENTS if virtual else MOST_PROCESSES
+    if (total := sum(found.fleet.devices.values())) > most:
+        where = "" if virtual else " under the wall clock, a process each"
+        raise Fault("fleet.devices", f"fleet.devices: at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
     _check_name(found.name)
     if found.clock.kind == "virtual" and found.server.durability == "disk":

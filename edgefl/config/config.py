@@ -106,7 +106,7 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
     Traceback (most recent call last):
-    edgefl.validation.Fault: fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
+    edgefl.validation.Fault: fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
     """
     tables = _plain(experiment)
     given = tables.get("fleet")

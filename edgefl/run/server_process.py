@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,7 +22,7 @@ import psutil
 from edgefl import config, failpoints, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import Dynamics, dynamics_of
-from edgefl.devices.fleet import KnownClients, Trips, device_of, fleet_of, kinds_of, network_of
+from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, fleet_of, kinds_of, network_of
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
 from edgefl.experiment import Experiment
@@ -215,24 +216,32 @@ class _ClientRows(LazySequence[ClientRow]):
         prepared = plan.prepared
         self._held_out, sizes = control.column(prepared.held_out), np.frombuffer(prepared.classes, np.int64)
         self._labels = Parts(np.frombuffer(prepared.labels, np.int64), sizes)
+        self._alike = {kind: self._facts(info) for kind, info in kinds_of(self._clients).items()}
+
+    def _facts(self, info: ClientInfo) -> tuple[bool, dict[str, Any]]:
+        """True where steps take a declared time; and what the rows of all such clients say alike."""
+        device, network = device_of(self._experiment, info.client, info.profile), network_of(info.network)
+        return device.time_model() is not None, {
+            "profile": device.id,
+            "network": network.id,
+            "memory_mib": device.app_limit_mib,
+            "down_mbps": mean_mbps(network.down),
+            "up_mbps": mean_mbps(network.up),
+        }
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def make(self, index: int) -> ClientRow:
         info = self._clients[index]
-        device, network = device_of(self._experiment, index, info.profile), network_of(info.network)
+        timed, alike = self._alike[info.profile, info.network]
         return ClientRow(
             client=index,
-            profile=device.id,
-            network=network.id,
             examples=self._trips.examples[index],
             test_examples=self._held_out[index],
             labels=tuple(self._labels[index].tolist()),
-            step_s=None if device.time_model() is None else self._trips.full_step_s(index),
-            memory_mib=device.app_limit_mib,
-            down_mbps=mean_mbps(network.down),
-            up_mbps=mean_mbps(network.up),
+            step_s=self._trips.full_step_s(index) if timed else None,
+            **alike,
         )
 
 

@@ -161,9 +161,9 @@ training=3 -> training: must be a table, got 3
 fleet=x -> fleet: must be a [fleet] table with devices = { PROFILE = COUNT }, got 'x'
 fleet={} -> fleet.devices: missing; must be a table { PROFILE = COUNT } or the name of
 fleet.devices={} -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
-fleet.devices.pi-4=0 -> fleet.devices.pi-4: must be a whole number from 1 to 100000, got 0
-fleet.devices.pi-4=1.5 -> fleet.devices.pi-4: must be a whole number from 1 to 100000, got 1.5
-fleet.devices.pi-4=100000 -> fleet.devices: at most 100000 clients in all, got 100008
+fleet.devices.pi-4=0 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
+fleet.devices.pi-4=1.5 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 1.5
+fleet.devices.pi-4=100000 -> fleet.devices: at most 100000 clients in all under the wall clock, a process each, got 100008
 fleet.devices=3 -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
 fleet.rejoin_s=-1 -> fleet.rejoin_s: must be a finite number of at least 0, got -1
 fleet.join_spread_s=inf -> fleet.join_spread_s: must be a finite number of at least 0, got inf

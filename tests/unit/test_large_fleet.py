@@ -1,0 +1,106 @@
+"""A registered client costs some bytes where it is known, and nothing where it is not asked for."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.core.ledger import Ledger
+from edgefl.devices.fleet import KnownClients, Trips, fleet_of
+from edgefl.experiment import Clock, Data, Experiment, Fleet, Model, Stop
+from edgefl.lab.workloads import IdleWorkload
+from edgefl.learning.operations import BatchWork, StepWork
+from edgefl.learning.partition import Parts, hold_out, partition
+from edgefl.run.clock import JOIN, TICK, Agenda, Due
+
+MANY = 20_000
+
+
+def wanted(clients: int, network: str = "wifi") -> Experiment:
+    return Experiment(
+        fleet=Fleet(devices={"pixel-4": clients // 2, "moto-g4": clients - clients // 2}, network=network),
+        model=Model(name="idle", args={"parameters": 10}),
+        clock=Clock(kind="virtual"),
+        stop=Stop(versions=1),
+    )
+
+
+def bytes_each(make: Callable[[], object]) -> float:
+    """Bytes a client of what ``make`` leaves."""
+    make()  # whatever is imported or cached by it
+    tracemalloc.start()
+    try:
+        kept = make()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del kept
+    return held / MANY
+
+
+def test_the_cores_books_hold_a_client_in_some_bytes() -> None:
+    def books() -> Ledger:
+        made = Ledger(range(MANY), seed=1)  # type: ignore[arg-type]  # only their number counts
+        for client in range(MANY):
+            made.connect(client)
+        return made
+
+    assert bytes_each(books) < 32
+
+
+def test_a_fleet_is_what_tells_its_clients_apart_and_facts_are_found_when_asked_for() -> None:
+    assert bytes_each(lambda: fleet_of(wanted(MANY))) < 0.1
+    infos = fleet_of(wanted(5))
+    assert [(info.client, info.profile) for info in infos] == [
+        (0, "pixel-4"), (1, "pixel-4"), (2, "moto-g4"), (3, "moto-g4"), (4, "moto-g4")
+    ]  # fmt: skip
+    work = BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=1e9))
+    trips = Trips(wanted(MANY), fleet_of(wanted(MANY)), range(1, MANY + 1), work, 4000, 4000)
+    known = KnownClients(trips)
+    assert (len(known), known[7].examples, known[-1].profile) == (MANY, 8, "moto-g4")
+    assert known[7] is known[7]
+    plan = trips.in_series(7)
+    assert (known[7].down_s, known[7].compute_s, known[7].up_s) == (plan.down_s, plan.compute_s, plan.up_s)
+
+
+def test_what_the_zygote_says_of_a_client_is_some_bytes() -> None:
+    experiment = wanted(MANY)
+    said = IdleWorkload(experiment, fleet_of(experiment), Path()).prepared()
+    assert len(msgspec.msgpack.encode(said)) / MANY < 40
+
+
+def test_examples_by_client_are_one_array() -> None:
+    labels = np.arange(MANY) % 10
+
+    def split() -> tuple[Parts, Parts]:
+        return hold_out(partition(Data(), labels, range(MANY), 10, seed=0), 0.0, seed=0)  # type: ignore[arg-type]
+
+    assert bytes_each(split) < 48
+
+
+def test_a_fleet_may_be_larger_than_the_data_where_a_function_splits_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("sharing")
+    vars(module)["split"] = lambda labels, profiles, rng: [np.array([k % 3, 3]) for k in range(len(profiles))]
+    monkeypatch.setitem(__import__("sys").modules, "sharing", module)
+    monkeypatch.setenv("EDGEFL_MODULES", "sharing")
+    held = partition(Data(partition="sharing:split"), np.zeros(4, np.int64), ["pi-4"] * 20, 1, 0)
+    assert (len(held), held[19].tolist()) == (20, [1, 3])
+
+
+def test_what_comes_by_itself_is_asked_for_one_by_one() -> None:
+    agenda, asked = Agenda(), itertools.count()
+    agenda.follow(Due(float(next(asked)), JOIN, client) for client in range(MANY))
+    agenda.enter(Due(1.0, TICK))
+    taken: list[Any] = [agenda.take() for _ in range(4)]
+    assert [(due.at_s, due.kind) for due in taken] == [(0.0, JOIN), (1.0, TICK), (1.0, JOIN), (2.0, JOIN)]
+    assert next(asked) == 4
