@@ -163,7 +163,7 @@ fleet={} -> fleet.devices: missing; must be a table { PROFILE = COUNT } or the n
 fleet.devices={} -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
 fleet.devices.pi-4=0 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 0
 fleet.devices.pi-4=1.5 -> fleet.devices.pi-4: must be a whole number from 1 to 10000000, got 1.5
-fleet.devices.pi-4=100000 -> fleet.devices: at most 100000 clients in all under the wall clock, a process each, got 100008
+fleet.devices.pi-4=10000000 -> fleet.devices: at most 10000000 clients in all, got 10000008
 fleet.devices=3 -> fleet.devices: must be a table { PROFILE = COUNT } or the name of a fleet f
 fleet.rejoin_s=-1 -> fleet.rejoin_s: must be a finite number of at least 0, got -1
 fleet.join_spread_s=inf -> fleet.join_spread_s: must be a finite number of at least 0, got inf
@@ -242,6 +242,9 @@ def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
     kinds = "--clock: clock.kind: must be 'virtual' or 'wall', got 'sundial'"
     assert fault(toml, clock="sundial").startswith(kinds)
     assert fault(toml, seed=-4).startswith("--seed: seed: must be")
+    assert "at most 100000 clients in all under the wall clock, a process each, got 100008" in fault(
+        toml, "fleet.devices.pi-4=100000", clock="wall"
+    )
 
 
 @pytest.mark.parametrize(
