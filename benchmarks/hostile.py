@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
-from edgefl.regression.memory import kib
+from edgefl.regression.memory import kib, own_kib
 from edgefl.results.record import Record
 from edgefl.run import control, keys, messages, node, supervisor
 from edgefl.run.connection import ServerSocket
@@ -356,18 +356,18 @@ def inside(count: int, *, door: bool = False) -> int:
         child = multiprocessing.Process(target=fuzz, args=(here[2:], count), daemon=True)
         child.start()
         counted: Any = here.parts.gate.socket
-        refused, began, pss_mib = 0, time.monotonic(), []
+        refused, began, own_mib = 0, time.monotonic(), []
         while counted.count < count:
             here.server.wait(1000)
             refused += sum(type(message) is Refusal for _, message in here.parts.gate.receive())
-            if len(pss_mib) <= 20 * counted.count // count:
-                pss_mib.append(psutil.Process().memory_full_info().pss / 2**20)
+            if len(own_mib) <= 20 * counted.count // count:
+                own_mib.append(own_kib(kib("status")) / 1024)
         took_s = time.monotonic() - began
         child.join()
         child.close()
     print(
         f"inside: {counted.count} messages of a peer with a password, {refused} refused, in {took_s:.0f} s; "
-        f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most"
+        f"own memory {own_mib[0]:.1f} MiB at first, {own_mib[-1]:.1f} at last, {max(own_mib):.1f} at most"
     )
     return refused
 
@@ -401,23 +401,25 @@ def outside(count: int) -> int:
         child.start()
         honest = CallerSocket(here.where, control.secret_key(here.password), here.key)
         own, said, began = psutil.Process(), 0, time.monotonic()
-        pss_mib, fds = [], []
+        began_cpu_s = sum(own.cpu_times()[:2])
+        own_mib, fds = [], []
         while child.is_alive() or counted.count < said:
             if said == counted.count:
-                pss_mib.append(own.memory_full_info().pss / 2**20)
+                own_mib.append(own_kib(kib("status")) / 1024)
                 with contextlib.suppress(Full):
                     honest.send([messages.encode(messages.Beat())])
                     said += 1
             fds.append(own.num_fds())
             here.server.wait(10)
             list(here.parts.gate.receive())
-        took_s = time.monotonic() - began
+        took_s, spent = time.monotonic() - began, own.cpu_times()
         child.close()
         honest.close()
     print(
         f"outside: {opened[0]} connections of strangers in {took_s:.0f} s, {opened[1]} of them let in; "
+        f"{spent.user + spent.system - began_cpu_s:.1f} s of processor time; "
         f"{counted.count} messages came through, {said} of the honest client; "
-        f"PSS {pss_mib[0]:.1f} MiB at first, {pss_mib[-1]:.1f} at last, {max(pss_mib):.1f} at most; "
+        f"own memory {own_mib[0]:.1f} MiB at first, {own_mib[-1]:.1f} at last, {max(own_mib):.1f} at most; "
         f"descriptors {fds[0]}, {fds[-1]}, {max(fds)}"
     )
     return counted.count - said

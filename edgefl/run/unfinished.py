@@ -12,11 +12,12 @@ import os
 import resource
 import select
 import socket
+import struct
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import suppress
 
 import zmq
@@ -41,6 +42,11 @@ PATIENCE_LOOKS = 500
 """Looks after which growth that nobody is suspected of is this process's own doing."""
 MOST_STRANGERS, FEW_STRANGERS = 256, 8
 """Most connections that have said nothing, beside those that are waited for; and while memory has grown."""
+STRANGER_BYTES = 4 * 2**20
+"""Bytes that may come from a stranger, who has said nothing whole yet."""
+UNSAID_BYTES = 2**25
+"""Bytes that may come by TCP since something whole was heard, once memory has grown: eight messages that wait
+to be taken, and what the kernel keeps, are less."""
 SPARE_DESCRIPTORS = 512
 """Where fewer descriptors than these are left nobody may be silent: a record has to be written, too."""
 
@@ -63,6 +69,8 @@ class Strangers:
         self._events.connect("inproc://connections")
         self._open: dict[int, str] = {}
         """Far ends by descriptor, the oldest first."""
+        self.heard_at: dict[str, int] = {}
+        """Bytes that had come from a far end when something whole was last heard of it."""
 
     def look(self, most: int) -> None:
         """Learn who came and went since the last look; of more than ``most`` strangers shut the oldest."""
@@ -73,20 +81,41 @@ class Strangers:
             if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_ACCEPTED:
                 with suppress(OSError):  # it is gone again
                     self._open[number] = far_end(number)
-        strangers = self.now() if len(self._open) > len(self._called) else {}
-        excess = len(strangers) if _short_of_descriptors() else len(self._open) - len(self._admitted) - most
-        for far in list(strangers)[: max(0, excess)]:
-            shut(strangers[far], far)
-            del self._open[strangers[far]]
-
-    def now(self) -> dict[str, int]:
-        """Far ends of those that have said nothing, with their descriptors."""
         known = set(self._called.values())
-        return {far: number for number, far in self._open.items() if far not in known}
+        strangers = [(number, far) for number, far in self._open.items() if far not in known]
+        excess = len(strangers) if _short_of_descriptors() else len(self._open) - len(self._admitted) - most
+        for order, (number, far) in enumerate(strangers):
+            if order < excess or _received_bytes(number) > STRANGER_BYTES:
+                shut(number, far)
+                del self._open[number]
+
+    def endless(self, spoke: set[bytes]) -> Iterator[tuple[bytes, str, int]]:
+        """Yields who has sent much since it ``spoke``, where it is, and the descriptor."""
+        numbers = {far: number for number, far in self._open.items()}
+        for name, far in list(self._called.items()):
+            if (number := numbers.get(far)) is not None:
+                received = _received_bytes(number)
+                unsaid = received - self.heard_at.get(far, received)
+                if name in spoke or unsaid > UNSAID_BYTES or far not in self.heard_at:
+                    self.heard_at[far] = received
+                if name not in spoke and unsaid > UNSAID_BYTES:
+                    yield name, far, number
 
     def close(self) -> None:
         self._router.disable_monitor()
         self._events.close(linger=0)
+
+
+def _received_bytes(number: int) -> int:
+    """Bytes that have come by this TCP connection; 0 if it is gone, and where the system does not count."""
+    with suppress(OSError, AttributeError, struct.error):
+        end = socket.socket(fileno=number)
+        try:
+            information = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        finally:
+            end.detach()
+        return int(struct.unpack_from("=Q", information, 128)[0])  # tcpi_bytes_received
+    return 0
 
 
 def _short_of_descriptors() -> bool:
@@ -157,6 +186,8 @@ class Unfinished:
         own_bytes = self._own_bytes()
         self._calm_bytes = min(self._calm_bytes, own_bytes)
         if own_bytes - self._calm_bytes <= MOST_BYTES:
+            if self._strangers is not None:
+                self._strangers.heard_at.clear()
             self._forget(own_bytes)
             return False
         self._looks += 1
@@ -180,22 +211,25 @@ class Unfinished:
         self.spoke.clear()
 
     def _count(self) -> None:
-        waiting = bytes_wait_from()
+        waiting = bytes_wait_from() if self._strangers is None else {}
+        spoke = set()
         while self.spoke:  # others enter more meanwhile
-            self._seen.pop(self.spoke.pop(), None)
-        nobody = {} if self._strangers is None else {far.encode(): far for far in self._strangers.now()}
-        for name, where in [*list(self._called.items()), *nobody.items()]:
+            spoke.add(name := self.spoke.pop())
+            self._seen.pop(name, None)
+        for name, where in list(self._called.items()):
             if where in waiting:
                 self._seen[name] += 1
                 if self._seen[name] >= SIGHTINGS:
                     self._strike(name, where, waiting[where])
+        if self._strangers is not None:
+            for name, where, number in self._strangers.endless(spoke):
+                self._strike(name, where, number)
 
     def _strike(self, name: bytes, where: str, number: int) -> None:
         shut(number, where)
-        del self._seen[name]
+        self._seen.pop(name, None)
         self._struck = True
-        if name in self._called:
-            self.found.append(name)
+        self.found.append(name)
 
     def _own_bytes(self) -> int:
         _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
