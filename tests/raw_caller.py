@@ -11,7 +11,7 @@ from pathlib import Path
 import zmq
 
 from edgefl.run import keys
-from tests.raw_peer import COMMAND, MORE, frame
+from tests.raw_peer import COMMAND, Raw, frame
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 DEALER = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
@@ -41,7 +41,7 @@ def opened(sealed: bytes, nonce: bytes, key: bytes, secret: bytes) -> bytes:
     return text.raw
 
 
-class RawCaller:
+class RawCaller(Raw):
     """One who has the ``secret`` key and knows the door's public ``key``."""
 
     def __init__(self, address: str, secret: bytes, key: bytes, timeout_s: float = 20.0) -> None:
@@ -71,38 +71,13 @@ class RawCaller:
         self._command(b"\x05READY")
 
     def sealed(self, body: bytes, flags: int = 0) -> bytes:
-        """A frame of a message as it is on the wire."""
         short = self._number()
         text = box(bytes([flags]) + body, b"CurveZMQMESSAGEC" + short, self._theirs, self._mine)
         return frame(b"\x07MESSAGE" + short + text)
 
-    def say(self, *frames: bytes) -> None:
-        """Send a message of these frames."""
-        *first, last = frames
-        self.socket.sendall(b"".join([*(self.sealed(body, MORE) for body in first), self.sealed(last)]))
-
     def _number(self) -> bytes:
         self._count += 1
         return self._count.to_bytes(8, "big")
-
-    def _command(self, name: bytes) -> bytes:
-        flags, length = self._take(2)
-        body = self._take(length)
-        assert flags == COMMAND, (flags, body)
-        assert body.startswith(name), body
-        return body[len(name) :]
-
-    def _take(self, count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            part = self.socket.recv(count - len(got))
-            if not part:
-                raise ConnectionError("the server has hung up")
-            got += part
-        return got
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 def named(name: bytes, value: bytes) -> bytes:

@@ -15,7 +15,41 @@ def frame(body: bytes, flags: int = 0) -> bytes:
     return bytes([flags | LONG]) + len(body).to_bytes(8, "big") + body
 
 
-class RawPeer:
+class Raw:
+    """One end of a connection, of which a test has every byte in its hand."""
+
+    socket: socket.socket
+
+    def sealed(self, body: bytes, flags: int = 0) -> bytes:
+        """A frame of a message as it is on the wire."""
+        return frame(body, flags)
+
+    def say(self, *frames: bytes) -> None:
+        """Send a message of these frames."""
+        *first, last = frames
+        self.socket.sendall(b"".join([*(self.sealed(body, MORE) for body in first), self.sealed(last)]))
+
+    def _command(self, name: bytes) -> bytes:
+        flags, length = self._take(2)
+        body = self._take(length)
+        assert flags == COMMAND, (flags, body)
+        assert body.startswith(name), body
+        return body[len(name) :]
+
+    def _take(self, count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            part = self.socket.recv(count - len(got))
+            if not part:
+                raise ConnectionError("the server has hung up")
+            got += part
+        return got
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class RawPeer(Raw):
     """The peer of this name, which waits ``where`` the server calls it; on Linux."""
 
     def __init__(self, where: str, name: bytes, password: str, timeout_s: float = 20.0) -> None:
@@ -37,26 +71,3 @@ class RawPeer:
         kind = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
         self.socket.sendall(frame(b"\x08INITIATE" + kind, COMMAND))
         self._command(b"\x05READY")
-
-    def say(self, *frames: bytes) -> None:
-        """Send a message of these frames."""
-        *first, last = frames
-        self.socket.sendall(b"".join([*(frame(body, MORE) for body in first), frame(last)]))
-
-    def _command(self, name: bytes) -> None:
-        flags, length = self._take(2)
-        body = self._take(length)
-        assert flags == COMMAND, (flags, body)
-        assert body.startswith(name), body
-
-    def _take(self, count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            part = self.socket.recv(count - len(got))
-            if not part:
-                raise ConnectionError("the server has hung up")
-            got += part
-        return got
-
-    def close(self) -> None:
-        self.socket.close()

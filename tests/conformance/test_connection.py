@@ -17,7 +17,7 @@ import zmq
 
 from edgefl.run import connection, control, messages, unfinished
 from edgefl.run.connection import Connection, PeerSocket, ServerSocket
-from edgefl.run.door import CallerSocket
+from edgefl.run.door import CallerSocket, DoorSocket
 from edgefl.run.sockets import LENT_BYTES, Dealer, Frame, Full, Unreachable
 from tests.raw_peer import MORE, RawPeer, frame
 
@@ -88,7 +88,7 @@ def connect(server: ServerSocket) -> Iterator[Connect]:
         yield one
 
 
-def heard(server: ServerSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
+def heard(server: ServerSocket | DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
     """The next messages, as many as wanted."""
     got: list[tuple[bytes, list[bytes]]] = []
     for _ in range(1000):

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 import zmq
+from test_connection import heard
 
 from edgefl.errors import RunError
 from edgefl.regression.memory import kib, own_kib
@@ -48,16 +49,6 @@ def caller(door: DoorSocket, secret: bytes, closing: ExitStack) -> CallerSocket:
     made = CallerSocket(door.address, secret, door.key)
     closing.callback(made.close)
     return made
-
-
-def heard(door: DoorSocket, count: int) -> list[tuple[bytes, list[bytes]]]:
-    got: list[tuple[bytes, list[bytes]]] = []
-    for _ in range(1000):
-        if len(got) >= count:
-            return got
-        door.wait(BOUND_MS)
-        got += [(name, [bytes(part) for part in frames]) for name, frames in door.receive()]
-    raise AssertionError(f"{count} messages were expected, got {got}")
 
 
 def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None:

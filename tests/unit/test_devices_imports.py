@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from test_plain_pickle import Calls
 
 from edgefl import devices as emulation
 from edgefl.cli import main
@@ -271,14 +272,6 @@ def entity_bomb() -> str:
     lines = "\n".join(f'<!ENTITY {after} "{f"&{name};" * 10}">' for name, after in pairs)
     bomb = '<device name="Android"><item name="battery.capacity">&i;</item></device>'
     return f'<!DOCTYPE device [\n<!ENTITY a "0123456789">\n{lines}\n]>{bomb}'
-
-
-class Calls:
-    def __init__(self, what: Any, *arguments: Any) -> None:
-        self.call = (what, arguments)
-
-    def __reduce__(self) -> Any:
-        return self.call
 
 
 def capacities(**entry: Any) -> bytes:
