@@ -211,6 +211,14 @@ def host() -> Host:
     return Host(cpu, usable_cores(), f"{platform.system()} {platform.release()}")
 
 
+def machine() -> str:
+    """The running system's own name: the same in its containers, another after a restart. "" if untold."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
+
+
 def cpu_quota() -> float | None:
     """Cores that the control groups around this process allow together, or None if they allow all."""
     quotas = []

@@ -187,6 +187,24 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """Client (wall clock) or worker (virtual clock) to its size."""
 
 
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that hosted peers of the run."""
+
+    name: str
+    cpu: str
+    cores: float
+    """Those that it had for itself: nodes on one machine share its."""
+    system: str
+    machine: str
+    host_step_s: float
+    peers: list[int]
+    """Clients, or workers under the virtual clock, that it hosted at some time."""
+    lost: str = ""
+    """The reason why it was not there to the end."""
+    usage: dict[str, float | None] = {}
+    """Shares of its cores and time: ``used``, ``others``, ``steal`` and ``throttled``, as `Meta` has them."""
+
+
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the run as a whole: one row of table ``meta`` a field, JSON, by ``Store.set_meta``."""
 
@@ -239,6 +257,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Share of CPU time that the hypervisor gave to others during the run."""
     throttled: float | None = None
     """Share of the run in which a core stood still because of a CPU quota around it."""
+    nodes: list[NodeRow] = []
+    """Hosts of the clients or workers, where they are not the server's; shares above are of the worst."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""

@@ -225,7 +225,10 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """CPU time of training over what its steps were measured to cost before the run, where that is long."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
-    expected_s: Seconds = trips["steps"][reported] * step_s
+    by_client = np.full(record.meta.clients, step_s)
+    for node in record.meta.nodes:
+        by_client[node.peers] = node.host_step_s
+    expected_s: Seconds = trips["steps"][reported] * by_client[trips["client"][reported]]
     took: Seconds = trips["cpu_s"][reported]
     judged = (expected_s >= _LONG_TRAINING_S) & ~np.isnan(took)
     return float(np.median(took[judged] / expected_s[judged])) if judged.any() else None
@@ -302,6 +305,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
+        "nodes": [msgspec.to_builtins(node) for node in meta.nodes],
         "server_trip_us": rounded(meta.server_trip_us),
         "server_time": breakdown(record),
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},

@@ -262,6 +262,13 @@ def _learned(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The hosts of the clients, if they were not with the server."""
+    lost = [node["name"] for node in nodes if node["lost"]]
+    said = ", lost: ".join([str(len(nodes)), *([", ".join(lost)] if lost else [])])
+    return [("nodes", said)] if nodes else []
+
+
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     """A run's summary, the figures that one looks at first."""
     staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
@@ -278,6 +285,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
         ("fidelity", fidelity),
+        *_nodes(summary.get("nodes") or []),
         ("device model", model_error(summary.get("model_error_factor") or {})),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),

@@ -224,6 +224,10 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
     host: tuple[str, int, str]
     """CPU, usable cores and system, as `edgefl.limits.capacity.Host`."""
+    machine: str
+    """The running system that it is on: nodes on one share its cores."""
+    cores: float
+    """Those that it may use, by affinity and quota."""
     software: dict[str, str]
     """Versions of what the bits depend on, by name."""
     workers: int
@@ -249,6 +253,9 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
 
 class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
     """Everything has ended there, as the run is over: node → supervisor."""
+
+    usage: dict[str, float | None]
+    """As `edgefl.limits.capacity.UsageMeter` has it."""
 
 
 ToNode = ToZygote | Alive | Over | Refused

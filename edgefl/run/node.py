@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.limits.capacity import host
+from edgefl.limits.capacity import UsageMeter, capacity_cores, host, machine
 from edgefl.limits.confinement import enforced
 from edgefl.processes import usable_cores
 from edgefl.run import control, keys
@@ -85,18 +85,20 @@ class _Node:
         self._line = _NodeSocket(address, key)
         stack.callback(self._line.close)
         self._outbox: list[control.FromNode] = [
-            control.Join(host=host(), software=software(), workers=workers)
+            control.Join(host(), machine(), capacity_cores(), software(), workers)
         ]
         self._zygote: Channel[control.FromZygote] | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._usage = UsageMeter()
         self._until_s = time.monotonic() + REACH_S
 
     def run(self) -> str:
         try:
             while (over := self._turn()) is None:
                 pass
+            self._usage.end()
             self._end_zygote()
-            self._line.send([encode([control.NodeEnded()])])
+            self._line.send([encode([control.NodeEnded(self._usage.usage())])])
             return over.outcome
         except BaseException as error:
             if not isinstance(error, ConfigError) or self._zygote is not None:
@@ -139,6 +141,8 @@ class _Node:
                 enforcement = self._stack.enter_context(enforced(message.experiment))
                 self._start_zygote()
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
+            case control.Adopt():
+                self._usage.begin()
             case control.Spawn(address=address):  # it may call itself 0.0.0.0, or be behind a tunnel
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]

@@ -13,7 +13,7 @@ import platform
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +21,9 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Experiment
-from edgefl.limits.capacity import Host
+from edgefl.limits.capacity import machine
 from edgefl.parameters.buffer import Shape
-from edgefl.results.tables import many
+from edgefl.results.record import NodeRow
 from edgefl.run import control, keys
 from edgefl.run.door import DoorSocket
 from edgefl.run.sockets import Full, Unreachable
@@ -90,18 +90,48 @@ class Node:
     """A process that has joined."""
 
     name: str
-    host: Host
-    workers: int
+    about: control.Join
     host_step_s: float = 0.0
     """CPU seconds of a training step there; 0 until it has agreed."""
+    cores: float = 0.0
+    """Those that it has for itself."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
     """The peers that it hosts, with their epochs."""
+    hosted: set[int] = field(default_factory=set)
+    """The numbers of those that it has ever hosted."""
     cleared: int = 0
     outbox: deque[control.ToNode] = field(default_factory=deque)
 
     @property
     def agreed(self) -> bool:
         return self.host_step_s > 0.0
+
+    def row(self, lost: str = "", usage: dict[str, float | None] | None = None) -> NodeRow:
+        """The node as the record has it."""
+        cpu, _, system = self.about.host
+        return NodeRow(
+            name=self.name,
+            cpu=cpu,
+            cores=self.cores,
+            system=system,
+            machine=self.about.machine,
+            host_step_s=self.host_step_s,
+            peers=sorted(self.hosted),
+            lost=lost,
+            usage=usage or {},
+        )
+
+
+def largest(values: Iterable[float | None]) -> float | None:
+    """The largest of the known values; None if there is none."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
+    """Shares of one machine that these used together, and that others did: each takes the rest for others."""
+    shares = [(usage.get("used") or 0.0, usage.get("others") or 0.0) for usage in usages]
+    used, busy = sum(own for own, _ in shares), max(map(sum, shares))
+    return min(1.0, used), max(0.0, busy - used)
 
 
 class Nodes:
@@ -134,6 +164,8 @@ class Nodes:
         self._clearing = 0
         self._look_s = 0.0
         self._closed = False
+        self.rows: list[NodeRow] = []
+        """Those that have hosted peers and are gone, or were when the run ended."""
 
     @property
     def address(self) -> str:
@@ -230,7 +262,8 @@ class Nodes:
                 yield from self._all_clear()
             case control.Refused():
                 yield from self._lose(name, message.message)
-            case control.NodeEnded():
+            case control.NodeEnded(usage=usage):
+                self.rows.append(node.row(usage=usage))
                 del self._nodes[name]
 
     # ---- who comes and goes ---------------------------------------------------------------------
@@ -242,10 +275,10 @@ class Nodes:
         if differ:
             self._refuse(name, f"it has {'; '.join(differ)}")
             return
-        self._nodes[name] = node = Node(name, Host(*join.host), join.workers)
+        self._nodes[name] = node = Node(name, join)
         if self._prepare is not None:
             node.outbox.append(self._prepare)
-        self.say(f"node {name} joined: {many(node.host.cores, 'core')}, {node.host.cpu}")
+        self.say(f"node {name} joined: {join.cores:g} cores, {join.host[0]}")
 
     def _refuse(self, name: str, why: str) -> None:
         """Turn a node away, with the reason."""
@@ -271,6 +304,9 @@ class Nodes:
 
     def _take(self, node: Node, said: control.Agreed) -> None:
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
+        for one in self.agreed:
+            there = sum(other.about.machine == one.about.machine for other in self.agreed)
+            one.cores = one.about.cores / there
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             homeless, self._homeless = self._homeless, []
@@ -283,6 +319,8 @@ class Nodes:
         if (node := self._nodes.pop(name, None)) is None:
             return
         self.say(f"node {name} is lost: {why}")
+        if node.hosted:
+            self.rows.append(node.row(lost=why))
         for (role, peer), epoch in node.peers.items():
             yield control.Departed(role, peer, epoch, f"node {name} is lost: {why}")
         yield from self._all_clear()
@@ -314,12 +352,41 @@ class Nodes:
             self._homeless.append(spawn)
             self.say("no node is left: waiting for one to join")
             return
-        node = min(nodes, key=lambda node: ((len(node.peers) + 1) / self._weight(node), node.name))
+        node = self._freest({node.name: len(node.peers) for node in nodes})
         node.peers[spawn.role, spawn.peer] = spawn.epoch
+        node.hosted.add(spawn.peer)
         node.outbox.append(spawn)
 
-    def _weight(self, node: Node) -> float:
-        return node.workers if self._same_bits else node.host.cores / node.host_step_s
+    def _freest(self, peers: dict[str, int]) -> Node:
+        """The node with the fewest of these numbers of peers for what it can carry."""
+
+        def full(name: str) -> float:
+            node = self._nodes[name]
+            carries = node.about.workers if self._same_bits else node.cores / node.host_step_s
+            return (peers[name] + 1) / carries
+
+        return self._nodes[min(sorted(peers), key=full)]
+
+    def shares(self, count: int) -> list[tuple[Node, list[int]]]:
+        """The nodes with the numbers of the peers that `spawn` will give them, if they come in order."""
+        given: dict[str, list[int]] = {node.name: [] for node in self.agreed}
+        for number in range(count):
+            given[self._freest({name: len(its) for name, its in given.items()}).name].append(number)
+        return [(self._nodes[name], its) for name, its in given.items()]
+
+    def conditions(self, here: dict[str, float | None]) -> dict[str, float | None]:
+        """The worst of the machines' figures, of which the server's own has those of ``here``."""
+        found = [(machine(), here), *((row.machine, row.usage) for row in self.rows)]
+        by_machine: dict[str, list[dict[str, float | None]]] = {}
+        for name, usage in found:
+            by_machine.setdefault(name, []).append(usage)
+        used, others = zip(*(_together(usages) for usages in by_machine.values()), strict=True)
+        return {
+            "steal": largest(usage.get("steal") for _, usage in found),
+            "throttled": largest(usage.get("throttled") for _, usage in found),
+            "used": largest(used),
+            "others": largest(others),
+        }
 
     def expel(self, message: control.Expel) -> control.Departed | None:
         """Have a peer's process ended; its end at once if there is none."""

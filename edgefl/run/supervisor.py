@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -229,7 +229,11 @@ class _Supervisor:
             end = self._loop()
         try:
             with Store(self._folder, create=False) as store:
-                store.set_meta(memory=self._memory, **self._usage.usage())
+                usage = self._usage.usage()
+                if self.nodes is not None:
+                    usage = self.nodes.conditions(usage)
+                    store.set_meta(nodes=self.nodes.rows)
+                store.set_meta(memory=self._memory, **usage)
             write_results(self._folder)
         except (EdgeflError, OSError) as error:
             way_on = run_folder.way_on(self._folder) if end.interrupted else ""
@@ -423,7 +427,10 @@ class _Supervisor:
     def _plan_run(self, prepared: control.Prepared) -> None:
         """Have the server told what to serve, once the zygote has the parameter buffer."""
         if self.nodes is not None and self._virtual and self._experiment.clock.workers is None:
-            self._workers = sum(node.workers for node in self.nodes.agreed)
+            self._workers = sum(node.about.workers for node in self.nodes.agreed)
+        if self.nodes is not None:
+            step_s = max(node.host_step_s for node in self.nodes.agreed)
+            prepared = msgspec.structs.replace(prepared, host_step_s=step_s)
         why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
         remark = mixed_runtimes(self._experiment, self._clients)
@@ -452,14 +459,29 @@ class _Supervisor:
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
+        """The time scale that the host carries, or each of the nodes."""
+        if self.nodes is None:
+            return self._scale(prepared, range(len(self._clients)), prepared.host_step_s)
+        found = [
+            (self._scale(prepared, its, node.host_step_s, node.cores), node.name)
+            for node, its in self.nodes.shares(len(self._clients))
+            if its
+        ]
+        scale, name = max(found, key=lambda one: (one[0].value, one[0].load))
+        return scale._replace(why=f"{scale.why} (node {name})")
+
+    def _scale(
+        self, prepared: control.Prepared, clients: Sequence[int], step_s: float, cores: float | None = None
+    ) -> TimeScale:
         at_once = self._experiment.fleet.join_spread_s == 0.0
         demands = []
-        for trip in prepared.first_trips:
-            cpu_s = trip.steps * prepared.host_step_s
+        for trip in (prepared.first_trips[client] for client in clients):
+            cpu_s = trip.steps * step_s
             burst = Burst(cpu_s, trip.down_s, trip.compute_s)
             demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip.total_s, burst))
         return choose_time_scale(
             demands,
+            cores=cores,
             scale=self._experiment.clock.time_scale,
             active=self._strategy.max_training(len(self._clients)),
             together="always" if self._strategy.lockstep else "at first" if at_once else "never",

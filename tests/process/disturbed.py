@@ -32,7 +32,7 @@ class Disturbed(nn.Sequential):
             self.pid, self.calls = os.getpid(), 0
         self.calls += 1
         file = HERE / f"at-{self.calls}"
-        if file.exists() and Path("/proc/self/comm").read_text().startswith("edgefl-worker"):
+        if file.exists() and Path("/proc/self/comm").read_text().startswith(("edgefl-worker", "edgefl-client")):
             disturb(file)
         return super().forward(inputs)
 

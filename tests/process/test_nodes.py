@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl import Experiment
+from edgefl import Experiment, Stop
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 from edgefl.run.nodes import Nodes, opened
 
 from .disturbed import left, made_in, plan
-from .runs import Command, incidents, virtual
+from .runs import Command, experiment, incidents, virtual
 
 pytestmark = pytest.mark.timeout(300)
 ANY = "tcp://127.0.0.1:*"
@@ -150,3 +150,22 @@ def test_a_node_that_holds_something_else_is_turned_away_in_one_line(tmp_path: P
             good = join(nodes.address, tmp_path / "here")
             assert running.result().summary()["versions"] == 12
     good.ends(0)
+
+
+@pytest.mark.slow
+def test_phones_of_a_lost_node_come_again_on_the_others(tmp_path: Path) -> None:
+    """Under the wall clock each node has clients; what they measure is judged as those of one host."""
+    wanted = experiment(model=made_in(tmp_path), stop=Stop(versions=30))
+    with opened(ANY, None, 3) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(3)]
+        plan(tmp_path, {16: "kill it"})
+        figures = serve(wanted, tmp_path / "run", nodes).summary()
+    assert left(tmp_path) == []
+    assert sorted(command.finish()[0] for command in joined) == [-9, 0, 0]
+    assert figures["versions"] == 30
+    assert figures["integrity"]["checksum_mismatches"] == figures["integrity"]["version_mismatches"] == 0
+    lost = [node for node in figures["nodes"] if node["lost"]]
+    assert [node["lost"] for node in lost] == ["its connection broke"]
+    assert figures["incidents"] == {"death": len(lost[0]["peers"])}
+    hosted = [node["peers"] for node in figures["nodes"] if not node["lost"]]
+    assert set(lost[0]["peers"]) <= {number for peers in hosted for number in peers}

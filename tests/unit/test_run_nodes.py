@@ -1,0 +1,177 @@
+"""Nodes: who may come, who hosts which peer, how their machines were; by messages, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
+from edgefl.limits.capacity import machine
+from edgefl.parameters.buffer import Shape
+from edgefl.run import control
+from edgefl.run.nodes import Nodes, on_nodes, opened, software
+
+SAME = control.Fingerprint("data", "training")
+WANTED = Experiment(fleet=Fleet(devices={"pi-4": 6}), stop=Stop(versions=3), clock=Clock(kind="virtual"))
+
+
+def joining(cores: float = 2.0, workers: int = 1, where: str = "", **versions: str) -> control.Join:
+    return control.Join(("cpu", 2, "Linux"), where or str(cores), cores, {**software(), **versions}, workers)
+
+
+class World(Nodes):
+    """Nodes that say what they are told to say."""
+
+    def __init__(self) -> None:
+        super().__init__("tcp://127.0.0.1:*", None)
+        self.lines: list[str] = []
+        self.say = self.lines.append
+
+    def hear(self, name: str, *said: control.FromNode) -> list[control.FromNodes]:
+        return [answer for message in said for answer in self._heard(name, message)]
+
+    def ready(self, name: str, join: control.Join, step_s: float = 0.001) -> list[control.FromNodes]:
+        return self.hear(name, join, control.Agreed(SAME, step_s))
+
+    def told(self, name: str) -> list[control.ToNode]:
+        outbox = self._nodes[name].outbox
+        return [outbox.popleft() for _ in range(len(outbox))]
+
+
+def begun(same_bits: bool = True) -> World:
+    world = World()
+    world.prepare(control.Prepare(WANTED, "", [], nodes=True), same_bits=same_bits)
+    assert list(world.expect(SAME)) == []
+    return world
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = begun()
+    yield made
+    made._nodes.clear()
+    made.close()
+
+
+def spawn(number: int) -> control.Spawn:
+    return control.Spawn("worker", number, 0, "", "", 0, 1.0)
+
+
+def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world: World) -> None:
+    assert world.ready("a", joining(workers=2)) == [control.Gathered(1)]
+    assert world.ready("b", joining(workers=1)) == [control.Gathered(2)]
+    shape = Shape(8, 5, 3)
+    world.adopt(shape)
+    assert [its for _, its in world.shares(3)] == [[0, 1], [2]]
+    for number in range(3):
+        world.spawn(spawn(number))
+    prepare, adopt, *spawns = world.told("a")
+    assert (type(prepare), adopt) == (control.Prepare, control.Adopt(initialise=False, shape=shape))
+    assert spawns == [spawn(0), spawn(1)]
+    assert world.hear("a", control.Departed("worker", 1, 7, "an older one's")) == []
+    ended = control.Departed("worker", 1, 0, "signal 9")
+    assert world.hear("a", ended) == [ended]
+    (gone,) = world.hear("a", control.Refused("interrupted", config=False))
+    assert gone == control.Departed("worker", 0, 0, "node a is lost: interrupted")
+    assert world.lines[-1] == "node a is lost: interrupted"
+    (row,) = world.rows
+    assert (row.name, row.peers, row.lost) == ("a", [0, 1], "interrupted")
+
+
+def test_peers_without_a_node_wait_for_one(world: World) -> None:
+    world.ready("a", joining())
+    world.adopt(Shape(8, 5, 3))
+    world.hear("a", control.Refused("gone", config=False))
+    world.spawn(spawn(0))
+    world.spawn(spawn(1))
+    assert world.expel(control.Expel("worker", 1, 0)) == control.Departed(
+        "worker", 1, 0, "no node was there to run it"
+    )
+    world.ready("b", joining())
+    assert world.told("b")[-1] == spawn(0)
+
+
+def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: World) -> None:
+    for name in "ab":
+        world.ready(name, joining())
+    world.adopt(Shape(8, 5, 3))
+    assert list(world.clear(1)) == []
+    assert world.ready("late", joining()) == [control.Gathered(3)]
+    assert world.hear("a", control.Cleared(1)) == []
+    assert world.hear("b", control.Refused("gone", config=False)) == [control.Cleared(1)]
+
+
+@pytest.mark.parametrize(
+    ("same_bits", "said", "versions", "why"),
+    [
+        (True, SAME, {"torch": "1.0"}, "it has torch 1.0, here"),
+        (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, here"),
+        (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
+        (True, control.Fingerprint("data", "other"), {}, "its training makes other bits"),
+        (False, control.Fingerprint("data", "other"), {"torch": "1.0"}, ""),
+    ],
+)
+def test_nodes_that_hold_something_else_are_turned_away(
+    same_bits: bool, said: control.Fingerprint, versions: dict[str, str], why: str
+) -> None:
+    world = begun(same_bits)
+    world.hear("a", joining(**versions), control.Agreed(said, 0.001))
+    assert (why in world.lines[-1] and not world.agreed) if why else world.agreed
+    world._nodes.clear()
+    world.close()
+
+
+def test_clients_are_placed_by_what_each_node_carries() -> None:
+    """By its own cores, of which nodes on one machine have a part each, and its own time of a step."""
+    world = begun(same_bits=False)
+    world.ready("a", joining(4.0, where="one"))
+    world.ready("b", joining(4.0, where="one"))
+    world.ready("c", joining(4.0, where="two"), step_s=0.002)
+    assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
+    assert [len(its) for _, its in world.shares(60)] == [20, 20, 20]
+    world._nodes.clear()
+    world.close()
+
+
+def test_the_worst_machine_counts_and_nodes_on_one_are_not_each_others_others(world: World) -> None:
+    for name, where, steal in (("a", machine(), 0.0), ("b", machine(), 0.0), ("c", "far", 0.3)):
+        world.ready(name, joining(where=where))
+        used = {"used": 0.2, "others": 0.5, "steal": steal, "throttled": None}
+        world.hear(name, control.NodeEnded(used))
+    found = world.conditions({"used": 0.1, "others": 0.6, "steal": 0.1, "throttled": 0.0})
+    assert {name: round(value or 0.0, 9) for name, value in found.items()} == {
+        "used": 0.5,
+        "others": 0.5,  # of the far one: here it is 0.7 - 0.5
+        "steal": 0.3,
+        "throttled": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("bind", "says"),
+    [
+        ("tcp://0.0.0.0:*", "anybody who reaches it could join"),
+        ("0.0.0.0:7000", "must be tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:port", "must be tcp://HOST:PORT"),
+    ],
+)
+def test_a_door_that_is_none_or_open_to_all_is_one_line(bind: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says), opened(bind, None, 1):
+        pass
+
+
+def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Path) -> None:
+    with opened("tcp://127.0.0.1:*", None, 1) as nodes:
+        assert nodes.address.startswith("tcp://127.0.0.1:")
+        assert nodes.for_peers == "tcp://127.0.0.1:*"
+    with pytest.raises(ConfigError, match="edgefl keygen"), opened("tcp://127.0.0.1:*", tmp_path, 1):
+        pass
+
+
+def test_on_nodes_numbers_go_over_the_wire() -> None:
+    assert (
+        on_nodes(Experiment(fleet=WANTED.fleet, stop=WANTED.stop, server=Server())).server.transport == "wire"
+    )
