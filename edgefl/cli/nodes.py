@@ -63,6 +63,12 @@ def join(
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="This host's key: edgefl keygen.")
     ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Be one client of the run, held to this profile.")
+    ] = "",
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="This host is such a device: train at its own speed.")
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Workers to host under the virtual clock; default: the usable cores."),
@@ -74,7 +80,12 @@ def join(
     run.require_torch()
     if not address.startswith("tcp://"):
         raise ConfigError(f"address must be tcp://HOST:PORT (got {address!r})")
+    if as_is and not device:
+        raise ConfigError(
+            "--as-is: needs --device NAME, the profile that this host's times are compared with"
+        )
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    outcome = node.join(address, None if key is None else keys.read(key), workers=workers)
+    known = None if key is None else keys.read(key)
+    outcome = node.join(address, known, workers=workers, device=device, as_is=as_is)
     say(f"the run is over{f': {outcome}' if outcome else ''}")

@@ -199,6 +199,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     host_step_s: float
     peers: list[int]
     """Clients, or workers under the virtual clock, that it hosted at some time."""
+    as_is: bool = False
+    """It is such a device itself, as which it trained at its own speed."""
     lost: str = ""
     """The reason why it was not there to the end."""
     usage: dict[str, float | None] = {}

@@ -199,7 +199,8 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
-    ended = ~np.isnan(trips["arrived_s"])
+    own_pace = as_they_are(record)
+    ended = ~np.isnan(trips["arrived_s"]) & ~own_pace
     reported = ended & ~np.isnan(trips["trip_achieved_s"]) & ~np.isnan(trips["trip_declared_s"])
     declared = {part: trips[f"{part}_declared_s"][reported] for part in _ACHIEVED}
     achieved = {part: trips[name][reported] for part, name in _ACHIEVED.items()}
@@ -220,6 +221,33 @@ def fidelity_of(record: Record) -> dict[str, Any]:
     conditions = fields.pop("conditions")
     unmeasured = int((ended & ~reported).sum())
     return {**fields, **conditions, "throttle": meta.throttle, "unmeasured": unmeasured}
+
+
+def as_they_are(record: Record) -> NDArray[np.bool_]:
+    """True for the trips of clients that are real devices, which nobody held to a pace."""
+    clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
+    return np.isin(record.trips["client"], clients)
+
+
+def _real_devices(record: Record) -> list[dict[str, Any]]:
+    """By client that is a real device: seconds of its trainings, by its clock, over those of its profile."""
+    trips, found = record.trips, []
+    whole = as_they_are(record) & ~np.isnan(trips["compute_achieved_s"])
+    for client in np.unique(trips["client"][whole]).tolist():
+        its = whole & (trips["client"] == client)
+        ratios = trips["compute_achieved_s"][its] / trips["compute_declared_s"][its]
+        low, median, high = np.percentile(ratios, (5, 50, 95)).tolist()
+        found.append(
+            {
+                "client": client,
+                "profile": record.clients[client].profile,
+                "trips": int(its.sum()),
+                "compute_s": rounded(float(trips["compute_achieved_s"][its].mean())),
+                "declared_s": rounded(float(trips["compute_declared_s"][its].mean())),
+                "ratio": {"p5": rounded(low), "median": rounded(median), "p95": rounded(high)},
+            }
+        )
+    return found
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
@@ -306,6 +334,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
         "nodes": [msgspec.to_builtins(node) for node in meta.nodes],
+        "real_devices": _real_devices(record),
         "server_trip_us": rounded(meta.server_trip_us),
         "server_time": breakdown(record),
         "server": {row.stage: {"seconds": rounded(row.seconds), "calls": row.calls} for row in record.costs},

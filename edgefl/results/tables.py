@@ -269,6 +269,14 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [("nodes", said)] if nodes else []
 
 
+def _real(devices: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Training times of real devices over those that their profiles declare."""
+    return [
+        (f"a real {one['profile']}", f"{figure(one['ratio']['median'])} of its profile's training time")
+        for one in devices
+    ]
+
+
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     """A run's summary, the figures that one looks at first."""
     staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
@@ -286,6 +294,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
         ("fidelity", fidelity),
         *_nodes(summary.get("nodes") or []),
+        *_real(summary.get("real_devices") or []),
         ("device model", model_error(summary.get("model_error_factor") or {})),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),

@@ -53,7 +53,8 @@ class ClientProcess:
         self._witness = Witness(spec.peer)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
         self._says_whole = experiment.server.transport == "shm"
-        self._pacer = Pacer(time_scale=spec.time_scale, wait=self._server.wait_until)
+        wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
+        self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
         # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)

@@ -139,6 +139,8 @@ class Spawn(_OfPeer, frozen=True, tag="spawn"):
     time_scale: float
     key: bytes = b""
     """The server's public key, if the address is that of its door."""
+    as_is: bool = False
+    """Do not hold it to its profile's pace, or memory."""
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
@@ -232,6 +234,10 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """Versions of what the bits depend on, by name."""
     workers: int
     """Workers that it hosts under the virtual clock."""
+    device: str = ""
+    """The profile of the one client that it is, if it is one."""
+    as_is: bool = False
+    """That client is not held to its profile: the host is such a device."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):

@@ -37,11 +37,20 @@ _EVENTS = (
 _decoder = msgspec.msgpack.Decoder(list[control.ToNode])
 
 
-def join(address: str, key: keys.Key | None = None, *, workers: int | None = None) -> str:
+def join(
+    address: str,
+    key: keys.Key | None = None,
+    *,
+    workers: int | None = None,
+    device: str = "",
+    as_is: bool = False,
+) -> str:
     """Host peers for the run behind ``address`` until it is over; returns how it ended, "" if it was done.
 
     ``workers`` (default: the usable cores) are hosted under the virtual clock; clients under the wall clock
     are as many as this host can carry of them. User's own modules are looked for in the working directory.
+
+    With a ``device`` it is one client of that profile and no other; ``as_is`` if it is not to be held to it.
 
     Raises `ConfigError` where the run does not take this node, `RunError` where the run cannot be reached or
     its supervisor is gone.
@@ -49,7 +58,10 @@ def join(address: str, key: keys.Key | None = None, *, workers: int | None = Non
     if key is None:
         key = keys.Key("", os.urandom(32), keys.public(keys.OPEN))
     with contextlib.ExitStack() as stack:
-        return _Node(address, key, workers or usable_cores(), stack).run()
+        about = control.Join(
+            host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
+        )
+        return _Node(address, key, about, stack).run()
 
 
 class _NodeSocket(CallerSocket):
@@ -80,13 +92,11 @@ class _NodeSocket(CallerSocket):
 
 
 class _Node:
-    def __init__(self, address: str, key: keys.Key, workers: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, address: str, key: keys.Key, about: control.Join, stack: contextlib.ExitStack) -> None:
         self._address, self._stack = address, stack
         self._line = _NodeSocket(address, key)
         stack.callback(self._line.close)
-        self._outbox: list[control.FromNode] = [
-            control.Join(host(), machine(), capacity_cores(), software(), workers)
-        ]
+        self._outbox: list[control.FromNode] = [about]
         self._zygote: Channel[control.FromZygote] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._usage = UsageMeter()

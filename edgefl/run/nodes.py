@@ -117,6 +117,7 @@ class Node:
             machine=self.about.machine,
             host_step_s=self.host_step_s,
             peers=sorted(self.hosted),
+            as_is=self.about.as_is,
             lost=lost,
             usage=usage or {},
         )
@@ -161,6 +162,8 @@ class Nodes:
         self._waiting: dict[str, control.Agreed] = {}
         """Nodes that have loaded everything before this host has."""
         self._adopt: control.Adopt | None = None
+        self._reserved: dict[int, str] = {}
+        """Clients that are a node each, which says which device it is."""
         self._clearing = 0
         self._look_s = 0.0
         self._closed = False
@@ -296,11 +299,29 @@ class Nodes:
             del self._waiting[name]
             if said.fingerprint.data != self._expected.data:
                 self._refuse(name, "its data, their split or its first model are others than here")
+            elif why := self._reserve(self._nodes[name]):
+                self._refuse(name, why)
             elif self._same_bits and said.fingerprint.training != self._expected.training:
                 self._refuse(name, "its training makes other bits than here (another kind of CPU?)")
             else:
                 self._take(self._nodes[name], said)
                 yield control.Gathered(len(self.agreed))
+
+    def _reserve(self, node: Node) -> str:
+        """Give a node that is one device a client of its profile; the reason why there is none, else ""."""
+        device = node.about.device
+        if not device:
+            return ""
+        if self._same_bits:
+            return "under the virtual clock nodes have workers, and none is a device"
+        assert self._prepare is not None
+        free = {spawn.peer for spawn in self._homeless} if self._adopt is not None else None
+        for info in self._prepare.clients:
+            number = info.client
+            if info.profile == device and number not in self._reserved and (free is None or number in free):
+                self._reserved[number] = node.name
+                return ""
+        return f"no client of this run is a {device} that has no host"
 
     def _take(self, node: Node, said: control.Agreed) -> None:
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
@@ -310,7 +331,7 @@ class Nodes:
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             homeless, self._homeless = self._homeless, []
-            for spawn in homeless:
+            for spawn in homeless:  # those that are not for this node wait on
                 self.spawn(spawn)
 
     def _lose(self, name: str, why: str) -> Iterator[control.FromNodes]:
@@ -319,6 +340,7 @@ class Nodes:
         if (node := self._nodes.pop(name, None)) is None:
             return
         self.say(f"node {name} is lost: {why}")
+        self._reserved = {client: of for client, of in self._reserved.items() if of != name}
         if node.hosted:
             self.rows.append(node.row(lost=why))
         for (role, peer), epoch in node.peers.items():
@@ -348,30 +370,37 @@ class Nodes:
 
     def spawn(self, spawn: control.Spawn) -> None:
         """Start a peer on the node that has the fewest for what it can carry; or wait for a node."""
-        if not (nodes := self.agreed):
+        node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
+        if node is None:
+            if not self._homeless:
+                self.say("no node is there for all clients: waiting for one to join")
             self._homeless.append(spawn)
-            self.say("no node is left: waiting for one to join")
             return
-        node = self._freest({node.name: len(node.peers) for node in nodes})
+        spawn = msgspec.structs.replace(spawn, as_is=node.about.as_is)
         node.peers[spawn.role, spawn.peer] = spawn.epoch
         node.hosted.add(spawn.peer)
         node.outbox.append(spawn)
 
-    def _freest(self, peers: dict[str, int]) -> Node:
-        """The node with the fewest of these numbers of peers for what it can carry."""
+    def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
+        """The node that is this peer, or the one with the fewest of these numbers for what it can carry."""
 
         def full(name: str) -> float:
             node = self._nodes[name]
             carries = node.about.workers if self._same_bits else node.cores / node.host_step_s
             return (peers[name] + 1) / carries
 
-        return self._nodes[min(sorted(peers), key=full)]
+        if (own := self._reserved.get(number)) is not None:
+            return self._nodes[own]
+        names = [name for name in sorted(peers) if not self._nodes[name].about.device]
+        return self._nodes[min(names, key=full)] if names else None
 
     def shares(self, count: int) -> list[tuple[Node, list[int]]]:
         """The nodes with the numbers of the peers that `spawn` will give them, if they come in order."""
         given: dict[str, list[int]] = {node.name: [] for node in self.agreed}
         for number in range(count):
-            given[self._freest({name: len(its) for name, its in given.items()}).name].append(number)
+            node = self._host_of(number, {name: len(its) for name, its in given.items()})
+            if node is not None:
+                given[node.name].append(number)
         return [(self._nodes[name], its) for name, its in given.items()]
 
     def conditions(self, here: dict[str, float | None]) -> dict[str, float | None]:

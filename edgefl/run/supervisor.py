@@ -468,6 +468,10 @@ class _Supervisor:
             if its
         ]
         scale, name = max(found, key=lambda one: (one[0].value, one[0].load))
+        if scale.value != 1.0 and any(node.about.as_is for node in self.nodes.agreed):
+            raise ConfigError(
+                f"clock.time_scale: must be 1 with a device as it is, got {scale.value:g} ({scale.why})"
+            )
         return scale._replace(why=f"{scale.why} (node {name})")
 
     def _scale(

@@ -138,8 +138,9 @@ class Zygote:
         assert self._workload is not None
         client = spec.role == control.CLIENT
         limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
-        enforcement = self._enforcement if client else Enforcement()
-        limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, self._requests)
+        held = client and not spec.as_is
+        enforcement, governor = (self._enforcement, self._requests) if held else (Enforcement(), None)
+        limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, governor)
         begun = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # shared with the process alone
         begun[0] = NO_TASK
         pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits, begun))

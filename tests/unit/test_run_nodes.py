@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.limits.capacity import machine
@@ -18,8 +19,11 @@ SAME = control.Fingerprint("data", "training")
 WANTED = Experiment(fleet=Fleet(devices={"pi-4": 6}), stop=Stop(versions=3), clock=Clock(kind="virtual"))
 
 
-def joining(cores: float = 2.0, workers: int = 1, where: str = "", **versions: str) -> control.Join:
-    return control.Join(("cpu", 2, "Linux"), where or str(cores), cores, {**software(), **versions}, workers)
+def joining(
+    cores: float = 2.0, workers: int = 1, where: str = "", device: str = "", **versions: str
+) -> control.Join:
+    about = {**software(), **versions}
+    return control.Join(("cpu", 2, "Linux"), where or str(cores), cores, about, workers, device)
 
 
 class World(Nodes):
@@ -132,6 +136,30 @@ def test_clients_are_placed_by_what_each_node_carries() -> None:
     world.ready("c", joining(4.0, where="two"), step_s=0.002)
     assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
     assert [len(its) for _, its in world.shares(60)] == [20, 20, 20]
+    world._nodes.clear()
+    world.close()
+
+
+def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
+    world = World()
+    profiles = ["pi-4", "moto-g4", "pi-4"]
+    fleet = [ClientInfo(number, profile, "none") for number, profile in enumerate(profiles)]
+    world.prepare(control.Prepare(WANTED, "", fleet, nodes=True), same_bits=False)
+    list(world.expect(SAME))
+    world.ready("pi", joining(device="pi-4"))
+    assert [its for _, its in world.shares(3)] == [[0]]  # nobody is there for the others
+    world.ready("host", joining())
+    assert [its for _, its in world.shares(3)] == [[0], [1, 2]]
+    world.ready("watch", joining(device="watch-a7"))
+    assert "no client of this run is a watch-a7 that has no host" in world.lines[-1]
+    world.adopt(Shape(8, 5, 3))
+    world.ready("another", joining(device="pi-4"))  # the run has begun, and all have a host
+    assert "no client of this run is a pi-4 that has no host" in world.lines[-1]
+    world.hear("pi", control.Refused("gone", config=False))
+    world.hear("host", control.Refused("gone", config=False))
+    world.spawn(control.Spawn("client", 2, 1, "", "", 0, 1.0))
+    world.ready("again", joining(device="pi-4"))
+    assert [type(one) for one in world.told("again")] == [control.Prepare, control.Adopt, control.Spawn]
     world._nodes.clear()
     world.close()
 
