@@ -232,17 +232,17 @@ def as_they_are(record: Record) -> NDArray[np.bool_]:
 def _real_devices(record: Record) -> list[dict[str, Any]]:
     """By client that is a real device: seconds of its trainings, by its clock, over those of its profile."""
     trips, found = record.trips, []
-    whole = as_they_are(record) & ~np.isnan(trips["compute_achieved_s"])
+    whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
         its = whole & (trips["client"] == client)
-        ratios = trips["compute_achieved_s"][its] / trips["compute_declared_s"][its]
+        ratios = trips["compute_s"][its] / trips["compute_declared_s"][its]
         low, median, high = np.percentile(ratios, (5, 50, 95)).tolist()
         found.append(
             {
                 "client": client,
                 "profile": record.clients[client].profile,
                 "trips": int(its.sum()),
-                "compute_s": rounded(float(trips["compute_achieved_s"][its].mean())),
+                "compute_s": rounded(float(trips["compute_s"][its].mean())),
                 "declared_s": rounded(float(trips["compute_declared_s"][its].mean())),
                 "ratio": {"p5": rounded(low), "median": rounded(median), "p95": rounded(high)},
             }
