@@ -253,10 +253,10 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """CPU time of training over what its steps were measured to cost before the run, where that is long."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
-    by_client = np.full(record.meta.clients, step_s)
+    there_s = np.full(len(trips["client"]), step_s)
     for node in record.meta.nodes:
-        by_client[node.peers] = node.host_step_s
-    expected_s: Seconds = trips["steps"][reported] * by_client[trips["client"][reported]]
+        there_s[np.isin(trips["client"], node.peers)] = node.host_step_s
+    expected_s: Seconds = (trips["steps"] * there_s)[reported]
     took: Seconds = trips["cpu_s"][reported]
     judged = (expected_s >= _LONG_TRAINING_S) & ~np.isnan(took)
     return float(np.median(took[judged] / expected_s[judged])) if judged.any() else None
