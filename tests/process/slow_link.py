@@ -17,7 +17,11 @@ AGAIN_S = 0.2
 
 
 async def carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float, loss: float, rng: random.Random
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    delay_s: float,
+    loss: float,
+    rng: random.Random,
 ) -> None:
     """One direction: bytes arrive in order, each segment ``delay_s`` late, and all behind one that is lost."""
     loop, queue, last_s = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](), 0.0
