@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import machine
@@ -316,7 +317,7 @@ class Nodes:
             return "under the virtual clock nodes have workers, and none is a device"
         assert self._prepare is not None
         free = {spawn.peer for spawn in self._homeless} if self._adopt is not None else None
-        for info in self._prepare.clients:
+        for info in fleet_of(self._prepare.experiment):
             number = info.client
             if info.profile == device and number not in self._reserved and (free is None or number in free):
                 self._reserved[number] = node.name

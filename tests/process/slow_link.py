@@ -1,7 +1,7 @@
 """A link that TCP connections go over: late, and later where a segment is lost, which TCP sends again.
 
-``python slow_link.py HERE THERE PORT DELAY_MS LOSS`` carries connections from HERE:PORT and HERE:(PORT + 1) to the
-same ports of THERE, until it is killed; it prints a line once it listens.
+``python slow_link.py HERE THERE PORT DELAY_MS LOSS`` carries connections from HERE:PORT and HERE:(PORT + 1)
+to the same ports of THERE, until it is killed; it prints a line once it listens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def carry(
     loss: float,
     rng: random.Random,
 ) -> None:
-    """One direction: bytes arrive in order, each segment ``delay_s`` late, and all behind one that is lost."""
+    """One direction: bytes arrive in order, each segment ``delay_s`` late, and all behind a lost one."""
     loop, queue, last_s = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](), 0.0
 
     async def deliver() -> None:

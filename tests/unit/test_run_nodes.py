@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.limits.capacity import machine
@@ -47,7 +46,7 @@ class World(Nodes):
 
 def begun(same_bits: bool = True) -> World:
     world = World()
-    world.prepare(control.Prepare(WANTED, "", [], nodes=True), same_bits=same_bits)
+    world.prepare(control.Prepare(WANTED, "", nodes=True), same_bits=same_bits)
     assert list(world.expect(SAME)) == []
     return world
 
@@ -142,9 +141,9 @@ def test_clients_are_placed_by_what_each_node_carries() -> None:
 
 def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world = World()
-    profiles = ["pi-4", "moto-g4", "pi-4"]
-    fleet = [ClientInfo(number, profile, "none") for number, profile in enumerate(profiles)]
-    world.prepare(control.Prepare(WANTED, "", fleet, nodes=True), same_bits=False)
+    fleet = Fleet(devices={"pi-4": 2, "moto-g4": 1})
+    wanted = Experiment(fleet=fleet, stop=Stop(versions=3))
+    world.prepare(control.Prepare(wanted, "", nodes=True), same_bits=False)
     list(world.expect(SAME))
     world.ready("pi", joining(device="pi-4"))
     assert [its for _, its in world.shares(3)] == [[0]]  # nobody is there for the others
@@ -157,7 +156,7 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     assert "no client of this run is a pi-4 that has no host" in world.lines[-1]
     world.hear("pi", control.Refused("gone", config=False))
     world.hear("host", control.Refused("gone", config=False))
-    world.spawn(control.Spawn("client", 2, 1, "", "", 0, 1.0))
+    world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))
     world.ready("again", joining(device="pi-4"))
     assert [type(one) for one in world.told("again")] == [control.Prepare, control.Adopt, control.Spawn]
     world._nodes.clear()
