@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from edgefl import terminal
@@ -16,6 +17,8 @@ def main() -> int:
     except KeyboardInterrupt:
         terminal.say("edgefl: interrupted", err=True)
         return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said; Python's own end takes a while
 
 
 if __name__ == "__main__":

@@ -124,6 +124,19 @@ def test_ctrl_c_while_the_command_is_still_being_imported_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "edgefl: interrupted\n")
 
 
+LATE = """
+import atexit, os, signal, sys
+from edgefl.__main__ import main
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_once_the_command_is_over_changes_nothing() -> None:
+    done = subprocess.run([*PYTHON, "-c", LATE, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_file_gets_no_colours_and_80_columns_unless_fewer_are_asked_for() -> None:
     out = edgefl("profiles").stdout
     assert "\x1b" not in out
