@@ -125,7 +125,8 @@ def _short_of_descriptors() -> bool:
     except OSError:
         return True
     os.close(lowest)
-    return lowest > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return lowest > most - min(SPARE_DESCRIPTORS, most // 2)
 
 
 class Unfinished:
