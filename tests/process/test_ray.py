@@ -85,6 +85,14 @@ class RayNodes:
         ]
         return [one for one in own if "edgefl" in one.name() or "RayNode" in one.name()]
 
+    def kill(self, number: int) -> None:
+        """Kill Ray on a node, and the actor; what that has started is left to end by itself."""
+        node = psutil.Process(self.processes[number].pid)
+        for process in [node, *node.children(recursive=True)]:
+            if "edgefl" not in process.name():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
     def end(self) -> None:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
@@ -160,7 +168,7 @@ def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp
     with tempfile.TemporaryDirectory() as short, cluster(where, Path(short)) as nodes:
         command = nodes.run("run", file, "--out", str(folders["node"]))
         wait_for_versions(folders["node"], 100, command)
-        os.killpg(nodes.processes[-1].pid, signal.SIGKILL)
+        nodes.kill(NODES - 1)
         said = command.ends(0)
         assert said.count(" joined: ") == NODES
         assert said.count(" is lost: ") == 1
