@@ -171,8 +171,8 @@ class RunView:
         """Returns how the run ended, in a word or two."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
-        # After the start, what goes on besides training is that somebody wants it to end.
-        return self.note.partition(":")[0] or "done" if self.running else "ended before the start"
+        how, ending, _ = self.note.partition(": writing a checkpoint")
+        return (how if ending else "done") if self.running else "ended before the start"
 
 
 class LineView(RunView):

@@ -169,9 +169,9 @@ def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp
         command = nodes.run("run", file, "--out", str(folders["node"]))
         wait_for_versions(folders["node"], 100, command)
         nodes.kill(NODES - 1)
-        said = command.ends(0)
+        said = command.ends(0, "edgefl: done: ")
         assert said.count(" joined: ") == NODES
-        assert said.count(" is lost: ") == 1
+        assert said.count(" is lost: its connection broke") == 1
 
         command = nodes.run("run", file, "--out", str(folders["driver"]))
         wait_for_versions(folders["driver"], 100, command)
