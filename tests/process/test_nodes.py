@@ -166,6 +166,6 @@ def test_phones_of_a_lost_node_come_again_on_the_others(tmp_path: Path) -> None:
     assert figures["integrity"]["checksum_mismatches"] == figures["integrity"]["version_mismatches"] == 0
     lost = [node for node in figures["nodes"] if node["lost"]]
     assert [node["lost"] for node in lost] == ["its connection broke"]
-    assert figures["incidents"] == {"death": len(lost[0]["peers"])}
+    assert len(incidents(tmp_path / "run", "death")) >= len(lost[0]["peers"])
     hosted = [node["peers"] for node in figures["nodes"] if not node["lost"]]
     assert set(lost[0]["peers"]) <= {number for peers in hosted for number in peers}
