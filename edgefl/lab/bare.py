@@ -32,6 +32,7 @@ import zmq
 from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
+from edgefl.run.process import take_forks_along
 from edgefl.run.transport import PART_BYTES
 
 Transport = Literal["shm", "wire"]
@@ -189,4 +190,5 @@ def main(what: Limit, transport: Transport, *figures: str) -> None:
 
 
 if __name__ == "__main__":
+    take_forks_along()  # Ctrl-C of who started this kills it, and it alone
     main(*sys.argv[1:])  # type: ignore[arg-type]
