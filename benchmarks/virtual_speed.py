@@ -113,35 +113,37 @@ def registered(clients: int, given: argparse.Namespace) -> Experiment:
     )
 
 
-def family_mib(process: psutil.Process) -> float:
-    """The proportional set sizes of a process and all that come of it, together."""
-    found = 0.0
+def look_at(process: psutil.Process) -> tuple[float, float, float]:
+    """The time, the MiB (PSS) of a process and all that come of it, and CPU seconds of the server of them."""
+    mib = cpu_s = 0.0
     for each in [process, *process.children(recursive=True)]:
         try:
-            found += each.memory_full_info().pss / 2**20
+            mib += each.memory_full_info().pss / 2**20
+            if each.name() == "edgefl-server":
+                cpu_s = sum(each.cpu_times()[:2])
         except psutil.Error:  # it has just ended
             continue
-    return found
+    return time.time(), mib, cpu_s
 
 
 def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
     """The figures of a run with so many registered phones, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        run, most_mib, started = Path(folder) / "run", 0.0, time.time()
+        run, looks, started = Path(folder) / "run", [(0.0, 0.0, 0.0)], time.time()
         command = [sys.executable, __file__, *sys.argv[1:], "--one", str(clients), str(run)]
         with subprocess.Popen(command) as process:
             family = psutil.Process(process.pid)
             while process.poll() is None:
-                most_mib = max(most_mib, family_mib(family))
-                time.sleep(0.5)
+                looks.append(look_at(family))
+                time.sleep(0.2)
             ended = time.time()
         if process.returncode:
             raise SystemExit(f"the run with {clients} phones failed")
         with Record(run) as record:
             return {
                 "registered": clients,
-                "pss_mib": most_mib,
-                **_seconds(record, started, ended),
+                "pss_mib": max(mib for _, mib, _ in looks),
+                **_seconds(record, started, ended, [(at_s, cpu_s) for at_s, _, cpu_s in looks if cpu_s]),
                 **_sizes(record, clients),
                 **{
                     f"{path.name}_mib": path.stat().st_size / 2**20
@@ -151,15 +153,24 @@ def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
             }
 
 
-def _seconds(record: Record, started: float, ended: float) -> dict[str, float]:
-    """Trips a second from the first version on, when every phone has come; what is before and after it."""
+def _seconds(
+    record: Record, started: float, ended: float, server: list[tuple[float, float]]
+) -> dict[str, float]:
+    """Trips a second from the first version on, when every phone has come; what is before and after it.
+
+    The ``server``'s CPU seconds, by time, say what a trip costs it where other work has the cores too.
+    """
     at_s, wall_s = record.versions["at_s"], record.versions["wall_s"]
     arrived = int((record.trips["arrived_s"] > at_s[0]).sum())
-    created_s = record.meta.created_unix_s or 0.0
+    # The last checkpoint is written as the run's clock stops.
+    stopped = max(path.stat().st_mtime for path in (record.folder / "checkpoints").iterdir())
+    first = stopped - record.meta.wall_s + float(wall_s[0])
+    spent_s = server[-1][1] - float(np.interp(first, *zip(*server, strict=True)))
     return {
-        "start_s": created_s - started + float(wall_s[0]),
+        "server_cpu_us": spent_s / arrived * 1e6,
+        "start_s": first - started,
         "trips_per_s": arrived / float(wall_s[-1] - wall_s[0]),
-        "end_s": ended - created_s - record.meta.wall_s,
+        "end_s": ended - stopped,
     }
 
 
@@ -226,7 +237,8 @@ def _fleets(given: argparse.Namespace) -> None:
         a_phone = (row["pss_mib"] - rows[0]["pss_mib"]) * 2**20 / max(1, clients - given.registered[0])
         print(
             f"{clients:,} registered: start {row['start_s']:.1f} s, {row['trips_per_s']:,.0f} trips/s "
-            f"({row['trips_per_s'] / rows[0]['trips_per_s']:.2f}), end {row['end_s']:.1f} s; "
+            f"({row['trips_per_s'] / rows[0]['trips_per_s']:.2f}), "
+            f"{row['server_cpu_us']:.0f} µs of the server's CPU a trip, end {row['end_s']:.1f} s; "
             f"PSS {row['pss_mib']:,.0f} MiB, {a_phone:,.0f} bytes more a phone; "
             f"on record {row['record_bytes_a_trip']:.0f} bytes a trip "
             f"({row['journal_bytes_a_trip']:.0f} of events), {row['record_bytes_a_phone']:.0f} a phone",

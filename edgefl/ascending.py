@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 8192
+BLOCK = 16_384
 """Numbers that lie together: so many are moved by one that comes or goes, at most."""
 MOST_SHUFFLED = 10_000
 """Of more numbers than this a few are drawn without shuffling all of them."""
