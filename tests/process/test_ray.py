@@ -188,3 +188,23 @@ def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
     file = str(Command.write(phones(), tmp_path / "run"))
     Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
     Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers there")
+
+
+def test_phones_of_a_node_that_is_killed_go_on_elsewhere(tmp_path: Path) -> None:
+    wanted = experiment(
+        fleet=Fleet(devices={"pi-zero-2w": 30, "watch-a7": 30}, network="fios"),
+        strategy={"name": "fedbuff", "buffer_size": 10},
+        clock=Clock(kind="wall", time_scale=60.0),
+        stop=Stop(versions=30),
+    )
+    folder = tmp_path / "run"
+    file = str(Command.write(wanted, folder))
+    with tempfile.TemporaryDirectory() as short, cluster("processes", Path(short)) as nodes:
+        command = nodes.run("run", file, "--accept-invalid", "--out", str(folder))
+        wait_for_versions(folder, 5, command)
+        nodes.kill(NODES - 1)
+        command.ends(0, "edgefl: done: ", " is lost: its connection broke")
+        wait_until_free(nodes)
+    figures = summary(folder)
+    assert figures["versions"] == 30
+    assert [bool(node["lost"]) for node in figures["nodes"]].count(True) == 1
