@@ -42,15 +42,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_node_that_is_killed_changes_no_bit(alone: str, tmp_path: Path) -> None:
     wanted = virtual(model=made_in(tmp_path))
-    plan(tmp_path, {20: "kill it"})
+    plan(tmp_path, {4: "kill it"})  # early: the run needs what that worker has in hand
     with opened(ANY, None, 2) as nodes:
         joined = [join(nodes.address, tmp_path) for _ in range(2)]
         figures = serve(wanted, tmp_path / "run", nodes).summary()
     assert left(tmp_path) == []
     assert sorted(command.finish()[0] for command in joined) == [-9, 0]
     assert figures["model_sha256"] == alone
-    (lost,) = incidents(tmp_path / "run", "death")
-    assert "is lost: its connection broke" in lost.detail
+    lost = incidents(tmp_path / "run", "death")
+    assert any("is lost: its connection broke" in death.detail for death in lost)
 
 
 @pytest.mark.slow
