@@ -236,6 +236,10 @@ class Trips:
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
         self._alike: dict[tuple[str, str, float], TripPlan] = {}
         """Plans of devices whose every trip is the same, by profile, network and seconds of work."""
+        self._infos: dict[int, ClientInfo] = {}
+        """Of clients whose trips were planned before, as a trip finds them."""
+        self._whole: dict[int, TripPlan] = {}
+        """Their plans where these never vary."""
 
     def step_s(self, client: int, examples: int) -> float:
         """Seconds of a step on so many examples, at the full speed of the client's device.
@@ -284,30 +288,38 @@ class Trips:
         ``condition`` is the client's when the trip starts; None for one that does not change over time. Its
         transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
         """
-        info = self._clients[client]
-        if self._apart:
-            info = msgspec.structs.replace(info, network="none")
-        if end is not None or condition is not None:
+        whole = end is None and condition is None
+        if whole and (plan := self._whole.get(client)) is not None:
+            return plan
+        if (info := self._infos.get(client)) is None:
+            info = self._clients[client]
+            if self._apart:
+                info = msgspec.structs.replace(info, network="none")
+            _keep(self._infos, client, info)
+        if not whole or self._varies(info):
             return self._plan(info, trip, end or WHOLE, condition)
-        return self._steady(info, trip)
+        plan = self._steady(info)
+        _keep(self._whole, client, plan)
+        return plan
 
     def in_series(self, client: int) -> TripPlan:
         """The client's first trip with its transfers, also where the strategy has them apart."""
-        return self._steady(self._clients[client], 0)
+        info = self._clients[client]
+        return self._plan(info, 0, WHOLE, None) if self._varies(info) else self._steady(info)
 
-    def _steady(self, info: ClientInfo, trip: int) -> TripPlan:
-        """A whole trip of a client that does not change over time."""
+    def _steady(self, info: ClientInfo) -> TripPlan:
+        """Any whole trip of a client whose trips are all the same."""
         key = (info.profile, info.network, self._whole_s(info))
         if (plan := self._alike.get(key)) is None:
-            plan = self._plan(info, trip, WHOLE, None)
-            if self._never_varies(info):
-                _keep(self._alike, key, plan)
+            plan = self._plan(info, 0, WHOLE, None)
+            _keep(self._alike, key, plan)
         return plan
 
-    def _never_varies(self, info: ClientInfo) -> bool:
+    def _varies(self, info: ClientInfo) -> bool:
+        """True if the client's trips are drawn, one by one."""
         network = network_of(info.network)
-        varies = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
-        return not varies and _profile(info.profile).delay_model is None
+        drawn = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
+        return bool(drawn) or _profile(info.profile).delay_model is not None
 
     def _plan(self, info: ClientInfo, trip: int, end: End, condition: Condition | None) -> TripPlan:
         experiment, client = self._experiment, info.client
