@@ -337,9 +337,9 @@ class Core(Ledger):
             return "emulated_s"
         if stop.trips is not None and self.trips >= stop.trips:
             return "trips"
-        if self._wasted > 100 + 10 * len(self.devices):
+        if self._wasted > 100 + 10 * len(self.present):
             return f"no progress: {self._wasted} tasks in a row failed or gave a bad update"
-        if self._fruitless > 100 + 10 * len(self.devices):
+        if self._fruitless > 100 + 10 * len(self.present):
             return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
 

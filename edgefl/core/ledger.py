@@ -100,7 +100,7 @@ class Ledger:
 
     def connect(self, client: int) -> bool:
         """The client is there and idle; false if it is unknown or was there."""
-        if not 0 <= client < len(self.devices) or self.present[client]:
+        if not 0 <= client < len(self.present) or self.present[client]:
             return False
         self.present[client] = 1
         self._rest(client)
@@ -131,11 +131,11 @@ class Ledger:
                 self.idle.remove(client)
 
     def connected(self, client: int) -> bool:
-        return 0 <= client < len(self.devices) and self.present[client] == 1
+        return 0 <= client < len(self.present) and self.present[client] == 1
 
     def start(self, client: int) -> tuple[int, int] | None:
         """Give an idle client its next task: (task, trip); None if it is not idle."""
-        if not (0 <= client < len(self.devices) and self.idle.discard(client)):
+        if not (0 <= client < len(self.present) and self.idle.discard(client)):
             return None
         task, trip = self._next_task, self._trips[client]
         self._next_task += 1
