@@ -74,7 +74,10 @@ def join(
         typer.Option(min=1, help="Workers to host under the virtual clock; default: the usable cores."),
     ] = None,
 ) -> None:
-    """Host clients or workers of a run that was started with edgefl serve, until it is over."""
+    """Host clients or workers of a run of edgefl serve.
+
+    It ends when the run is over.
+    """
     from edgefl.run import keys, node
 
     run.require_torch()

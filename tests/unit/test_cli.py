@@ -279,7 +279,7 @@ def test_a_bug_keeps_its_traceback(here: Path, runs: Calls, monkeypatch: pytest.
 def test_ctrl_c_says_how_to_carry_on(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, command: list[str]
 ) -> None:
-    def interrupted(*_: Any) -> Any:
+    def interrupted(*_: Any, **__: Any) -> Any:
         (here / "new").mkdir()
         (here / "new" / "experiment.toml").touch()
         raise KeyboardInterrupt
