@@ -30,7 +30,7 @@ FORMS: dict[str, Callable[[Restart], Strategy]] = {
     "its credit form": lambda restart: FedStaleWeight(buffer_size=5, restart=restart, normalize="credit"),
 }
 RULES: tuple[Restart, ...] = ("after-step", "immediate")
-FLEETS = ((15, 600.0), (60, 200.0))
+FLEETS = ((15, 600.0), (60, 200.0), (250, 200.0), (1000, 200.0))
 """Clients, and the emulated seconds that they train."""
 
 
