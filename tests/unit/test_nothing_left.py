@@ -56,6 +56,7 @@ def test_finds_what_is_left_and_only_that(pytester: pytest.Pytester, monkeypatch
     pytester.mkdir("process")
     (pytester.path / "process" / "test_there.py").write_text(PROCESS_TEST)
     monkeypatch.delenv("EDGEFL_DATA", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # conftest's helpers
     try:
         result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
     finally:
