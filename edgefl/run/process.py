@@ -83,8 +83,20 @@ def become_child(parent_pid: int, name: str) -> None:
 
 def take_forks_along() -> None:
     """Have what is forked in this process, by a user's code too, die with it; likewise what that forks."""
-    if (libc := _libc) is not None:
-        os.register_at_fork(after_in_child=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    libc, parent = _libc, 0
+    if libc is None:
+        return
+
+    def note_parent() -> None:
+        nonlocal parent
+        parent = os.getpid()
+
+    def die_with_it() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the signal was armed
+            os._exit(0)
+
+    os.register_at_fork(before=note_parent, after_in_child=die_with_it)
 
 
 def keep_freed_memory() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,25 @@ def test_what_a_training_function_forks_ends_with_the_run(tmp_path: Path) -> Non
         training = Training(function="forks:train", steps=1)
         result = edgefl.run(experiment(training=training, stop=Stop(versions=2)), tmp_path / "run")
     assert result.summary()["versions"] == 2
+
+
+FORKED_WHILE_KILLED = """
+import os
+import signal
+import time
+from edgefl.run.process import take_forks_along
+
+take_forks_along()
+for kill in range(200):
+    if (pid := os.fork()) == 0:
+        os.fork()
+        time.sleep(1e6)
+    time.sleep(kill % 40 * 2e-5)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_what_is_forked_at_the_moment_of_its_parent_s_death_dies_too() -> None:
+    """The fixture finds whatever is left; without the look at the parent some are in most runs."""
+    subprocess.run([sys.executable, "-c", FORKED_WHILE_KILLED], check=True)
