@@ -283,7 +283,8 @@ class Store:
         ]
         if count := len(self._fleet) + sum(len(rows) for _, rows in batches):
             with self._transaction():
-                self._db.executemany(_insert("clients"), map(_columns, self._fleet))
+                if self._fleet:
+                    self._db.executemany(_insert("clients"), map(_columns, self._fleet))
                 for statement, rows in batches:
                     if rows:
                         self._db.executemany(statement, rows)

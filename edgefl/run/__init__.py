@@ -14,9 +14,10 @@ client, worker  the processes that train, at the device's pace or the host's; wo
                 (assessor: its measurements)
 update          train → amplify → write → checksum, for all of them
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers,
-                unfinished finds who sends a message without an end
+                unfinished finds who sends a message without an end; sockets has what all of them share
+door            the way in from other hosts, by TCP, and their keys
 nodes           other processes, which join by the door and host the peers (node: one of them)
-demands         an experiment's: whether it can be done, its clients, the shape of its memory
+demands         an experiment's: whether it can be done, and the shape of its memory
 channel         pipes between supervisor, zygote and server; control is their language
 process         the start of a child process; child: its first module
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http

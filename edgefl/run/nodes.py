@@ -26,8 +26,10 @@ from edgefl.limits.capacity import machine
 from edgefl.parameters.buffer import Shape
 from edgefl.results.record import NodeRow
 from edgefl.run import control, keys
+from edgefl.run.demands import shape_of
 from edgefl.run.door import DoorSocket
 from edgefl.run.sockets import Full, Unreachable
+from edgefl.strategies import resolve
 from edgefl.terminal import say
 
 ALIVE_MS = 1000
@@ -55,10 +57,16 @@ def software() -> dict[str, str]:
     return found
 
 
-def on_nodes(experiment: Experiment) -> Experiment:
+def on_nodes(experiment: Experiment, base: Path) -> Experiment:
     """The experiment as it runs on nodes: numbers go over the wire. `ConfigError` where it cannot."""
     if experiment.fleet.cells is not None and experiment.clock.kind == "wall":
         raise ConfigError("fleet.cells: not on nodes under the wall clock: a cell's phones share one host")
+    strategy = resolve(experiment.strategy, [base])
+    if shape_of(experiment, strategy, size=1, clients=len(fleet_of(experiment))).kept:
+        raise ConfigError(
+            "what clients keep from trip to trip (a strategy's client_vectors, and error feedback of rounded "
+            "updates: server.error_feedback = false) cannot be kept on nodes"
+        )
     server = msgspec.structs.replace(experiment.server, transport="wire")
     return msgspec.structs.replace(experiment, server=server)
 

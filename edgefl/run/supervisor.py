@@ -89,7 +89,7 @@ def run(
     base = (base or Path.cwd()).absolute()
     experiment = checked(experiment, base)
     if nodes is not None:
-        experiment = on_nodes(experiment)
+        experiment = on_nodes(experiment, base)
     out = out.absolute()
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
@@ -124,14 +124,14 @@ def resume(
     folder = folder.absolute()
     run_folder.restore_experiment(folder)
     experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-    if nodes is not None:
-        experiment = on_nodes(experiment)
     with enforced(experiment) as enforcement, run_folder.held(folder, LAST_CHECKPOINT_S) as lock:
         if missing := run_folder.missing_results(folder):
             write_results(folder, missing)
             return Result(folder)
         begun = run_folder.begun(folder)
         base = run_folder.base_of(folder, begun)
+        if nodes is not None:
+            experiment = on_nodes(experiment, base)
         if begun:
             checkpoint.latest(folder / run_folder.CHECKPOINTS)
             run_folder.remove_results(folder)
@@ -449,11 +449,6 @@ class _Supervisor:
         )
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
         if self.nodes is not None:
-            if shape.kept:
-                raise ConfigError(
-                    "what clients keep from trip to trip (a strategy's client_vectors, and error feedback of "
-                    "rounded updates: server.error_feedback = false) cannot be kept on nodes"
-                )
             self.nodes.adopt(shape)
         self._buffer = ParameterBuffer.create(shape)
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)

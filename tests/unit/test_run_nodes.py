@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edgefl.errors import ConfigError
@@ -199,6 +200,11 @@ def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Pa
 
 
 def test_on_nodes_numbers_go_over_the_wire() -> None:
-    assert (
-        on_nodes(Experiment(fleet=WANTED.fleet, stop=WANTED.stop, server=Server())).server.transport == "wire"
-    )
+    given = Experiment(fleet=WANTED.fleet, stop=WANTED.stop, server=Server())
+    assert on_nodes(given, Path()).server.transport == "wire"
+
+
+def test_what_clients_would_keep_is_refused_before_anybody_joins() -> None:
+    for changes in ({"strategy": {"name": "scaffold"}}, {"server": Server(update_format="int8")}):
+        with pytest.raises(ConfigError, match="cannot be kept on nodes"):
+            on_nodes(msgspec.structs.replace(WANTED, **changes), Path())
