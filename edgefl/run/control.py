@@ -310,7 +310,14 @@ class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
     reason: str
 
 
-ToServer = Serve | Departed | Interrupt
+class Grow(msgspec.Struct, frozen=True, tag="grow"):
+    """There is room for more workers (virtual clock): from number ``first`` on, ``workers`` in all."""
+
+    first: int
+    workers: int
+
+
+ToServer = Serve | Departed | Interrupt | Grow
 
 # ---- server → supervisor -----------------------------------------------------------------------
 
@@ -352,7 +359,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
-    """Start this peer again, as a process of this epoch."""
+    """Start this peer, as a process of this epoch."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

@@ -313,8 +313,7 @@ class Nodes:
             elif self._same_bits and said.fingerprint.training != self._expected.training:
                 self._refuse(name, "its training makes other bits than here (another kind of CPU?)")
             else:
-                self._take(self._nodes[name], said)
-                yield control.Gathered(len(self.agreed))
+                yield from self._take(self._nodes[name], said)
 
     def _reserve(self, node: Node) -> str:
         """Give a node that is one device a client of its profile; the reason why there is none, else ""."""
@@ -332,16 +331,34 @@ class Nodes:
                 return ""
         return f"no client of this run is a {device} that has no host"
 
-    def _take(self, node: Node, said: control.Agreed) -> None:
+    def _take(self, node: Node, said: control.Agreed) -> Iterator[control.FromNodes]:
+        """A node has what the run has: it is given the peers that have no host, or no room where they are."""
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
-        for one in self.agreed:
-            there = sum(other.about.machine == one.about.machine for other in self.agreed)
-            one.cores = one.about.cores / there
+        self._share_cores()
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             homeless, self._homeless = self._homeless, []
             for spawn in homeless:  # those that are not for this node wait on
                 self.spawn(spawn)
+        yield control.Gathered(len(self.agreed))
+        if self._same_bits:
+            yield from self._make_room(f"node {node.name} has room for it")
+
+    def _make_room(self, why: str) -> Iterator[control.FromNodes]:
+        """End those workers that are beyond their nodes' shares: they are started again, on others."""
+        carried = sum(node.about.workers for node in self.agreed)
+        share = -(-sum(len(node.peers) for node in self.agreed) // carried)
+        for node in self.agreed:
+            for who, epoch in list(node.peers.items())[share * node.about.workers :]:
+                del node.peers[who]
+                node.outbox.append(control.Expel(*who, epoch))
+                yield control.Departed(*who, epoch, why)
+
+    def _share_cores(self) -> None:
+        """Give each node its part of its machine's cores."""
+        for node in self.agreed:
+            there = sum(other.about.machine == node.about.machine for other in self.agreed)
+            node.cores = node.about.cores / there
 
     def _lose(self, name: str, why: str) -> Iterator[control.FromNodes]:
         """A node is gone, and with it all that it hosts."""
@@ -349,6 +366,7 @@ class Nodes:
         if (node := self._nodes.pop(name, None)) is None:
             return
         self.say(f"node {name} is lost: {why}")
+        self._share_cores()
         self._reserved = {client: of for client, of in self._reserved.items() if of != name}
         if node.hosted:
             self.rows.append(node.row(lost=why))

@@ -210,11 +210,15 @@ class Roster:
 
         def replace() -> None:
             self.returning -= 1
-            again = self._peers.expect(peer.role, peer.number, peer.epoch + 1, deaths)
-            self._channel.send(control.Replace(again.role, again.number, again.epoch))
+            self.start(peer.role, peer.number, peer.epoch + 1, deaths)
 
         self._alarms.after(rejoin_s, replace)
         return peer, False
+
+    def start(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> None:
+        """Have a peer's process started, which is expected from now on."""
+        self._peers.expect(role, number, epoch, deaths_in_a_row)
+        self._channel.send(control.Replace(role, number, epoch))
 
     def _note(self, peer: Peer, kind: str, detail: str) -> None:
         client = peer.number if peer.role == control.CLIENT else None

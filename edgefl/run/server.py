@@ -97,6 +97,8 @@ class ServerLoop:
                     self._departed(order)
                 elif isinstance(order, control.Interrupt):
                     self._interrupted, self._stopped = True, self._stopped or order.reason
+                elif isinstance(order, control.Grow) and self._stopped is None:
+                    self._grow(order)
         if self._interrupted:
             return  # whatever happens from now on happens when the run goes on
         self._engine.retry_sum()
@@ -201,6 +203,12 @@ class ServerLoop:
             elif self._started or peer.role == control.WORKER:
                 self._take(self._timeline.departed(peer, message, given_up=given_up))
         self._start_if_ready()
+
+    def _grow(self, order: control.Grow) -> None:
+        """Have more workers started: a node has joined that hosts them."""
+        for number in range(order.first, order.workers):
+            self._roster.start(control.WORKER, number)
+        self._store.set_meta(processes=order.workers)
 
     def _report(self) -> None:
         before = self._watch.to("report")

@@ -347,7 +347,12 @@ class _Supervisor:
         # A server has listened, so the buffer is whole. Under the virtual clock no record is kept up with it.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
-            self._plan, resume=under_way, recover=recover, restarts=self._restarts, killed=name
+            self._plan,
+            resume=under_way,
+            recover=recover,
+            restarts=self._restarts,
+            killed=name,
+            workers=self._workers,
         )
         if name == "zygote":
             assert self._buffer is not None
@@ -381,7 +386,9 @@ class _Supervisor:
                 else:
                     self._hear_nodes(self.nodes.expect(message.fingerprint))
             case control.Gathered(nodes=count):
-                if self._buffer is None and self._prepared and self.nodes and count >= self.nodes.wanted:
+                if self._buffer is not None:
+                    self._grow()
+                elif self._prepared and self.nodes and count >= self.nodes.wanted:
                     self._plan_run(self._prepared)
             case control.Adopted() if self._listening is None:
                 self._serve()
@@ -396,7 +403,7 @@ class _Supervisor:
                     self._usage.begin()
                 self._listening = message
                 self._spawn(control.EVALUATOR, 0, 0)
-                for number in range(self._workers):
+                for number in range(self._plan.workers):
                     self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
             case control.Spawned(role=role, peer=peer, pid=pid):
                 self._pids[role, peer] = pid
@@ -424,10 +431,26 @@ class _Supervisor:
                     raise ConfigError(message.message)
                 raise RunError(f"{message.message}{run_folder.way_on(self._folder)}")
 
+    def _carried(self) -> int:
+        """The workers that the nodes host, where nobody said how many the run has; else as many as it has."""
+        if self.nodes is None or not self._virtual or self._experiment.clock.workers is not None:
+            return self._workers
+        return sum(node.about.workers for node in self.nodes.agreed)
+
+    def _grow(self) -> None:
+        """Have as many workers as the nodes host now, if that is more."""
+        if (workers := self._carried()) <= self._workers:
+            return
+        if self._serving:
+            self._server.tell(control.Grow(self._workers, workers))
+        else:
+            self._plan = msgspec.structs.replace(self._plan, workers=workers)
+        self._workers = workers
+        self._view.say(f"{workers} workers from now on", at_once=True)
+
     def _plan_run(self, prepared: control.Prepared) -> None:
         """Have the server told what to serve, once the zygote has the parameter buffer."""
-        if self.nodes is not None and self._virtual and self._experiment.clock.workers is None:
-            self._workers = sum(node.about.workers for node in self.nodes.agreed)
+        self._workers = self._carried()
         if self.nodes is not None:
             step_s = max(node.host_step_s for node in self.nodes.agreed)
             prepared = msgspec.structs.replace(prepared, host_step_s=step_s)

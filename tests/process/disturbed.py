@@ -15,6 +15,7 @@ from tests.process.runs import incidents
 MODEL = """
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -43,6 +44,10 @@ def disturb(file):
     try:
         file.rename(mine)
     except FileNotFoundError:  # the other worker was faster
+        return
+    if mine.read_text() == "wait":
+        while not (HERE / "go").exists():
+            time.sleep(0.05)
         return
     deed, _, whose = mine.read_text().partition(" of ")
     if deed == "die":
@@ -75,8 +80,8 @@ def made_in(folder: Path) -> Model:
 def plan(folder: Path, deeds: dict[int, str]) -> None:
     """What the first worker does that gets to its so-many-th step: die, interrupt, kill the server or zygote.
 
-    Or kill, or interrupt, the one process that leads its session. With " of PID" that process is meant, or
-    the server that it has started.
+    Or wait until there is a file "go"; or kill, or interrupt, the one process that leads its session. With
+    " of PID" that process is meant, or the server that it has started.
     """
     for step, deed in deeds.items():
         (folder / f"at-{step}").write_text(deed)

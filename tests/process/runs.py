@@ -41,7 +41,7 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment(**{**given, **changes})
 
 
-def virtual(workers: int = 2, **changes: Any) -> Experiment:
+def virtual(workers: int | None = 2, **changes: Any) -> Experiment:
     """The same under the virtual clock, with six phones of two kinds."""
     given: dict[str, Any] = {
         "fleet": Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="lte"),

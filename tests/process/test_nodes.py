@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import edgefl
-from edgefl import Experiment, Stop
+from edgefl import Experiment, Server, Stop
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 from edgefl.run.nodes import Nodes, opened
 
 from .disturbed import left, made_in, plan
-from .runs import Command, experiment, incidents, virtual
+from .runs import MINUTE_S, Command, experiment, incidents, virtual
 
 pytestmark = pytest.mark.timeout(300)
 ANY = "tcp://127.0.0.1:*"
@@ -129,6 +130,31 @@ def test_a_node_that_comes_when_all_are_gone_takes_their_workers(alone: str, tmp
     assert first.finish()[0] == -9
     others[0].ends(0)
     assert figures["model_sha256"] == alone
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_a_run_on_its_way_has_workers_of_its_own(alone: str, tmp_path: Path) -> None:
+    wanted = virtual(None, model=made_in(tmp_path), server=Server(heartbeat_s=MINUTE_S))
+    plan(tmp_path, {12: "wait"})
+    with opened(ANY, None, 1) as nodes:
+        first = join(nodes.address, tmp_path)
+        others: list[Command] = []
+
+        def later() -> None:
+            while left(tmp_path):  # the first one's worker waits
+                time.sleep(0.05)
+            others.append(join(nodes.address, tmp_path, workers=2))
+            while not any(one.name().startswith("edgefl-worker") for one in others[0].family()):
+                time.sleep(0.05)
+            (tmp_path / "go").touch()
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(later)
+            figures = serve(wanted, tmp_path / "run", nodes).summary()
+    first.ends(0)
+    others[0].ends(0)
+    assert figures["model_sha256"] == alone
+    assert sorted(node["peers"] for node in figures["nodes"]) == [[0], [1, 2]]
 
 
 @pytest.mark.slow

@@ -98,6 +98,28 @@ def test_peers_without_a_node_wait_for_one(world: World) -> None:
     assert world.told("b")[-1] == spawn(0)
 
 
+def test_a_node_that_comes_late_is_given_the_workers_that_others_have_no_room_for(world: World) -> None:
+    world.ready("a", joining(workers=2))
+    world.ready("b", joining(workers=2))
+    world.adopt(Shape(8, 5, 3))
+    for number in range(4):
+        world.spawn(spawn(number))
+    for gone in world.hear("b", control.Refused("gone", config=False)):
+        assert isinstance(gone, control.Departed)
+        world.spawn(msgspec.structs.replace(spawn(gone.peer), epoch=1))
+    world.told("a")
+    moved = [control.Departed("worker", number, 1, "node c has room for it") for number in (1, 3)]
+    assert world.ready("c", joining(workers=2)) == [control.Gathered(2), *moved]
+    assert world.told("a") == [control.Expel("worker", number, 1) for number in (1, 3)]
+    assert world.hear("a", control.Departed("worker", 1, 1, "signal 9")) == []  # its end is known
+    for number in (1, 3):
+        world.spawn(msgspec.structs.replace(spawn(number), epoch=2))
+    assert [one for one in world.told("c") if isinstance(one, control.Spawn)] == [
+        msgspec.structs.replace(spawn(number), epoch=2) for number in (1, 3)
+    ]
+    assert world.ready("d", joining(workers=4)) == [control.Gathered(3)]  # nobody has too many
+
+
 def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: World) -> None:
     for name in "ab":
         world.ready(name, joining())
@@ -136,6 +158,8 @@ def test_clients_are_placed_by_what_each_node_carries() -> None:
     world.ready("c", joining(4.0, where="two"), step_s=0.002)
     assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
     assert [len(its) for _, its in world.shares(60)] == [20, 20, 20]
+    world.hear("b", control.Refused("gone", config=False))
+    assert [node.cores for node in world.agreed] == [4.0, 4.0]
     world._nodes.clear()
     world.close()
 
