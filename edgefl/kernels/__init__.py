@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
+from edgefl.kernels.exact import exact_sum
 from edgefl.kernels.layers import average
 from edgefl.kernels.quantization import clip_factors, quantize
 from edgefl.kernels.selection import backend, backends, select, set_threads, threads
@@ -42,6 +43,7 @@ __all__ = [
     "checksum",
     "clip_factors",
     "delta",
+    "exact_sum",
     "page_locked",
     "quantize",
     "set_threads",

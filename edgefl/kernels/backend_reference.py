@@ -11,12 +11,14 @@ from edgefl.kernels.arguments import (
     SCALE_BLOCK,
     TILE,
     Averages,
+    Checksums,
     Doubles,
     Floats,
     Ids,
     SumArguments,
     Update,
 )
+from edgefl.kernels.exact import ROUNDER, ExactArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
@@ -59,6 +61,16 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
     with np.errstate(all="ignore"):
         steps.apply(optimizer, total.out, total.base, mean, old, new)
     return norms
+
+
+def exact_sum(given: ExactArguments, threads: int) -> tuple[Doubles, Checksums]:
+    norms = np.empty(len(given.updates))
+    with np.errstate(all="ignore"):
+        for k, (update, scale) in enumerate(zip(given.updates, given.scales, strict=True)):
+            products = given.weights[k] * decoded(update, scale, 0, update.size).astype(np.float64)
+            given.out[:] += (products + ROUNDER) - ROUNDER
+            norms[k] = _sq_norm(update, scale)
+    return norms, np.array([checksum(update, threads) for update in given.updates], dtype=np.uint64)
 
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
