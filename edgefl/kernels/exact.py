@@ -34,7 +34,8 @@ class ExactArguments(NamedTuple):
         if out.dtype != np.float64 or not out.dtype.isnative:
             raise TypeError(f"out must be float64 (got {out.dtype})")
         vectors, numbers = arguments.items("updates", self.updates), arguments.items("weights", self.weights)
-        scales = [None] * len(vectors) if self.scales is None else arguments.items("scales", self.scales)
+        given: Any = self.scales  # None for no scales, before this
+        scales = [None] * len(vectors) if given is None else arguments.items("scales", given)
         for name, entries in (("weights", numbers), ("scales", scales)):
             if len(entries) != len(vectors):
                 raise ValueError(f"{name} must have {len(vectors)} entries like updates (got {len(entries)})")

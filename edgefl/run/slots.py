@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ from edgefl import failpoints, kernels
 from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.experiment import Experiment
-from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
+from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
+from edgefl.kernels.exact import fits
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
@@ -62,6 +64,17 @@ class SumResult(msgspec.Struct):
     """Of a private step: see `edgefl.core.events.Summed`."""
 
 
+class PartialSum(NamedTuple):
+    """A part of a sum that a node made of updates which only it has."""
+
+    tasks: Sequence[int]
+    total: Doubles
+    """Σ weights[k] · updates[k] as `edgefl.kernels.exact_sum` makes it, float64[D]."""
+    norms: Doubles
+    checksums: Checksums
+    seconds: float
+
+
 @dataclass
 class Aggregator:
     """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
@@ -76,6 +89,8 @@ class Aggregator:
     """Ring entries stay, besides, until the updates of the tasks that start from them are measured."""
     recoverable: bool = False
     """What the committed record needs stays until `settle`: slots of released tasks, and its last version."""
+    exact: bool = False
+    """Sums may be made in parts: `edgefl.experiment.Server.partial_sums`."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
@@ -124,6 +139,7 @@ class Aggregator:
             measures=strategy.measures,
             exchanged=strategy.vectors,
             own=strategy.server_vectors,
+            exact=experiment.server.partial_sums,
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
@@ -275,14 +291,20 @@ class Aggregator:
                 return entry
         return None
 
-    def sum(self, action: Sum, entry: int) -> SumResult:
-        """Make ``action.version`` in ``entry`` and publish it, unless an update is bad."""
+    def sum(self, action: Sum, entry: int, parts: Sequence[PartialSum] = ()) -> SumResult:
+        """Make ``action.version`` in ``entry`` and publish it, unless an update is bad.
+
+        ``parts`` are there for updates that lie elsewhere; all others lie in their slots.
+        """
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
         failpoints.pass_by("sum")
         started = time.perf_counter()
         buffer.retire(entry)
-        norms, seen = self._make_model(action, slots, entry)
+        if self.exact:
+            norms, seen = self._make_of_parts(action, entry, parts)
+        else:
+            norms, seen = self._make_model(action, slots, entry)
         whole = norms
         if self.exchanged or self.own:
             whole = [*map(sum, zip(norms, self._make_vectors(action, slots, entry), strict=True))]
@@ -295,6 +317,8 @@ class Aggregator:
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, whole, strict=True)]
+        if self.exact and not fits(action.weights, whole):
+            return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         # No element can move by more than this, so the look at all of them is all but never needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
@@ -353,6 +377,34 @@ class Aggregator:
         if scaled:
             seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
         return norms[: len(slots)].tolist(), tuple(seen)
+
+    def _make_of_parts(
+        self, action: Sum, entry: int, parts: Sequence[PartialSum]
+    ) -> tuple[list[float], tuple[int, ...]]:
+        """`_make_model` with a sum whose bits do not depend on which updates are in ``parts``."""
+        buffer, old_entry, weights = (
+            self.buffer,
+            self.buffer.latest[1],
+            dict(zip(action.tasks, action.weights, strict=True)),
+        )
+        elsewhere = {task for part in parts for task in part.tasks}
+        here = [task for task in action.tasks if task not in elsewhere]
+        total = np.zeros(buffer.shape.size)
+        updates = [buffer.slot(self.leases[task].slot) for task in here]
+        made = kernels.exact_sum(total, updates, [weights[task] for task in here], self._backend)
+        found = dict(zip(here, zip(*made, strict=True), strict=True))
+        with np.errstate(all="ignore"):  # what is not finite is found by its norm
+            for part in parts:
+                total += part.total
+                found |= zip(part.tasks, zip(part.norms, part.checksums, strict=True), strict=True)
+            step = total.astype(np.float32)
+        old, new = (buffer.vectors(at) for at in (old_entry, entry))
+        model, base = buffer.model(entry), buffer.model(old_entry)
+        kernels.weighted_step(
+            model, base, [step], [1.0], self.optimizer, old, new, self._backend, base_scale=action.base_scale
+        )
+        norms, sums = zip(*(found[task] for task in action.tasks), strict=True)
+        return [float(norm) for norm in norms], tuple(int(one) for one in sums)
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
         """Write the strategy's next vectors, and what of them goes into the model.
