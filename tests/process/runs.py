@@ -169,6 +169,15 @@ def versions_of(folder: Path) -> int:
         return 0
 
 
+def trips_of(folder: Path) -> int:
+    """Trips on record, in the same way."""
+    try:
+        with Record(folder) as record:
+            return len(record.trips["task"])
+    except errors.ConfigError:
+        return 0
+
+
 def summary(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from edgefl import Fleet, Model, Stop, Training
 from edgefl.results.record import Record
 from edgefl.strategies import names
 
-from .runs import Command, experiment, summary
+from .runs import Command, experiment, summary, trips_of, wait_for
 from .test_dynamics import CHURN, check_every_task_has_one_fate
 from .test_virtual_resume import disturbed, outcome, resumable
 
@@ -88,32 +89,36 @@ def test_resumed_after_twenty_kills(strategy: str, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("strategy", names())
 def test_twenty_workers_are_killed(strategy: str, tmp_path: Path) -> None:
-    work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=1500)}
+    work = {"model": Model(args={"hidden": [200]}), "training": Training(steps=30), "stop": Stop(trips=2000)}
     edgefl.run(wanted(strategy, 1, **work), tmp_path / "calm")
     command = Command.run(wanted(strategy, 2, **work), tmp_path / "killed")
-    draw = np.random.default_rng(2)
-    kills = 0
-    while kills < KILLS and command.process.poll() is None:
-        try:
-            command.process.wait(timeout=float(draw.uniform(0.05, 0.3)))
-        except subprocess.TimeoutExpired:
-            kills += _kill_one(command, draw)
+    draw, killed = np.random.default_rng(2), list[int]()
+    for _ in range(KILLS):
+        # So many more that each client has been through some: three deaths of one task would be its client's.
+        _wait_for_trips(tmp_path / "killed", 40, command)
+        time.sleep(float(draw.uniform(0.0, 0.05)))
+        killed.append(_kill_one(command, killed, draw))
     command.ends()
-    assert kills == KILLS
     assert summary(tmp_path / "killed")["incidents"]["death"] >= KILLS - 1  # the last may die at the end
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "calm")
 
 
-def _kill_one(command: Command, draw: np.random.Generator) -> bool:
-    """Kill one of the run's workers, if there is any at this moment."""
-    try:
-        workers = [process for process in command.family() if process.name().startswith("edgefl-worker")]
-        if not workers:
-            return False
-        workers[int(draw.integers(len(workers)))].kill()
-    except psutil.NoSuchProcess:
-        return False
-    return True
+def _wait_for_trips(folder: Path, more: int, command: Command) -> None:
+    before = trips_of(folder)
+    wait_for(lambda: trips_of(folder) >= before + more, f"{before + more} trips", command)
+
+
+def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) -> int:
+    """Kill one of the run's workers that lives, as soon as there is any; returns its number."""
+    while command.process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            there = [each for each in command.family() if each.name().startswith("edgefl-worker")]
+            living = [each for each in there if each.pid not in killed]
+            if living:
+                chosen = living[int(draw.integers(len(living)))]
+                chosen.kill()
+                return chosen.pid
+    raise AssertionError(f"the run ended before its last kill: {command.finish()}")
 
 
 @pytest.mark.parametrize(
