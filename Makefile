@@ -58,7 +58,7 @@ bench: $(STAMP)
 	$(BIN)/edgefl bench spawn --json runs/bench/spawn.json
 
 reproduce: $(STAMP)
-	for paper in theory fedstaleweight fedbuff defedavg; do \
+	for paper in theory fedstaleweight fedbuff defedavg ablations-fedbuff ablations-defedavg; do \
 	  $(BIN)/edgefl reproduce $$paper --quick || exit; \
 	done
 

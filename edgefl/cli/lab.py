@@ -12,7 +12,7 @@ import typer
 from edgefl.cli.paths import figures_file, named_folder
 from edgefl.cli.run import Changes, Interrupted
 from edgefl.errors import ConfigError, unknown
-from edgefl.lab import PAPERS
+from edgefl.lab import PAPERS, module_of
 from edgefl.terminal import say
 
 Json = Annotated[
@@ -126,7 +126,7 @@ def reproduce(
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
-    module = import_module(f"edgefl.lab.{paper}")
+    module = import_module(module_of(paper))
     kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
     if hasattr(module, "study"):
         study = module.study.changed(changes or ())

@@ -7,10 +7,20 @@ fidelity     how well devices are emulated: runs, bars and verdicts
 truth        what devices are predicted to take, beside every published measurement; bars has its limits
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
-fedbuff, fedstaleweight, defedavg    one paper each
+fedbuff, fedstaleweight, defedavg    one paper each; ablations_fedbuff, ablations_defedavg: its smaller tables
+claims       what a race says of a paper's claim
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
              the problem in quadratic; frontier: how fair weights can be under a bounded step
 """
 
-PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory")
+PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory", "ablations-fedbuff", "ablations-defedavg")
 """Papers of ``edgefl reproduce``; each is a module here with ``study`` or, for theory, ``findings``."""
+
+
+def module_of(paper: str) -> str:
+    """The module of one of `PAPERS`.
+
+    >>> module_of("ablations-fedbuff")
+    'edgefl.lab.ablations_fedbuff'
+    """
+    return f"edgefl.lab.{paper.replace('-', '_')}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from edgefl.lab.races import judged
-from edgefl.lab.study import UNSETTLED, Arm, Curves, Finding, Study, Tuning, verdict
+from edgefl.lab.claims import Race
+from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict
 
 FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
 TABLE_1 = {
@@ -33,23 +33,12 @@ def ratios(label: str) -> tuple[float, ...]:
 
 def judge(curves: Curves) -> list[Finding]:
     """Trips to target against each baseline, and staleness over K."""
-    target = curves.target(FEDBUFF)
     findings = []
     for label in list(TABLE_1)[1:]:
         celeba, sent140, cifar = ratios(label)
         over = ">" if TABLE_1[label][1] == 600.0 else ""
-        found = curves.race(FEDBUFF, label, target, "trips")
-        says = judged(found, cifar)
-        findings.append(
-            Finding(
-                f"fewer client trips than {label} to {target:.0%}",
-                "table 1",
-                f"{celeba:.1f}×, {over}{sent140:.1f}×, {cifar:.1f}× (judged by the last, CIFAR-10)",
-                str(found or "not settled"),
-                says,
-                UNSETTLED if says == "out of reach" else "",
-            )
-        )
+        says = f"{celeba:.1f}×, {over}{sent140:.1f}×, {cifar:.1f}× (judged by the last, CIFAR-10)"
+        findings.append(Race(FEDBUFF, label, "table 1", says, cifar).finding(curves))
     means = {size: fmean(curves.staleness(label)) for size, label in BUFFERS.items()}
     halves = [means[5] / means[10], means[10] / means[20]]
     findings.append(

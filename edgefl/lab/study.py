@@ -63,8 +63,8 @@ def points(found: compare.Estimate) -> str:
 
 LAST = races.WINDOW
 """Evaluations at the end whose mean is the final accuracy."""
-Over = Literal["trips", "at_s"]
-"""A run's cost until an evaluation: client trips or emulated seconds."""
+Over = Literal["trips", "at_s", "version"]
+"""A run's cost until an evaluation: client trips, emulated seconds, or versions."""
 
 
 class Curves:

@@ -13,6 +13,7 @@ from edgefl import toml
 from edgefl.errors import ConfigError
 from edgefl.files import write_text
 from edgefl.lab import races
+from edgefl.lab.claims import COSTS
 from edgefl.lab.study import Arm, Study, Tuning, slug
 from edgefl.results.record import Record
 from edgefl.run.sweep import finished, warm
@@ -98,7 +99,7 @@ def written(
     study: Study, tuning: Tuning, settings: str, best: Sequence[Chosen], grids: Sequence[Grid]
 ) -> str:
     """The file: what was tried how, and each arm's steps."""
-    of = {"trips": "client trips", "at_s": "emulated seconds"}[tuning.over]
+    of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)
     seeds = ", ".join(map(str, tuning.seeds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from edgefl.experiment import Decay, NonNegative
 from edgefl.kernels.steps import ServerOptimizer
@@ -27,16 +27,23 @@ class FedBuff(Buffered):
     """Of s(τ): 0 counts every update alike, however stale."""
     normalize: bool = False
     """Divide by Σ s(τ_j) instead of K."""
+    weighting: Literal["uniform", "examples"] = "uniform"
+    """Every update alike, or by the examples it is trained on: w_j = n_j s(τ_j), and Σ n_j for K (C.6.2)."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
 
     def max_weight(self, clients: int) -> float | None:
-        return None if self.normalize else 1.0 / self.size(clients)
+        bounded = not self.normalize and self.weighting == "uniform"
+        return 1.0 / self.size(clients) if bounded else None
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(lr=self.server_lr, momentum=self.momentum)
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        scale = [(1.0 + update.staleness) ** -self.exponent for update in updates]
-        total = sum(scale) if self.normalize else len(updates)
+        counts = [update.examples if self.weighting == "examples" else 1 for update in updates]
+        scale = [
+            count * (1.0 + update.staleness) ** -self.exponent
+            for count, update in zip(counts, updates, strict=True)
+        ]
+        total = sum(scale if self.normalize else counts)
         return [one / total for one in scale]

@@ -312,6 +312,18 @@ CASES: dict[str, list[Case]] = {
             ),
         ),
         Case(
+            {"buffer_size": 2, "weighting": "examples"},
+            buffered((0.25, 0.75), (TWO / 2, 0.5), (TWO / 3, 2 * THREE / 3)),
+        ),
+        Case(
+            {"buffer_size": 2, "weighting": "examples", "normalize": True},
+            buffered(
+                (0.25, 0.75),
+                (TWO / (1 + TWO), 1 / (1 + TWO)),
+                (TWO / (TWO + 2 * THREE), 2 * THREE / (TWO + 2 * THREE)),
+            ),
+        ),
+        Case(
             {"buffer_size": 2, "exponent": 1.0, "momentum": 0.9, "server_lr": 0.5},
             buffered((0.5, 0.5), (0.25, 0.5), (0.25, 1 / 6)),
             server=MOMENTUM,

@@ -12,11 +12,21 @@ import numpy as np
 import pytest
 
 from edgefl import ConfigError, config
-from edgefl.lab import PAPERS, fedbuff, fedstaleweight, races, study, tuning
+from edgefl.lab import (
+    PAPERS,
+    ablations_defedavg,
+    ablations_fedbuff,
+    fedbuff,
+    fedstaleweight,
+    module_of,
+    races,
+    study,
+    tuning,
+)
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.results.compare import Estimate
 
-STUDIES: list[Study] = [import_module(f"edgefl.lab.{name}").study for name in PAPERS if name != "theory"]
+STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
 EVERY = [(one, settings) for one in STUDIES for settings in one.settings()]
 TWO = Study(
     "fedbuff", "", "", (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",))), lambda curves: [], seeds=(1, 2)
@@ -241,6 +251,53 @@ def test_table_1s_ratios_are_those_of_its_own_trips() -> None:
         assert [round(each, 1) for each in fedbuff.ratios(label)] == list(figures)
     assert [round(fedbuff.ratios(label)[0], 1) for label in ("FedAvg", "FedProx")] == [7.2, 7.1]
     assert [round(fedbuff.ratios(label)[2], 1) for label in ("FedAvg", "FedProx")] == [5.7, 4.3]
+
+
+class Reached(Curves):
+    """Curves of which only the cost until the target is known: by arm, one a seed."""
+
+    def __init__(self, costs: Mapping[str, list[float]]) -> None:
+        self.costs = costs
+
+    def target(self, label: str) -> float:
+        return 0.8
+
+    def reached(self, label: str, target: float, over: object) -> list[float]:
+        return self.costs[label]
+
+    def ended(self, label: str, over: object) -> list[float]:
+        return [9000.0] * 3
+
+
+def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
+    """Figure 3: much the same with few at once, far ahead with many."""
+    costs = {arm.label: [100.0, 110.0, 90.0] for arm in ablations_fedbuff.study.arms}
+    same = ablations_fedbuff.judge(Reached(costs))
+    assert {one.verdict for one in same} == {"not reproduced"}
+    costs["FedAvgM"] = [200.0, 230.0, 170.0]
+    by_claim = {one.claim: one for one in ablations_fedbuff.judge(Reached(costs))}
+    grown = by_claim["the lead over FedAvgM grows from 10 at once to all"]
+    assert (grown.verdict, grown.ours) == ("reproduced", "2.0× (1.8 to 2.3)")
+    first = by_claim["FedBuff takes fewer client trips to 80% than FedAvgM"]
+    assert (first.verdict, first.ours) == ("reproduced", "100 against 200: 2.0× (1.8 to 2.3)")
+    costs["FedAvgM, 10 at once"] = [
+        250.0,
+        270.0,
+        230.0,
+    ]  # as far ahead with few: another algorithm than theirs
+    assert ablations_fedbuff.judge(Reached(costs))[-1].verdict == "not reproduced"
+    costs["FedAvgM"] = [200.0, math.nan, 170.0]
+    assert ablations_fedbuff.judge(Reached(costs))[-1].verdict == "out of reach"
+
+
+def test_every_race_of_the_ablations_is_between_two_arms() -> None:
+    for one in (ablations_fedbuff, ablations_defedavg):
+        labels = [arm.label for arm in one.study.arms]
+        findings = one.judge(
+            Reached({label: [100.0, 110.0, 90.0] for label in labels})
+        )  # KeyError for another
+        assert len({finding.claim for finding in findings}) == len(findings)
+        assert {arm.steps_of for arm in one.study.arms} <= {"", *labels}
 
 
 # ---- tuning --------------------------------------------------------------------------------------

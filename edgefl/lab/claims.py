@@ -1,0 +1,57 @@
+"""Claims about races, as findings: one algorithm takes so many times as much as another until a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from edgefl.lab.races import judged
+from edgefl.lab.study import UNSETTLED, Curves, Finding, Over
+
+COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "version": "versions"}
+
+
+class Race(NamedTuple):
+    """A claim: ``other`` takes more than ``mine`` until the target of ``mine``."""
+
+    mine: str
+    other: str
+    source: str
+    """The claim's place in the paper."""
+    paper: str
+    """The paper's figures."""
+    size: float | None = None
+    """The ratio that decides whether ours has the paper's size; None: only that it is above 1."""
+    over: Over = "trips"
+
+    def finding(self, curves: Curves) -> Finding:
+        """The claim, judged by these runs."""
+        target = curves.target(self.mine)
+        ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
+        found = curves.race(self.mine, self.other, target, self.over)
+        says = judged(found, self.size)
+        return Finding(
+            f"{self.mine} takes fewer {COSTS[self.over]} to {target:.0%} than {self.other}",
+            self.source,
+            self.paper,
+            f"{ours} against {theirs}: {found or 'not settled'}",
+            says,
+            UNSETTLED if says == "out of reach" else "",
+        )
+
+
+def _cost(reached: Sequence[float]) -> str:
+    """The mean of those that got there, and how many did not.
+
+    >>> _cost([3.0, 5.0]), _cost([math.nan, 1250.0]), _cost([math.nan])
+    ('4', '1,250 (1 of 2 not there)', 'never')
+    """
+    there = [each for each in reached if not math.isnan(each)]
+    if not there:
+        return "never"
+    mean = fmean(there)
+    text = f"{mean:,.0f}" if mean >= 1000 else f"{mean:.3g}"
+    missed = len(reached) - len(there)
+    return f"{text} ({missed} of {len(reached)} not there)" if missed else text
