@@ -8,12 +8,21 @@ truth        what devices are predicted to take, beside every published measurem
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each; ablations_fedbuff, ablations_defedavg: its smaller tables
+deciding     what decides FedBuff against DeFedAvg
 claims       what a race says of a paper's claim
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
              the problem in quadratic; frontier: how fair weights can be under a bounded step
 """
 
-PAPERS = ("fedbuff", "fedstaleweight", "defedavg", "theory", "ablations-fedbuff", "ablations-defedavg")
+PAPERS = (
+    "fedbuff",
+    "fedstaleweight",
+    "defedavg",
+    "theory",
+    "ablations-fedbuff",
+    "ablations-defedavg",
+    "deciding",
+)
 """Papers of ``edgefl reproduce``; each is a module here with ``study`` or, for theory, ``findings``."""
 
 

@@ -16,6 +16,7 @@ from edgefl.lab import (
     PAPERS,
     ablations_defedavg,
     ablations_fedbuff,
+    deciding,
     fedbuff,
     fedstaleweight,
     module_of,
@@ -291,7 +292,7 @@ def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
 
 
 def test_every_race_of_the_ablations_is_between_two_arms() -> None:
-    for one in (ablations_fedbuff, ablations_defedavg):
+    for one in (ablations_fedbuff, ablations_defedavg, deciding):
         labels = [arm.label for arm in one.study.arms]
         findings = one.judge(
             Reached({label: [100.0, 110.0, 90.0] for label in labels})
