@@ -1,4 +1,4 @@
-"""What decides a race of FedBuff against DeFedAvg-nIID: s(τ), the buffers, or how speeds are spread.
+"""FedBuff against DeFedAvg-nIID, and what decides it: s(τ), the buffers, or how speeds are spread.
 
 Each of FedBuff with and without s(τ) = (1 + τ)^−½ races each of DeFedAvg-nIID with Algorithm 1's buffers and
 with the newest updates, where clients' speeds are uniform on [1, 5], as the paper says, and where their times
