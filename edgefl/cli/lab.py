@@ -81,7 +81,7 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="|".join(PAPERS), help="Whose claims.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help=f"Whose claims: {', '.join(PAPERS)}.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="In small, on data that is always there: minutes, not hours.")
     ] = False,
