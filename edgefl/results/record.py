@@ -172,6 +172,8 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     seconds: float = 0.0
     bytes: int = 0
+    node_seconds: float = 0.0
+    """Seconds of the nodes' own sums, in all, where they make them."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +262,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     throttled: float | None = None
     """Share of the run in which a core stood still because of a CPU quota around it."""
     nodes: list[NodeRow] = []
+    network: dict[str, int] = {}
+    """Bytes that came ``in`` from nodes' clients and workers and went ``out`` to them, by the last server."""
     """Hosts of the clients or workers, where they are not the server's; shares above are of the worst."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}

@@ -311,6 +311,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
             **{name: getattr(done, name) for name in ("backend", "threads", "updates")},
             "seconds": rounded(done.seconds),
             "gbytes_per_s": rounded(done.bytes / done.seconds / 1e9) if done.seconds > 0 else 0.0,
+            "node_seconds": rounded(done.node_seconds),
         },
         "on_clients": on_clients(record),
         "per_class": [
@@ -334,6 +335,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
         "nodes": [msgspec.to_builtins(node) for node in meta.nodes],
+        "network": meta.network,
         "real_devices": _real_devices(record),
         "server_trip_us": rounded(meta.server_trip_us),
         "server_time": breakdown(record),

@@ -88,6 +88,11 @@ class ServerSocket(Router):
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
+    @property
+    def network(self) -> dict[str, int]:
+        """Bytes of all frames that came in by the door, and that went out."""
+        return {} if self._door is None else dict(self._door.moved)
+
     def refused(self) -> str:
         """The reason why this process may open no socket now; "" if it may.
 
@@ -286,7 +291,7 @@ class Connection:
         if frames is None:
             return None
         message = messages.decode_from_server(frames[0])
-        if isinstance(message, messages.Task | messages.Tasks | messages.Assess):
+        if isinstance(message, messages.Task | messages.Tasks | messages.Assess | messages.Errand):
             if message.number <= self._latest:
                 return None  # it came twice, or late
             self._latest, self._unanswered = message.number, None

@@ -17,11 +17,12 @@ from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
 from edgefl.parameters.buffer import Shape
 
-Role = Literal["client", "worker", "evaluator"]
+Role = Literal["client", "worker", "evaluator", "adder"]
 CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
-ROLES = (CLIENT, WORKER, EVALUATOR)
+ADDER: Role = "adder"
+ROLES = (CLIENT, WORKER, EVALUATOR, ADDER)
 
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""
@@ -276,7 +277,19 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
     nodes: int
 
 
-FromNodes = Gathered | Departed | Cleared | Refused
+class Hosted(_OfPeer, frozen=True, tag="hosted"):
+    """The process is on this node: Nodes → supervisor → server, where nodes sum what is there."""
+
+    node: int
+
+
+class NodesThere(msgspec.Struct, frozen=True, tag="nodes-there"):
+    """The numbers and names of all nodes that are there now, as often as that changes; same way."""
+
+    names: dict[int, str]
+
+
+FromNodes = Gathered | Departed | Cleared | Refused | Hosted | NodesThere
 
 # ---- supervisor → server -----------------------------------------------------------------------
 
@@ -295,7 +308,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     restarts: int = 0
     """Servers of this run before this one, which were killed."""
     killed: str = "server"
-    """The process whose death ended the last of them: itself, or the zygote."""
+    """The process whose death ended the last of them: itself, the zygote, or a node that is named."""
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
     door: str = ""
@@ -317,7 +330,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     workers: int
 
 
-ToServer = Serve | Departed | Interrupt | Grow
+ToServer = Serve | Departed | Interrupt | Grow | Hosted | NodesThere
 
 # ---- server → supervisor -----------------------------------------------------------------------
 
@@ -362,6 +375,12 @@ class Replace(_OfPeer, frozen=True, tag="replace"):
     """Start this peer, as a process of this epoch."""
 
 
+class GoingBack(msgspec.Struct, frozen=True, tag="going-back"):
+    """The server ends, and another goes on from the last checkpoint: what it held is lost with this node."""
+
+    node: str
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The record and the last checkpoint are on disk."""
 
@@ -370,4 +389,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 ToWeb = Shown | Said | Described | Progress | Ended
-FromServer = Listening | Progress | Replace | Expel | Finished | Refused
+FromServer = Listening | Progress | Replace | Expel | GoingBack | Finished | Refused

@@ -53,6 +53,8 @@ class DoorSocket(Router):
         self._lines: dict[bytes, _Line] = {}
         self._far: dict[bytes, str] = {}
         self.key = keys.public(secret)
+        self.moved = {"in": 0, "out": 0}
+        """Bytes of frames."""
         router = self._socket
         router.curve_server, router.curve_secretkey = True, secret
         router.ipv6, router.backlog = "[" in address, BACKLOG
@@ -94,6 +96,7 @@ class DoorSocket(Router):
                 return
             name = str(first.get("User-Id")).encode()
             frames = self._receive(headers=1)
+            self.moved["in"] += sum(map(len, frames))
             if name in self._keys:
                 with suppress(OSError):  # that connection has ended
                     self._comes_by(name, first)
@@ -119,6 +122,7 @@ class DoorSocket(Router):
         if (line := self._lines.get(name)) is None:
             raise Unreachable
         self._send_to(line.routing_id, frames)
+        self.moved["out"] += sum(map(len, frames))
 
     def close(self) -> None:
         self._unfinished.close()

@@ -20,6 +20,7 @@ from edgefl.devices.plan import End
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
+from edgefl.run.adders import Adders
 from edgefl.run.durability import WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
@@ -111,6 +112,8 @@ class Engine:
     """Tasks that were running then, and when they were given out."""
     ahead: WriteAhead | None = None
     """Secures what has happened before clients hear of it, where they do."""
+    adders: Adders | None = None
+    """Nodes that sum their own updates, where they do."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
@@ -161,7 +164,8 @@ class Engine:
                 if entry is None and self.ahead is not None:
                     self.ahead.secure()
                     entry = self.aggregator.free_entry()
-                if entry is None:
+                gathered = self.adders is None or self.adders.gathered(action)
+                if entry is None or not gathered:
                     self.aggregator.deferred = action
                 else:
                     actions.extend(self._sum(action, entry))
@@ -169,7 +173,7 @@ class Engine:
                 self._do[type(action)](action)
 
     def retry_sum(self) -> None:
-        """Try the sum that waits for a ring entry again."""
+        """Try the sum that waits for a ring entry, or for parts of it, again."""
         action, self.aggregator.deferred = self.aggregator.deferred, None
         if action is not None:
             self.carry_out([action])
@@ -268,10 +272,15 @@ class Engine:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
             self.timeline.flush()  # those who have a task need not wait for the sum
         before = self._watch.to("sum")
-        result = self.aggregator.sum(action, entry)
+        parts = [] if self.adders is None else self.adders.take_parts()
+        result = self.aggregator.sum(action, entry, parts)
+        gone = {} if self.adders is None else self.adders.gone
+        why = next((gone[task] for task in result.bad if task in gone), "")
         self._watch.to("publish")
         now_s = self._clock.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
+            if task in gone:
+                continue  # there was nothing to see
             trip = self._open.pop(task, None)
             if trip is not None:
                 self.store.trip(trip.row(self._size_bytes, seen))
@@ -280,7 +289,9 @@ class Engine:
                 self.store.checksum_seen(task, seen)
         for task in result.bad:
             kind = "checksum" if task in result.altered else "non-finite"
-            self.store.incident(now_s, self.aggregator.leases[task].client, kind, f"update of task {task}")
+            kind, detail = ("node", f": {gone.pop(task)}") if task in gone else (kind, "")
+            client = self.aggregator.leases[task].client
+            self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
         if not result.bad:
             self.store.applied(action.version, action.tasks, action.weights)
             self.store.version(
@@ -294,7 +305,7 @@ class Engine:
                 )
             )
         self._watch.to(before)
-        return self._decide(Summed(action.version, now_s, result.bad, result.clip_norm, result.salt))
+        return self._decide(Summed(action.version, now_s, result.bad, result.clip_norm, result.salt, why))
 
     def _release(self, action: Release) -> None:
         trip = self._open.pop(action.task, None)

@@ -50,6 +50,10 @@ class Peer:
     """The last task that a client was sent."""
     repeats: int = 0
     """Times that it said its last word again since it was sent something to do."""
+    node: int = 0
+    """The node that it is on, where that sums; 0 while that is not known."""
+    waiting: deque[messages.FromServer] = field(default_factory=deque)
+    """Its messages from the first on that is about a version which its node has not got yet."""
     idle: int = 0
     """Messages that asked for nothing to be done, since the last look at the peers."""
 
@@ -81,7 +85,7 @@ class Peers:
             del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
-        if self._by_door and role in CLIENTS:
+        if self._by_door and role != control.EVALUATOR:
             self._socket.admit(peer.identity)
         else:
             self._socket.call(peer.identity)
@@ -139,6 +143,12 @@ class Peers:
         waits = any(not peer.ready and now - peer.heard_s > seconds for peer in self._by_name.values())
         return self._socket.refused() if waits else ""
 
+    def on_node(self, hosted: control.Hosted) -> None:
+        """Note on which node a process is."""
+        peer = self.get(hosted.role, hosted.peer)
+        if peer is not None and peer.epoch == hosted.epoch:
+            peer.node = hosted.node
+
     def of(self, *roles: str) -> list[Peer]:
         return [peer for peer in self._by_name.values() if peer.role in roles]
 
@@ -175,7 +185,7 @@ class Roster:
         if why := self._peers.refused(seconds):
             raise RunError(f"the server can open no more connections to its clients: {why}")
         for peer, silent_s in self._peers.look(seconds, self.look_every_s):
-            if peer.role == control.EVALUATOR and peer.ready and silent_s < BUSY_S:
+            if peer.role not in CLIENTS and peer.ready and silent_s < BUSY_S:
                 continue
             self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")
 

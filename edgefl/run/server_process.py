@@ -41,6 +41,7 @@ from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
 from edgefl.run import control, messages, resume, unfinished
+from edgefl.run.adders import Adders
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
@@ -51,10 +52,10 @@ from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers, Roster
 from edgefl.run.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.server import ServerLoop
+from edgefl.run.server import NodeLost, ServerLoop
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored, Timeline
-from edgefl.run.transport import SERVER_ENDS
+from edgefl.run.transport import PART_BYTES, SERVER_ENDS, NodeServer, kind
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
@@ -94,7 +95,7 @@ def build(
     source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source)
-    aggregator.lends = transport == "shm" and not virtual
+    aggregator.lends = transport == "shm" and not virtual and not plan.door
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples, apart = control.column(prepared.examples), strategy.transfers_apart
     trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes, transfers_apart=apart)
@@ -120,7 +121,9 @@ def build(
 
     watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
-    gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
+    end = SERVER_ENDS[kind(experiment.server, on_nodes=plan.door != "")](buffer)
+    adders = Adders(aggregator, end.model) if isinstance(end, NodeServer) else None
+    gate = Gate(socket, end, peers, aggregator, gauge, watch, adders)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
     timeline: Timeline
@@ -146,6 +149,7 @@ def build(
         restored=aggregator.leases,
         running=running,
         ahead=ahead,
+        adders=adders,
     )
     roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(
@@ -277,7 +281,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         _require_descriptors(plan.workers + 1, door=bool(plan.door))
         buffer = ParameterBuffer.attach(channel.descriptor())
         channel.descriptor()  # the folder's lock, which is kept until this process ends
-        largest_bytes = max(messages.MAX_HEADER_BYTES, 4 * buffer.shape.size + 4096)
+        largest_bytes = max(messages.MAX_HEADER_BYTES, PART_BYTES, 4 * buffer.shape.size + 4096)
         with (
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
             Store(
@@ -287,7 +291,11 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)
-            loop.run()
+            try:
+                loop.run()
+            except NodeLost as lost:
+                channel.send(control.GoingBack(str(lost)))
+                return 1
     except (EdgeflError, OSError) as error:
         what = (
             str(error) if isinstance(error, EdgeflError) else f"the run's folder cannot be written: {error}"

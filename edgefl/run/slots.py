@@ -48,6 +48,8 @@ class Lease(msgspec.Struct):
     """The number of the peer that computes the task now: the client itself, or a worker; −1 for nobody."""
     order: int = 0
     """The number of the last order for it that a worker was given."""
+    node: int = 0
+    """The node that has the update, which is not in its slot here; 0 for none."""
 
 
 class SumResult(msgspec.Struct):
@@ -111,7 +113,7 @@ class Aggregator:
         self._bases: dict[int, int] = {}  # slot → ring entry, until its update is measured
         self._released: list[int] = []  # slots that are free when their release is committed
         self._settled = -1  # the ring entry of the last version that is committed
-        self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
+        self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0, node_seconds=0.0)
         self._clipped = Clipped([], 0)
         self._salt = ""
 
@@ -257,11 +259,23 @@ class Aggregator:
             if update.task not in written:
                 raise SlotError(f"no update slot holds the update of task {update.task}")
             slot = written[update.task]
-            self.leases[update.task] = Lease(slot, -1, update.client, update.base_version)
+            node = buffer.node[slot]
+            self.leases[update.task] = Lease(slot, -1, update.client, update.base_version, node=node)
             self._free.remove(slot)
         for slot in self._free:
             buffer.free(slot)
         self.settle()
+
+    def lie_at(self, lease: Lease, node: int) -> None:
+        """The lease's update is on that node, or (0) in its slot here."""
+        lease.node = self.buffer.node[lease.slot] = node
+
+    def put(self, lease: Lease, update: Raw | float) -> None:
+        """An update that was elsewhere comes into its slot, or what stands for one that is lost: NaN."""
+        self.buffer.raw(lease.slot).view(np.float32)[:] = (
+            update if isinstance(update, float) else update.view(np.float32)
+        )
+        self.lie_at(lease, 0)
 
     def cost(self) -> Aggregation:
         """The cost of all sums so far, for the summary."""
@@ -329,7 +343,9 @@ class Aggregator:
         failpoints.pass_by("published")
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
-        self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
+        self.totals.node_seconds += math.fsum(part.seconds for part in parts)
+        here = len(slots) - sum(len(part.tasks) for part in parts)
+        self.totals.bytes += here * buffer.shape.update_bytes + (2 + 2 * len(parts)) * 4 * buffer.shape.size
         next_norm = None
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)

@@ -198,6 +198,8 @@ class _Supervisor:
         self._usage = UsageMeter() if self.fork_server is None else UsageMeter(self.fork_server.cpu_s)
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
+        self._lost_node = ""
+        """The node with which so much was lost that the server ends, and another goes back."""
         self._restarts = self._deaths = self._died_at = 0
         """Restarts of the server; deaths in a row without a new version, and the version at the last."""
         self._serving = False
@@ -294,9 +296,12 @@ class _Supervisor:
             code = self._children[name].wait(1.0)
             killed = code < 0
             how = f"ended early ({f'signal {-code}' if killed else f'exit code {code}'})"
-        what = f"the {name} process {how}"
+        what, whose = f"the {name} process {how}", name
+        if name == "server" and self._lost_node:
+            killed, whose = True, f"node {self._lost_node}"
+            what, self._lost_node = f"{whose} is lost, with updates that only it had", ""
         if killed and self._listening and not self._broken and not (name == "zygote" and self._interrupts):
-            self._restart(name, what)
+            self._restart(name, what, whose)
         elif name == "zygote" and self._listening and self._serving:
             self._broken, self._pids = what, {}
             self._selector.unregister(self._zygote)
@@ -321,7 +326,7 @@ class _Supervisor:
         if self.nodes is not None:
             self.nodes.prepare(prepare, same_bits=self._virtual)
 
-    def _restart(self, name: str, what: str) -> None:
+    def _restart(self, name: str, what: str, whose: str) -> None:
         """Start another server on the same buffer, as soon as nobody writes into that any more.
 
         Where the zygote was killed all clients are dead with it: another one is started too, and the server
@@ -351,7 +356,7 @@ class _Supervisor:
             resume=under_way,
             recover=recover,
             restarts=self._restarts,
-            killed=name,
+            killed=whose,
             workers=self._workers,
         )
         if name == "zygote":
@@ -402,6 +407,8 @@ class _Supervisor:
                 if self._listening is None:
                     self._usage.begin()
                 self._listening = message
+                if self.nodes is not None:
+                    self._hear_nodes(self.nodes.begin())
                 self._spawn(control.EVALUATOR, 0, 0)
                 for number in range(self._plan.workers):
                     self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
@@ -411,6 +418,11 @@ class _Supervisor:
                 self._pids.pop((role, peer), None)
                 if self._serving:
                     self._server.tell(message)
+            case control.Hosted() | control.NodesThere():
+                if self._serving:
+                    self._server.tell(message)
+            case control.GoingBack(node=node):
+                self._lost_node = node
             case control.Progress():
                 self._view.update(message)
                 if message.trips >= self._measured_at_trips and message.connected is None:
@@ -517,7 +529,8 @@ class _Supervisor:
             where = control.address(server.root, server.secret, name)
             self._zygote.tell(control.Spawn(role, peer, epoch, where, password, server.pid, scale))
         else:
-            nodes.spawn(control.Spawn(role, peer, epoch, server.door, password, 0, scale, server.key))
+            spawn = control.Spawn(role, peer, epoch, server.door, password, 0, scale, server.key)
+            self._hear_nodes(iter(nodes.spawn(spawn)))
 
     def _nodes_of(self, role: control.Role) -> Nodes | None:
         """The nodes, if peers in this role are on them; else None."""

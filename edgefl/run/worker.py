@@ -13,12 +13,12 @@ import numpy as np
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
 from edgefl.limits.memory import peak_resident_mib
-from edgefl.parameters.buffer import ParameterBuffer, SlotState
+from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
 from edgefl.run.sockets import Frame
-from edgefl.run.transport import CLIENT_ENDS
+from edgefl.run.transport import CLIENT_ENDS, kind
 from edgefl.run.update import UpdateMaker, loss_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class VirtualWorker:
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
-        self._transport = CLIENT_ENDS[server.transport](buffer, self._server.send)
+        end = kind(server, on_nodes=bool(spec.key))
+        self._transport = CLIENT_ENDS[end](buffer, self._server.send)
         self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
@@ -62,8 +63,7 @@ class VirtualWorker:
         while self._hand:
             task, frames = self._hand.popleft()
             self._server.task, self._cancelled = task.task, False
-            # It may be the second time: what was said of the first is lost.
-            self._buffer.state[task.slot] = SlotState.LEASED
+            self._transport.begin(task)
             self._begun[0] = task.task  # what this process dies of, if it does now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None

@@ -29,6 +29,7 @@ from edgefl.limits.held import govern
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
+from edgefl.run.adder import run_adder
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.client import ClientProcess
 from edgefl.run.process import (
@@ -111,7 +112,8 @@ class Zygote:
                 if shape is None:
                     self._buffer = ParameterBuffer.attach(self._channel.descriptor())
                 else:
-                    self._buffer = ParameterBuffer.create(shape, sparse=True)
+                    sums = self._workload.experiment.server.partial_sums
+                    self._buffer = ParameterBuffer.create(shape, sparse=not sums)
                 if initialise:
                     self._buffer.model(0)[:] = self._workload.flat.whole
                     self._buffer.publish(version=0, entry=0)
@@ -157,6 +159,9 @@ class Zygote:
         set_time_slice(SLICE_NS)
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
+            return
+        if spec.role == control.ADDER:
+            run_adder(spec, workload.experiment.server, buffer, lifeline)
             return
         keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
         workload.settle()

@@ -58,7 +58,7 @@ def disturb(file):
         return
     name = "edgefl-" + deed.removeprefix("kill the ") if deed != "interrupt" else "edgefl-server"
     children = leader.children(recursive=bool(whose))
-    process = next(process for process in children if process.name() == name)
+    process = next(process for process in children if process.name().startswith(name))
     if deed == "interrupt":
         os.killpg(0, signal.SIGINT)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from edgefl.core import Core
 from edgefl.core.events import Halted, Left, Sum
 from edgefl.results.record import FATES, Record, TripRow
 from edgefl.run import engine, messages, resume
-from edgefl.run.slots import SumResult
+from edgefl.run.slots import PartialSum, SumResult
 from edgefl.run.timeline import Ahead, Delivery, Happening
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
@@ -341,9 +342,9 @@ def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.Mon
     unsent: list[int] = []
     add = world.aggregator.sum
 
-    def summed(action: Sum, entry: int) -> SumResult:
+    def summed(action: Sum, entry: int, parts: Sequence[PartialSum]) -> SumResult:
         unsent.append(len(world.unsent))
-        return add(action, entry)
+        return add(action, entry, parts)
 
     monkeypatch.setattr(world.aggregator, "sum", summed)
     world.finish().close()
