@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from .test_nodes import ANY, join, read_address, serve
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 SUMS = Server(partial_sums=True, heartbeat_s=PATIENCE_S)
 OFTEN = Checkpoint(every_s=0.2)
+ALL = {"name": "fedbuff", "buffer_size": 6}
+"""A version needs an update of each phone, so that nodes hold some nearly always."""
 
 
-def phones(folder: Path, workers: int | None = None, **changes: Any) -> Experiment:
-    return virtual(workers or 2, model=made_in(folder), server=SUMS, checkpoint=OFTEN, **changes)
+def phones(folder: Path) -> Experiment:
+    return virtual(2, model=made_in(folder), server=SUMS, checkpoint=OFTEN, strategy=ALL)
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +80,13 @@ def test_a_run_that_is_interrupted_brings_what_its_nodes_hold_and_goes_on_withou
 
 @pytest.mark.parametrize("deed", ["kill it of FIRST", "kill the adder of FIRST", "kill the server of RUN"])
 def test_under_the_wall_clock_only_what_a_lost_node_held_is_lost(deed: str, tmp_path: Path) -> None:
-    import os
-
     wanted = experiment(
         model=made_in(tmp_path),
         stop=Stop(versions=12),
         server=SUMS,
-        strategy={"name": "fedbuff", "buffer_size": 5},
+        strategy=ALL,
     )
-    figures, codes = on_two_nodes(wanted, tmp_path, {8: deed.replace("RUN", str(os.getpid()))})
+    figures, codes = on_two_nodes(wanted, tmp_path, {5: deed.replace("RUN", str(os.getpid()))})
     lost = "kill it" in deed
     assert codes == ([-9, 0] if lost else [0, 0])
     assert figures["versions"] == 12
