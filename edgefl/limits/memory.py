@@ -18,6 +18,15 @@ def peak_resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def proportional_mib(pid: int | None) -> float | None:
+    """A process's proportional set size; None without a process, and where the system does not tell."""
+    try:
+        pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
+    except psutil.Error:
+        return None
+    return None if pss is None else float(pss / 2**20)
+
+
 class MemoryLimit:
     """Holds this process to ``limit_mib`` MiB more than it has when this is made.
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from edgefl import config
 from edgefl.devices.fleet import fleet_of, mixed_runtimes
@@ -40,11 +39,12 @@ from edgefl.limits.capacity import (
     choose_time_scale,
 )
 from edgefl.limits.confinement import Enforcement, enforced
+from edgefl.limits.memory import proportional_mib
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import usable_cores
 from edgefl.results import run_folder
-from edgefl.results.record import MemoryUse, Record
+from edgefl.results.record import MemoryUse
 from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control
@@ -335,7 +335,7 @@ class _Supervisor:
         if name == "zygote":
             self._children["server"].kill()
             self._children["server"].wait()
-        version, under_way = _version_on_record(self._folder), run_folder.resumable(self._folder)
+        version, under_way = run_folder.last_version(self._folder), run_folder.resumable(self._folder)
         self._deaths = 1 if version > self._died_at else self._deaths + 1
         self._died_at = max(version, self._died_at)
         if self._deaths == MOST_DEATHS:
@@ -541,13 +541,13 @@ class _Supervisor:
         clients = {
             number: mib
             for (role, number), pid in self._pids.items()
-            if role != control.EVALUATOR and (mib := _proportional_mib(pid)) is not None
+            if role != control.EVALUATOR and (mib := proportional_mib(pid)) is not None
         }
         return MemoryUse(
-            server_mib=_proportional_mib(self._children["server"].pid),
-            supervisor_mib=_proportional_mib(os.getpid()),
-            zygote_mib=_proportional_mib(self._children["zygote"].pid),
-            evaluator_mib=_proportional_mib(self._pids.get((control.EVALUATOR, 0))),
+            server_mib=proportional_mib(self._children["server"].pid),
+            supervisor_mib=proportional_mib(os.getpid()),
+            zygote_mib=proportional_mib(self._children["zygote"].pid),
+            evaluator_mib=proportional_mib(self._pids.get((control.EVALUATOR, 0))),
             shared_mib=self._buffer.shape.total_bytes / 2**20,
             clients_mib=clients,
         )
@@ -597,19 +597,3 @@ class _Supervisor:
         self._selector.close()
         for fd in self._wakeup:
             os.close(fd)
-
-
-def _version_on_record(folder: Path) -> int:
-    """The last version that is committed; 0 without any."""
-    with contextlib.suppress(ConfigError), Record(folder) as record:
-        return int(record.select("SELECT COALESCE(MAX(version), 0) FROM versions")[0][0])
-    return 0
-
-
-def _proportional_mib(pid: int | None) -> float | None:
-    """A process's proportional set size; None without a process, and where the system does not tell."""
-    try:
-        pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
-    except psutil.Error:
-        return None
-    return None if pss is None else float(pss / 2**20)
