@@ -39,7 +39,7 @@ class _Job:
 
 
 @dataclass(eq=False)
-class _Node:
+class _NodeState:
     name: str
     has: dict[int, int] = field(default_factory=dict)
     """Version by ring entry, of those that it has or is sent."""
@@ -61,7 +61,7 @@ class Adders:
     """Held updates that were lost with their node, by task, and how."""
 
     def __post_init__(self) -> None:
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _NodeState] = {}
         self._known = False
         self._number = 0
         self._sum: Sum | None = None
@@ -83,7 +83,7 @@ class Adders:
             for lease in self._aggregator.leases.values()
             if lease.node and lease.node not in names and lease.node not in lost
         }
-        self._nodes |= {node: _Node(names[node]) for node in new}
+        self._nodes |= {node: _NodeState(names[node]) for node in new}
         return new, lost
 
     def held_by(self, nodes: Mapping[int, str]) -> dict[int, Lease]:
@@ -92,7 +92,7 @@ class Adders:
         return {task: lease for task, lease in leases.items() if lease.node in nodes}
 
     def lose(self, nodes: Mapping[int, str]) -> None:
-        """What these nodes held is lost: a sum of it finds that it is bad."""
+        """Count as lost all that these nodes held: a sum of it finds that it is bad."""
         for task, lease in self.held_by(nodes).items():
             self.gone[task] = f"node {nodes[lease.node]} was lost"
             self._aggregator.put(lease, float("nan"))
@@ -125,7 +125,7 @@ class Adders:
                 self._add(self._nodes[node], tasks, [weights[task] for task in tasks])
         return by_node.keys() <= self._parts.keys()
 
-    def _add(self, node: _Node, tasks: list[int], weights: list[float]) -> None:
+    def _add(self, node: _NodeState, tasks: list[int], weights: list[float]) -> None:
         slots = [self._aggregator.leases[task].slot for task in tasks]
         body = np.array([tasks, slots], np.int64).tobytes() + np.array(weights).tobytes()
         nbytes = 8 * self._aggregator.buffer.shape.size + 16 * len(tasks)
@@ -169,7 +169,7 @@ class Adders:
             node.given, job.got = self._number, bytearray()
             yield number, msgspec.structs.replace(job.errand, number=node.given), frames
 
-    def _forget(self, node: _Node, job: _Job) -> None:
+    def _forget(self, node: _NodeState, job: _Job) -> None:
         node.jobs.remove(job)
         if isinstance(job.errand, messages.Keep) and node.has.get(job.errand.entry) == job.errand.version:
             del node.has[job.errand.entry]
@@ -205,7 +205,7 @@ class Adders:
         self._done(number, node, job, said.seconds)
         return True
 
-    def _done(self, number: int, node: _Node, job: _Job, seconds: float) -> None:
+    def _done(self, number: int, node: _NodeState, job: _Job, seconds: float) -> None:
         match job.errand:
             case messages.Keep(version=version, entry=entry):
                 if node.has.get(entry) == version:

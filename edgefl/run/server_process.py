@@ -114,8 +114,8 @@ def build(
     store.set_meta(status="running")
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
-        end = "was lost" if plan.killed.startswith("node") else "was killed"
-        store.incident(emulated_s, None, "restart", f"the {plan.killed} {end}: the run goes on {from_here}")
+        how = "was lost" if plan.killed.startswith("node") else "was killed"
+        store.incident(emulated_s, None, "restart", f"the {plan.killed} {how}: the run goes on {from_here}")
     store.commit()
 
     watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
