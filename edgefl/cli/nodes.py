@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgefl.cli import run
 from edgefl.errors import ConfigError
 from edgefl.terminal import say
+
+if TYPE_CHECKING:
+    from edgefl.run.nodes import Nodes
 
 Bind = Annotated[str, typer.Option(metavar="tcp://HOST:PORT", help="Where nodes join; * is any free port.")]
 KeysFolder = Annotated[
@@ -44,18 +48,37 @@ def serve(
     quiet: run.Quiet = False,
 ) -> int:
     """Run one experiment on nodes that join it: see edgefl join."""
-    from edgefl import config
     from edgefl.run.nodes import opened
 
     run.require_torch()
-    experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
+    experiment = run.read_experiment(file, set_, unset, clock, seed, on_nodes=True)
     with opened(bind, keys, nodes, insecure=insecure) as door:
         if not quiet:
-            say(
-                f"edgefl: nodes join with: edgefl join {door.address}{' --key NAME.key' if keys else ''}",
-                err=True,
-            )
+            say(f"edgefl: {_invitation(door)}{' --key NAME.key' if keys else ''}", err=True)
         return run.carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, door)
+
+
+def _invitation(door: Nodes) -> str:
+    """The command by which nodes join, as they reach this host."""
+    from edgefl.run.nodes import LOOPBACK
+
+    host, _, port = door.address.removeprefix("tcp://").rpartition(":")
+    where = " on this host" if host in LOOPBACK else ""
+    name = socket.gethostname() if host in ("0.0.0.0", "[::]") else host
+    return f"nodes{where} join with: edgefl join tcp://{name}:{port}"
+
+
+def _require_host(address: str) -> None:
+    """`ConfigError` for an address that is none, or of a host that nobody knows."""
+    from edgefl.run.door import endpoint
+
+    host, port = endpoint(address, "ADDRESS")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{address}: host {host!r} not found ({getattr(error, 'strerror', error)})"
+        ) from None
 
 
 def join(
@@ -78,16 +101,19 @@ def join(
 
     It ends when the run is over.
     """
+    from edgefl.devices.profiles import is_path, load_device
     from edgefl.run import keys, node
+    from edgefl.run.process import stops
 
     run.require_torch()
-    if not address.startswith("tcp://"):
-        raise ConfigError(f"address must be tcp://HOST:PORT (got {address!r})")
+    _require_host(address)
+    if device and not is_path(device):  # that would be the server's
+        load_device(device)
     if as_is and not device:
         raise ConfigError(
             "--as-is: needs --device NAME, the profile that this host's times are compared with"
         )
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in stops():
         signal.signal(number, signal.default_int_handler)
     known = None if key is None else keys.read(key)
     outcome = node.join(address, known, workers=workers, device=device, as_is=as_is)

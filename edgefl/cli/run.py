@@ -83,12 +83,29 @@ def run(
     ray: Ray = None,
 ) -> int:
     """Run one experiment."""
-    from edgefl import config
-
     require_torch()
-    experiment = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or ())
+    experiment = read_experiment(file, set_, unset, clock, seed, on_nodes=ray is not None)
     with _cluster(ray, experiment, file.parent.absolute()) as nodes:
         return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
+
+
+def read_experiment(
+    file: Path,
+    set_: list[str] | None,
+    unset: list[str] | None,
+    clock: str | None,
+    seed: int | None,
+    *,
+    on_nodes: bool,
+) -> Experiment:
+    """The experiment that a command names. `ConfigError` for a transport that cannot be had on nodes."""
+    from edgefl import config
+
+    transport = "wire" if on_nodes else None
+    found = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport)
+    if on_nodes and found.server.transport == "shm":
+        raise ConfigError("server.transport: must be 'wire' on nodes, which share no memory, got 'shm'")
+    return found
 
 
 def carry_out(

@@ -31,11 +31,13 @@ def load(
     seed: int | None = None,
     clock: str | None = None,
     unset: Iterable[str] = (),
+    transport: str | None = None,
 ) -> Experiment:
     """The experiment in the TOML file at ``path``: arguments beat ``overrides`` (``a.b=v``) beat the file.
 
     Keys of the file that ``unset`` names are left out. An override of ``strategy.name`` leaves out the fields
-    of the file's strategy that the other lacks, and says so on standard error.
+    of the file's strategy that the other lacks, and says so on standard error. ``transport`` is the server's
+    where nobody names one.
 
     What is returned is complete, as `validate` says; relative paths in it are looked for beside the file,
     then in the working directory. Raises `ConfigError`, one line naming the key, what was got and what is
@@ -45,6 +47,8 @@ def load(
     tables = toml.read(path)
     for key in unset:
         _unset(tables, key, path)
+    if transport is not None and isinstance(server := tables.setdefault("server", {}), dict):
+        server.setdefault("transport", transport)
     given = {"--seed": (("seed",), seed), "--clock": (("clock", "kind"), clock)}
     return _changed(tables, overrides, path.parent, str(path), given)
 

@@ -8,13 +8,15 @@ host that vanished is found by TCP itself, in the kernel, which a process that i
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import zmq
 
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.run import keys
 from edgefl.run.sockets import AT_ONCE, HANDSHAKE_MS, NOBLOCK, Dealer, Frame, Router, Unreachable
 from edgefl.run.unfinished import Strangers, Unfinished, far_end, shut
@@ -29,6 +31,27 @@ BACKLOG = 1024
 LINGER_MS = 200
 SEALED_BYTES = 64
 """By which a frame grows that is encrypted, at most."""
+_ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5}|\*)")
+
+
+def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, str]:
+    """Host and port of ``tcp://HOST:PORT``, the address of ``what``; with ``any_port`` that may be ``*``.
+
+    >>> endpoint("tcp://[::1]:7000", "--bind")
+    ('[::1]', '7000')
+    >>> endpoint("tcp://here:70000", "--bind")
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: --bind: port must be from 1 to 65534, as the next is used too (got 70000)
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None or (found["port"] == "*" and not any_port):
+        or_any = ", or tcp://HOST:* for any port" if any_port else ""
+        raise ConfigError(f"{what}: must be tcp://HOST:PORT{or_any} (got {address!r})")
+    if found["port"] != "*" and not 1 <= int(found["port"]) <= 65534:
+        raise ConfigError(
+            f"{what}: port must be from 1 to 65534, as the next is used too (got {found['port']})"
+        )
+    return found["host"], found["port"]
 
 
 class _Line(NamedTuple):
@@ -65,7 +88,8 @@ class DoorSocket(Router):
             router.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            raise RunError(f"{address}: {zmq.strerror(error.errno or 0)}") from None
+            why = "no address of this host" if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+            raise RunError(f"{address}: {why}") from None
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,33 +47,44 @@ def public(secret: bytes) -> bytes:
 def make(folder: Path, names: list[str]) -> list[Path]:
     """Make a server's key in ``folder``, if there is none, and one for each name; returns the new files.
 
-    Raises `ConfigError` for a name that is none or is taken; then nothing is made.
+    Raises `ConfigError` for a name that is none or is taken, and for a folder that cannot be written; then
+    nothing is made.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == SERVER:
             raise ConfigError(f"name must be 1 to 32 letters, digits, - or _, not {SERVER!r} (got {name!r})")
-    if taken := [name for name in names if (folder / f"{name}.pub").exists() or names.count(name) > 1]:
-        raise ConfigError(f"{folder / taken[0]}.key: there is one already")
-    make_folder(folder)
-    made = [] if (folder / f"{SERVER}.key").exists() else _write(folder, SERVER, "")
-    server = public(read_server(folder)[0]).hex()
-    return made + [path for name in names for path in _write(folder, name, f'server = "{server}"\n')]
+        if names.count(name) > 1:
+            raise ConfigError(f"name {name!r} is given twice")
+        if any((folder / f"{name}.{kind}").exists() for kind in ("key", "pub")):
+            raise ConfigError(f"{folder / name}.key: there is one already")
+    made: list[Path] = []
+    try:
+        make_folder(folder)
+        if not (folder / f"{SERVER}.key").exists():
+            made += _write(folder, SERVER, "")
+        server = public(read_server(folder)[0]).hex()
+        for name in names:
+            made += _write(folder, name, f'server = "{server}"\n')
+    except OSError as error:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    return made
 
 
-def _write(folder: Path, name: str, more: str) -> list[Path]:
-    """Write a new pair's two files; nobody else may read the secret one."""
+def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
+    """Write a new pair's two files, each told once it is there; nobody else may read the secret one."""
     secret = os.urandom(32)
     said = {
         "key": f'# Keep this secret.\nname = "{name}"\nsecret = "{secret.hex()}"\n{more}',
         "pub": f'name = "{name}"\npublic = "{public(secret).hex()}"\n',
     }
-    paths = []
     for kind, text in said.items():
-        paths.append(folder / f"{name}.{kind}")
-        number = os.open(paths[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if kind == "key" else 0o644)
+        path = folder / f"{name}.{kind}"
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if kind == "key" else 0o644)
+        yield path
         with open(number, "w") as file:
             file.write(text)
-    return paths
 
 
 def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:

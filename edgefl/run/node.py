@@ -22,10 +22,11 @@ from edgefl.limits.confinement import enforced
 from edgefl.processes import usable_cores
 from edgefl.run import control, keys
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.door import CallerSocket
-from edgefl.run.nodes import encode, software
+from edgefl.run.door import CallerSocket, endpoint
+from edgefl.run.nodes import LOOPBACK, encode, software
 from edgefl.run.process import start_process
 from edgefl.run.sockets import Full
+from edgefl.terminal import say
 
 REACH_S = 60.0
 """Seconds that a node tries to get in."""
@@ -57,6 +58,7 @@ def join(
     """
     if key is None:
         key = keys.Key("", os.urandom(32), keys.public(keys.OPEN))
+    say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
         about = control.Join(
             host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
@@ -129,7 +131,8 @@ class _Node:
         if broke:
             raise RunError("the run's process is gone, or the connection to it broke")
         if not self._line.inside and time.monotonic() > self._until_s:
-            raise RunError(f"{self._address}: no run answers there, or not to this key")
+            here = "; that is this host itself" if endpoint(self._address, "address")[0] in LOOPBACK else ""
+            raise RunError(f"{self._address}: no run answers there, or not to this key{here}")
         self._pass_on()
         return None
 
@@ -148,6 +151,7 @@ class _Node:
             case control.Refused():
                 raise ConfigError(f"the run does not take this node: {message.message}")
             case control.Prepare():
+                say(f"edgefl: joined {self._address}: loading data and model", err=True)
                 enforcement = self._stack.enter_context(enforced(message.experiment))
                 self._start_zygote()
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,14 +19,14 @@ from pathlib import Path
 import msgspec
 
 from edgefl.devices.fleet import fleet_of
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import machine
 from edgefl.parameters.buffer import Shape
 from edgefl.results.record import NodeRow
 from edgefl.run import control, keys
 from edgefl.run.demands import shape_of
-from edgefl.run.door import DoorSocket
+from edgefl.run.door import DoorSocket, endpoint
 from edgefl.run.sockets import Full, Unreachable
 from edgefl.strategies import resolve
 from edgefl.terminal import say
@@ -41,7 +40,6 @@ MOST_BYTES = 4 * 2**20
 BITS = ("python", "torch", "numpy")
 """What the bits of a training depend on besides edgefl itself."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_ADDRESS = re.compile(r"tcp://(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):(\d{1,5}|\*)")
 _decoder = msgspec.msgpack.Decoder(list[control.FromNode])
 encode = msgspec.msgpack.encode
 
@@ -81,21 +79,24 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
 
     Raises `ConfigError` for keys that are none, and where anybody on the network could come in.
     """
-    address = _ADDRESS.fullmatch(bind)
-    if address is None:
-        raise ConfigError(f"--bind: must be tcp://HOST:PORT, or tcp://HOST:* for any port (got {bind!r})")
-    if folder is None and address["host"] not in LOOPBACK:
+    host, port = endpoint(bind, "--bind", any_port=True)
+    if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(
                 f"--bind {bind}: anybody who reaches it could join and run code in its clients' place; give "
                 "--keys DIR (edgefl keygen DIR NAME makes them), or --insecure"
             )
         say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
-    nodes = Nodes(bind, None if folder is None else keys.read_server(folder), wanted)
-    try:
+    known = None if folder is None else keys.read_server(folder)
+    with contextlib.ExitStack() as stack:
+        try:
+            nodes = Nodes(bind, known, wanted)
+            stack.callback(nodes.close, "interrupted")
+            if port != "*":
+                DoorSocket(nodes.for_peers, keys.OPEN, MOST_BYTES).close()  # it will be the server's
+        except RunError as error:
+            raise ConfigError(f"--bind: {error}") from None
         yield nodes
-    finally:
-        nodes.close("interrupted")
 
 
 @dataclass(eq=False)

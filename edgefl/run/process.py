@@ -58,6 +58,12 @@ def start_process(
     return child, Channel(ours, incoming)
 
 
+def stops() -> list[signal.Signals]:
+    """The signals that end a command: a closed terminal's only without ``nohup``."""
+    kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOPS if not (kept and number == signal.SIGHUP)]
+
+
 @contextmanager
 def _stops_blocked() -> Iterator[None]:
     """Have a process that is started here hear of Ctrl-C only once it has said what to do then."""

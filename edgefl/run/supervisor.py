@@ -52,7 +52,7 @@ from edgefl.run.channel import Channel, Closed
 from edgefl.run.demands import checked, shape_of
 from edgefl.run.fork_server import ForkServer
 from edgefl.run.nodes import Nodes, on_nodes
-from edgefl.run.process import Child, start_process
+from edgefl.run.process import Child, start_process, stops
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
@@ -574,10 +574,7 @@ class _Supervisor:
             self._interrupts += 1
             os.write(self._wakeup[1], b"!")
 
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in numbers}
+        before = {number: signal.signal(number, note) for number in stops()}
         try:
             yield
         finally:

@@ -49,6 +49,37 @@ def test_a_name_that_is_none(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "keys").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["file", "a"], "file: cannot be written: File exists"),
+        (["file/inside", "a"], "file/inside: cannot be written: Not a directory"),
+        (["new", "a", "a"], "name 'a' is given twice"),
+    ],
+)
+def test_keys_that_cannot_be_written_are_one_line_and_none_is_made(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert main(["keygen", *arguments]) == 2
+    assert capsys.readouterr().err == f"edgefl: {line}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_of_keys_that_could_be_written_in_part_none_is_left(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    (folder / "three.key").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"keys: cannot be written: File exists$"):
+        keys.make(folder, ["four", "three"])
+    (folder / "three.key").unlink()
+    assert sorted(folder.iterdir()) == before
+
+
 def spoil(folder: Path, what: str) -> None:
     key = folder / "one.key"
     match what:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.limits.capacity import machine
@@ -208,11 +210,61 @@ def test_the_worst_machine_counts_and_nodes_on_one_are_not_each_others_others(wo
         ("tcp://0.0.0.0:*", "anybody who reaches it could join"),
         ("0.0.0.0:7000", "must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:port", "must be tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:70000", "port must be from 1 to 65534"),
+        ("tcp://127.0.0.1:0", "port must be from 1 to 65534"),
     ],
 )
 def test_a_door_that_is_none_or_open_to_all_is_one_line(bind: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says), opened(bind, None, 1):
         pass
+
+
+def test_a_port_that_is_taken_or_whose_next_is_taken_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for first in (port, port - 1):
+            at = f"tcp://127.0.0.1:{first}"
+            with pytest.raises(ConfigError, match=r"--bind: tcp://127.0.0.1:\d+: \w"), opened(at, None, 1):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["here:7000"], "ADDRESS: must be tcp://HOST:PORT (got 'here:7000')"),
+        (["tcp://127.0.0.1"], "ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1')"),
+        (["tcp://127.0.0.1:*"], "ADDRESS: must be tcp://HOST:PORT (got 'tcp://127.0.0.1:*')"),
+        (
+            ["tcp://127.0.0.1:99999"],
+            "ADDRESS: port must be from 1 to 65534, as the next is used too (got 99999)",
+        ),
+        (["tcp://[::1::]:7000"], "tcp://[::1::]:7000: host '[::1::]' not found ("),
+        (["tcp://127.0.0.1:7000", "--device", "pi4"], "device profile 'pi4' not found; did you mean 'pi-4'?"),
+        (["tcp://127.0.0.1:7000", "--as-is"], "--as-is: needs --device NAME"),
+    ],
+)
+def test_a_node_that_cannot_join_is_one_line_at_once(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"edgefl: {line}")
+    assert err.count("\n") == 1
+
+
+def test_a_transport_that_nodes_cannot_have_is_refused_where_somebody_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one.toml"
+    for transport in ("", '[server]\ntransport = "wire"', '[server]\ntransport = "shm"'):
+        file.write_text(f'[fleet]\ndevices = {{ "pi-4" = 2 }}\n[stop]\nversions = 3\n{transport}\n')
+        assert main(["serve", str(file), "--bind", "nowhere"]) == 2
+        says = "server.transport: must be 'wire' on nodes" if "shm" in transport else "--bind: must be"
+        assert says in capsys.readouterr().err
+    assert main(["serve", str(file), "--bind", "nowhere", "--set", "server.transport=wire"]) == 2
+    assert "--bind: must be" in capsys.readouterr().err
 
 
 def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Path) -> None:
