@@ -54,7 +54,7 @@ def serve(
     experiment = run.read_experiment(file, set_, unset, clock, seed, on_nodes=True)
     with opened(bind, keys, nodes, insecure=insecure) as door:
         if not quiet:
-            say(f"edgefl: {_invitation(door)}{' --key NAME.key' if keys else ''}", err=True)
+            door.invitation = f"edgefl: {_invitation(door)}{' --key NAME.key' if keys else ''}"
         return run.carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, door)
 
 

@@ -162,10 +162,11 @@ def _is_later(routing_id: bytes, than: bytes) -> bool:
 class CallerSocket(Dealer):
     """A DEALER that comes to the door at ``address`` with its ``secret`` key; ``key`` is the door's own.
 
-    It tries until it is let in, and again where its link breaks; what was on the way then is lost.
+    It tries until it is let in, and again where its link breaks; what was on the way then is lost. Of its
+    connection's ``events`` (ZeroMQ's, from the first on) `_monitor` tells.
     """
 
-    def __init__(self, address: str, secret: bytes, key: bytes) -> None:
+    def __init__(self, address: str, secret: bytes, key: bytes, *, events: int = 0) -> None:
         super().__init__()
         dealer = self._socket
         dealer.curve_secretkey, dealer.curve_publickey = secret, keys.public(secret)
@@ -175,6 +176,9 @@ class CallerSocket(Dealer):
         dealer.reconnect_ivl, dealer.reconnect_ivl_max = AGAIN_MS, MOST_AGAIN_MS
         dealer.ipv6 = "[" in address
         _keep(dealer)
+        if events:
+            self._monitor = dealer.get_monitor_socket(events)
+            self._poller.register(self._monitor, zmq.POLLIN)
         dealer.connect(address)
 
 

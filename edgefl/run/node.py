@@ -33,7 +33,8 @@ REACH_S = 60.0
 GRACE_S = 10.0
 """Time that the zygote is given to leave before it is killed."""
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 )  # fmt: skip
 _decoder = msgspec.msgpack.Decoder(list[control.ToNode])
 
@@ -56,8 +57,6 @@ def join(
     Raises `ConfigError` where the run does not take this node, `RunError` where the run cannot be reached or
     its supervisor is gone.
     """
-    if key is None:
-        key = keys.Key("", os.urandom(32), keys.public(keys.OPEN))
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
         about = control.Join(
@@ -70,10 +69,8 @@ class _NodeSocket(CallerSocket):
     """The connection to the run's door, which tells when it breaks: what was on the way then is lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
-        super().__init__(address, key.secret, key.server)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        self._poller.register(self._monitor, zmq.POLLIN)
-        self.inside = False
+        super().__init__(address, key.secret, key.server, events=_EVENTS)
+        self.reached = self.inside = False
 
     def broke(self) -> bool:
         """Returns True if the connection was there and is no more. `ConfigError` if the key is not known."""
@@ -83,6 +80,8 @@ class _NodeSocket(CallerSocket):
                 self.inside = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise ConfigError("the run does not let in this key")
+            elif event == zmq.EVENT_CONNECTED:
+                self.reached = True
             elif self.inside:
                 return True
         return False
@@ -94,9 +93,11 @@ class _NodeSocket(CallerSocket):
 
 
 class _Node:
-    def __init__(self, address: str, key: keys.Key, about: control.Join, stack: contextlib.ExitStack) -> None:
-        self._address, self._stack = address, stack
-        self._line = _NodeSocket(address, key)
+    def __init__(
+        self, address: str, key: keys.Key | None, about: control.Join, stack: contextlib.ExitStack
+    ) -> None:
+        self._address, self._keyed, self._stack = address, key is not None, stack
+        self._line = _NodeSocket(address, key or keys.Key("", os.urandom(32), keys.public(keys.OPEN)))
         stack.callback(self._line.close)
         self._outbox: list[control.FromNode] = [about]
         self._zygote: Channel[control.FromZygote] | None = None
@@ -131,10 +132,17 @@ class _Node:
         if broke:
             raise RunError("the run's process is gone, or the connection to it broke")
         if not self._line.inside and time.monotonic() > self._until_s:
-            here = "; that is this host itself" if endpoint(self._address, "address")[0] in LOOPBACK else ""
-            raise RunError(f"{self._address}: no run answers there, or not to this key{here}")
+            raise RunError(f"{self._address}: {self._outside()}")
         self._pass_on()
         return None
+
+    def _outside(self) -> str:
+        """The reason why this node could not get in."""
+        if self._line.reached:
+            wants = "another key" if self._keyed else "a key (--key FILE)"
+            return f"what answers there wants {wants}, or is no run"
+        here = endpoint(self._address, "address")[0] in LOOPBACK
+        return f"no run answers there{', which is this host itself' if here else ''}"
 
     def _send(self) -> None:
         if self._outbox:

@@ -169,6 +169,8 @@ class Nodes:
         self.wanted, self._bind = wanted, bind
         self.say: Callable[[str], None] = lambda _: None
         """Tells the user what goes on."""
+        self.invitation = ""
+        """The line that tells the user how nodes join, once the run waits for them."""
         self.outlook: Callable[[], int] | None = None
         """Tells how many there may be, where somebody starts them; raises `EdgeflError` for none."""
         self._nodes: dict[str, Node] = {}

@@ -47,6 +47,7 @@ from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse
 from edgefl.results.result import Result
 from edgefl.results.store import Store
+from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.demands import checked, shape_of
@@ -56,6 +57,7 @@ from edgefl.run.process import Child, start_process, stops
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
+from edgefl.terminal import say
 
 GRACE_S = 10.0
 """Time that a process is given to leave before it is killed."""
@@ -219,6 +221,8 @@ class _Supervisor:
             if (nodes := self.nodes) is not None:
                 nodes.watch(self._selector.fileno())
                 nodes.say = partial(self._view.say, at_once=True)
+                if nodes.invitation:
+                    say(nodes.invitation, err=True)
                 stack.callback(lambda: nodes.close("" if self._end else "interrupted"))
             stack.enter_context(self._signals())
             self._start_zygote()
@@ -458,7 +462,7 @@ class _Supervisor:
         else:
             self._plan = msgspec.structs.replace(self._plan, workers=workers)
         self._workers = workers
-        self._view.say(f"{workers} workers from now on", at_once=True)
+        self._view.say(f"{many(workers, 'worker')} from now on", at_once=True)
 
     def _plan_run(self, prepared: control.Prepared) -> None:
         """Have the server told what to serve, once the zygote has the parameter buffer."""
@@ -466,7 +470,7 @@ class _Supervisor:
         if self.nodes is not None:
             step_s = max(node.host_step_s for node in self.nodes.agreed)
             prepared = msgspec.structs.replace(prepared, host_step_s=step_s)
-        why = f"virtual clock: {self._workers} workers, nothing waits for a phone"
+        why = f"virtual clock: {many(self._workers, 'worker')}, nothing waits for a phone"
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
         remark = mixed_runtimes(self._experiment, self._clients)
         self._view.describe(self._clients, prepared, scale, remark)

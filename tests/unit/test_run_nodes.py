@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +11,14 @@ import msgspec
 import pytest
 
 from edgefl.cli import main
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.limits.capacity import machine
 from edgefl.parameters.buffer import Shape
-from edgefl.run import control
+from edgefl.run import control, keys, node
 from edgefl.run.nodes import Nodes, on_nodes, opened, software
 
+OTHER = keys.Key("other", bytes(32), keys.public(bytes(32)))
 SAME = control.Fingerprint("data", "training")
 WANTED = Experiment(fleet=Fleet(devices={"pi-4": 6}), stop=Stop(versions=3), clock=Clock(kind="virtual"))
 
@@ -252,6 +254,19 @@ def test_a_node_that_cannot_join_is_one_line_at_once(
     err = capsys.readouterr().err
     assert err.startswith(f"edgefl: {line}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("key", "wants"), [(None, r"a key \(--key FILE\)"), (OTHER, "another key")])
+def test_a_node_that_is_not_let_in_says_what_it_lacks(key: keys.Key | None, wants: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as stack:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        outside = node._Node(address, key, joining(), stack)
+        outside._until_s = 0.0
+        assert outside._outside() == "no run answers there, which is this host itself"
+        while not outside._line.reached:
+            outside._line.broke()
+        with pytest.raises(RunError, match=rf"^{address}: what answers there wants {wants}, or is no run$"):
+            outside._turn()
 
 
 def test_a_transport_that_nodes_cannot_have_is_refused_where_somebody_asks_for_it(
