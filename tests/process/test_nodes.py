@@ -108,8 +108,7 @@ def test_nodes_end_with_the_run_and_it_is_resumed_on_others(
 def read_address(command: Command) -> str:
     """The address that a run's nodes come to, from the line that says so."""
     assert command.process.stderr is not None
-    line = command.process.stderr.readline()
-    assert "edgefl join tcp://" in line
+    line = next(line for line in command.process.stderr if "edgefl join tcp://" in line)
     return line.split()[-1]
 
 
