@@ -28,6 +28,26 @@ CLONES static void add(double *out, const float *x, double weight, int64_t n)
     for (int64_t i = 0; i < n; i++) out[i] += (weight * (double)x[i] + GRID) - GRID;
 }
 
+typedef float loose_float __attribute__((aligned(1)));
+
+/* Four updates of float32, read where they lie: any order of such sums has the same bits. */
+CLONES static void add_four(double *out, const loose_float *const x[4], const double *weights, int64_t n)
+{
+    const loose_float *a = x[0], *b = x[1], *c = x[2], *d = x[3];
+    const double v = weights[0], w = weights[1], y = weights[2], z = weights[3];
+    for (int64_t i = 0; i < n; i++)
+        out[i] += ((v * (double)a[i] + GRID) - GRID) + ((w * (double)b[i] + GRID) - GRID) +
+                  ((y * (double)c[i] + GRID) - GRID) + ((z * (double)d[i] + GRID) - GRID);
+}
+
+static int four_floats(const exact_job *job, int64_t j)
+{
+    if (j + 4 > job->count) return 0;
+    for (int64_t k = j; k < j + 4; k++)
+        if (job->u[k].dtype != EF_F32) return 0;
+    return 1;
+}
+
 static void exact_grain(void *context, int64_t grain)
 {
     const exact_job *job = context;
@@ -36,13 +56,20 @@ static void exact_grain(void *context, int64_t grain)
     float x[EF_TILE] __attribute__((aligned(64)));
     for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
         const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
-        for (int64_t j = 0; j < job->count; j++) {
+        for (int64_t j = 0, members; j < job->count; j += members) {
             const ef_update *u = job->u + j;
             const int64_t size = u->dtype == EF_F32 ? 4 : u->dtype == EF_I8 ? 1 : 2, place = t * job->count + j;
-            /* A sum of one, of weight 1: the update as float32, and its norm. */
-            job->isa->group[u->dtype](1, &(ef_group){u, at, n, zeros, x, job->norms + place, 1, 0, 0});
-            job->isa->words((const unsigned char *)u->data + at * size, n * size / 4, job->sums + 2 * place);
-            add(job->out + at, x, job->weights[j], n);
+            members = four_floats(job, j) ? 4 : 1;
+            /* A sum of weight 1: the norms, and of one update alone itself as float32. */
+            job->isa->group[u->dtype]((int)members, &(ef_group){u, at, n, zeros, x, job->norms + place, 1, 0, 0});
+            const loose_float *its[4] = {0};
+            for (int k = 0; k < members; k++) {
+                const unsigned char *p = (const unsigned char *)u[k].data + at * size;
+                job->isa->words(p, n * size / 4, job->sums + 2 * (place + k));
+                its[k] = (const loose_float *)p;
+            }
+            if (members == 4) add_four(job->out + at, its, job->weights + j, n);
+            else add(job->out + at, x, job->weights[j], n);
         }
     }
     fp_leave(fp);
