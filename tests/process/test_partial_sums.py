@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Experiment, Server, Stop
+from edgefl import Checkpoint, Experiment, Server
 from edgefl.results.record import Record
 from edgefl.run import supervisor
 from edgefl.run.nodes import opened
@@ -28,6 +28,10 @@ ALL = {"name": "fedbuff", "buffer_size": 6}
 
 def phones(folder: Path) -> Experiment:
     return virtual(2, model=made_in(folder), server=SUMS, checkpoint=OFTEN, strategy=ALL)
+
+
+def live(folder: Path) -> Experiment:
+    return experiment(model=made_in(folder), server=SUMS, checkpoint=OFTEN, strategy=ALL)
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +68,31 @@ def test_the_bits_are_those_of_one_host_while_an_adder_and_then_a_node_are_kille
         assert verify(tmp_path / "run", code=tmp_path).model_sha256 == alone
 
 
-def test_a_run_that_is_interrupted_brings_what_its_nodes_hold_and_goes_on_without_them(
-    alone: str, tmp_path: Path
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+@pytest.mark.parametrize(("deed", "codes"), [("interrupt it", (130, 0)), ("kill it", (-9, 1))])
+def test_a_run_that_ends_early_goes_on_without_its_nodes(
+    alone: str, deed: str, codes: tuple[int, int], clock: str, tmp_path: Path
 ) -> None:
-    file = Command.write(phones(tmp_path), tmp_path / "run")
+    """It brings what they hold, or is resumed from its last checkpoint where it cannot."""
+    wanted = phones(tmp_path) if clock == "virtual" else live(tmp_path)
+    file = Command.write(wanted, tmp_path / "run")
     command = Command("serve", str(file), "--bind", ANY, "--out", str(tmp_path / "run"), "--nodes", "2")
-    plan(tmp_path, {12: f"interrupt it of {command.process.pid}"})
+    plan(tmp_path, {12: f"{deed} of {command.process.pid}"})
     address = read_address(command)
     joined = [join(address, tmp_path) for _ in range(2)]
-    assert [node.finish()[0] for node in joined] == [0, 0]
-    assert command.finish()[0] == 130
+    assert [node.finish()[0] for node in joined] == [codes[1]] * 2
+    assert command.finish()[0] == codes[0]
     figures = supervisor.resume(tmp_path / "run", quiet=True).summary()
-    assert figures["model_sha256"] == alone
+    assert (figures["versions"], figures["dropped_updates"]) == (12, 0)
+    assert figures["integrity"]["checksum_mismatches"] == 0
+    if clock == "virtual":
+        assert figures["model_sha256"] == alone
+    verify(tmp_path / "run", code=tmp_path)
 
 
 @pytest.mark.parametrize("deed", ["kill it of FIRST", "kill the adder of FIRST", "kill the server of RUN"])
 def test_under_the_wall_clock_only_what_a_lost_node_held_is_lost(deed: str, tmp_path: Path) -> None:
-    wanted = experiment(
-        model=made_in(tmp_path),
-        stop=Stop(versions=12),
-        server=SUMS,
-        strategy=ALL,
-    )
-    figures, codes = on_two_nodes(wanted, tmp_path, {5: deed.replace("RUN", str(os.getpid()))})
+    figures, codes = on_two_nodes(live(tmp_path), tmp_path, {5: deed.replace("RUN", str(os.getpid()))})
     lost = "kill it" in deed
     assert codes == ([-9, 0] if lost else [0, 0])
     assert figures["versions"] == 12
