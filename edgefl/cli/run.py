@@ -103,7 +103,7 @@ def read_experiment(
 
     transport = "wire" if on_nodes else None
     found = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport)
-    if on_nodes and found.server.transport == "shm":
+    if on_nodes and found.server.transport == "shm" and not found.server.partial_sums:
         say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
     return found
 
