@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,14 +50,21 @@ def serve(
     quiet: run.Quiet = False,
 ) -> int:
     """Run one experiment on nodes that join it: see edgefl join."""
-    from edgefl.run.nodes import opened
-
     run.require_torch()
     experiment = run.read_experiment(file, set_, unset, clock, seed, on_nodes=True)
-    with opened(bind, keys, nodes, insecure=insecure) as door:
+    door = _door(bind, keys, nodes, insecure, quiet)
+    return run.carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, door)
+
+
+@contextmanager
+def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
+    """A run's door, which invites nodes once the run can begin."""
+    from edgefl.run.nodes import opened
+
+    with opened(bind, keys, wanted, insecure=insecure) as door:
         if not quiet:
             door.invitation = f"edgefl: {_invitation(door)}{' --key NAME.key' if keys else ''}"
-        return run.carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, door)
+        yield door
 
 
 def _invitation(door: Nodes) -> str:

@@ -85,8 +85,8 @@ def run(
     """Run one experiment."""
     require_torch()
     experiment = read_experiment(file, set_, unset, clock, seed, on_nodes=ray is not None)
-    with _cluster(ray, experiment, file.parent.absolute()) as nodes:
-        return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
+    nodes = _cluster(ray, experiment, file.parent.absolute())
+    return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
 
 
 def read_experiment(
@@ -98,13 +98,20 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """The experiment that a command names; a line for a transport in it that cannot be had on nodes."""
+    """The experiment that a command names; a line for a transport in it that cannot be had on nodes.
+
+    Raises `ConfigError` for an experiment that cannot be done, there or at all.
+    """
     from edgefl import config
 
     transport = "wire" if on_nodes else None
     found = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport)
-    if on_nodes and found.server.transport == "shm" and not found.server.partial_sums:
-        say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
+    if on_nodes:
+        from edgefl.run import nodes
+
+        if found.server.transport == "shm" and not found.server.partial_sums:
+            say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
+        nodes.on_nodes(found, file.parent.absolute())
     return found
 
 
@@ -116,19 +123,19 @@ def carry_out(
     web: bool,
     web_port: int | None,
     quiet: bool,
-    nodes: Nodes | None = None,
+    nodes: AbstractContextManager[Nodes | None],
 ) -> int:
-    """Run the experiment of ``file``, say how it went, and return the exit code."""
+    """Run the experiment of ``file``, perhaps on nodes, say how it went, and return the exit code."""
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
 
     base = file.parent.absolute()
-    with page_socket(_port(web, web_port)) as page:
+    with page_socket(_port(web, web_port)) as page, nodes as hosts:
         while True:
             try:
-                begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=nodes)
+                begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=hosts)
                 valid = _finish(begin, folder, quiet)
                 return 0 if valid or accept_invalid else INVALID
             except FolderTaken:

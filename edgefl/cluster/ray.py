@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.cluster.ray_driver import REACH_S, ActorEnded, FromDriver, Opened, Placed
+from edgefl.cluster.ray_driver import REACH_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.loading import own_code
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.control import Refused
 from edgefl.run.keys import public
-from edgefl.run.nodes import Nodes
+from edgefl.run.nodes import LOOPBACK, Nodes
 from edgefl.run.process import start_process
 
 AUTO = "auto"
@@ -64,14 +64,14 @@ def nodes_of(address: str, experiment: Experiment, base: Path) -> Iterator[Nodes
 def _own_address(head: str) -> str:
     """This host's address as ``head`` (HOST:PORT) sees it; `ConfigError` at once if nobody is there."""
     host, _, port = head.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ConfigError(f"--ray: must be HOST:PORT of the cluster's head, or {AUTO} (got {head!r})")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), KNOCK_S) as knock:
-            own: str = knock.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(f"--ray {head}: no cluster answers there ({error.strerror or error})") from None
-    return f"[{own}]" if ":" in own else own
+            return bracketed(knock.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--ray {head}: no cluster answers there ({why})") from None
 
 
 def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
@@ -83,9 +83,11 @@ def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
     if isinstance(placed, Refused):
         raise ConfigError(f"--ray {address}: {placed.message}")
     assert isinstance(placed, Placed)
-    secret = os.urandom(32)
-    nodes = Nodes(f"tcp://{_own_address(placed.head)}:*", (secret, placed.joiners), len(placed.joiners))
-    channel.send(Opened(nodes.address, public(secret)))
+    own, secret = _own_address(placed.head), os.urandom(32)
+    if own in LOOPBACK:  # the head is here, and the other nodes may not be
+        own = placed.here
+    nodes = Nodes(f"tcp://{own}:*", (secret, placed.joiners), len(placed.joiners))
+    channel.tell(Opened(nodes.address, public(secret)))
     nodes.outlook = _Outlook(channel, nodes, placed)
     return nodes
 

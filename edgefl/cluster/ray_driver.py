@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError
 from edgefl.run.channel import Channel
 from edgefl.run.control import Refused
 from edgefl.run.keys import Key, public
@@ -36,6 +36,8 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
 
     head: str
     """Address of the cluster's head."""
+    here: str
+    """Host of the node that this process is on, as the others know it."""
     joiners: dict[str, bytes]
     """Public keys, by name of the node."""
     absent: dict[str, str]
@@ -81,8 +83,8 @@ def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
             os.dup2(nowhere.fileno(), 2)
     try:
         _drive(channel, address, code)
-    except (ConfigError, RunError) as error:
-        channel.tell(Refused(str(error), config=isinstance(error, ConfigError)))
+    except ConfigError as error:
+        channel.tell(Refused(str(error), config=True))
 
 
 def _drive(channel: Channel[Opened], address: str, code: str) -> None:
@@ -92,12 +94,15 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
     nodes = dict(_named(ray.nodes()))
     actors = {name: _actor(*node) for name, node in nodes.items()}
     absent = dict(_not_there(actors))
-    secrets = {name: os.urandom(32) for name in actors if name not in absent}
+    for name in absent:
+        ray.kill(actors.pop(name))  # it would take its node's cores as soon as they are free
+    secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
         why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has cores for work"
         raise ConfigError(f"no node of the Ray cluster can take part: {why}")
     joiners = {name: public(secret) for name, secret in secrets.items()}
-    channel.tell(Placed(ray.get_runtime_context().gcs_address, joiners, absent))
+    here = bracketed(ray.util.get_node_ip_address())
+    channel.tell(Placed(ray.get_runtime_context().gcs_address, here, joiners, absent))
     door = channel.receive()
     running = {
         actors[name].join.remote(door.address, Key(name, secret, door.key), nodes[name][1]): name
@@ -136,6 +141,15 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
             name = node["NodeManagerAddress"]
             taken[name] += 1
             yield name if taken[name] == 1 else f"{name}-{taken[name]}", (node["NodeID"], cores)
+
+
+def bracketed(host: str) -> str:
+    """An IP address as it stands before a port.
+
+    >>> bracketed("10.0.0.1"), bracketed("fd00::1")
+    ('10.0.0.1', '[fd00::1]')
+    """
+    return f"[{host}]" if ":" in host else host
 
 
 def _actor(node: str, cores: int) -> Any:
