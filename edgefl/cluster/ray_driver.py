@@ -83,8 +83,8 @@ def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
             os.dup2(nowhere.fileno(), 2)
     try:
         _drive(channel, address, code)
-    except ConfigError as error:
-        channel.tell(Refused(str(error), config=True))
+    except Exception as error:  # Ray's own are of many kinds
+        channel.tell(Refused(_line(error), config=True))
 
 
 def _drive(channel: Channel[Opened], address: str, code: str) -> None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import edgefl
-from edgefl import Experiment, Server, Stop
+from edgefl import Clock, Experiment, Fleet, Model, Server, Stop
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 from edgefl.run.nodes import Nodes, opened
 
 from .disturbed import left, made_in, plan
-from .runs import MINUTE_S, Command, experiment, incidents, virtual
+from .runs import MINUTE_S, Command, experiment, incidents, summary, virtual
+from .spaces import spaces
 
 pytestmark = pytest.mark.timeout(300)
 ANY = "tcp://127.0.0.1:*"
+DELAY_MS = 50
 
 
 def join(address: str, folder: Path, workers: int = 1) -> Command:
@@ -194,3 +200,50 @@ def test_phones_of_a_lost_node_come_again_on_the_others(tmp_path: Path) -> None:
     assert len(incidents(tmp_path / "run", "death")) >= len(lost[0]["peers"])
     hosted = [node["peers"] for node in figures["nodes"] if not node["lost"]]
     assert set(lost[0]["peers"]) <= {number for peers in hosted for number in peers}
+
+
+@contextmanager
+def slow_link(addresses: list[str], before: list[str], port: int) -> Iterator[str]:
+    """A relay of 50 ms each way that loses 1% of the segments; yields the address that it listens at."""
+    arguments = [addresses[0], "127.0.0.1", str(port), str(DELAY_MS), "0.01"]
+    command = [*before, sys.executable, str(Path(__file__).with_name("slow_link.py")), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as relay:
+        try:
+            assert relay.stdout is not None
+            assert relay.stdout.readline() == b"carries\n"
+            yield f"tcp://{addresses[0]}:{port}"
+        finally:
+            relay.kill()
+
+
+@pytest.mark.slow
+def test_a_device_behind_a_slow_link_has_right_trips_and_the_verdict_names_the_link(tmp_path: Path) -> None:
+    """By its own clock they are what is declared; the server sees what the link adds to each of them."""
+    scale, trips = 8.0, 40
+    wanted = experiment(
+        fleet=Fleet(devices={"pi-4": 1}, network="fios"),
+        model=Model(args={"hidden": [64]}),
+        strategy={"name": "fedbuff", "buffer_size": 1},
+        clock=Clock(kind="wall", time_scale=scale),
+        stop=Stop(trips=trips),
+    )
+    folder = tmp_path / "run"
+    file = str(Command.write(wanted, folder))
+    with spaces(2) as (addresses, (here, there)), slow_link(addresses, here, 7000) as address:
+        run = Command("serve", file, "--bind", "tcp://127.0.0.1:7000", "--out", str(folder), before=here)
+        read_address(run)
+        node = Command("join", address, "--device", "pi-4", before=there)
+        run.ends(3, "edgefl: INVALID: ")
+        node.ends(0)
+    figures = summary(folder)
+    assert figures["client_trips"] >= trips
+    assert figures["dropped_updates"] == 0
+    assert figures["integrity"]["checked"] >= trips
+    assert figures["integrity"]["checksum_mismatches"] == figures["integrity"]["version_mismatches"] == 0
+    fidelity = figures["fidelity"]
+    assert any("trips as the server saw them" in reason for reason in fidelity["reasons"])
+    own, seen = fidelity["by_device"]["pi-4"]["trip"], fidelity["by_device"]["pi-4"]["round"]
+    assert own["median_abs_error"] < 0.2
+    assert own["measured"] == seen["measured"] >= trips
+    added_s = seen["achieved_s"] - own["achieved_s"]
+    assert added_s > seen["measured"] * 2 * DELAY_MS / 1000 / scale

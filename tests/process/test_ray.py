@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +20,7 @@ import edgefl
 from edgefl import Clock, Evaluation, Experiment, Fleet, Stop
 
 from .runs import Command, experiment, summary, wait_for_versions
+from .spaces import spaces
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,27 +68,29 @@ class RayNodes:
         )
         self.processes.append(process)
         assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        assert any("Ray runtime started" in line for line in lines), f"node {number} has not started"
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "Ray runtime started" in line:
+                return
+        raise AssertionError(f"node {number} has not started: {''.join(said)}")
 
     def run(self, *arguments: str) -> Command:
         return Command(*arguments, "--ray", self.address, before=self._prefixes[0])
 
     def hosting(self) -> list[psutil.Process]:
         """The processes of edgefl's on these nodes."""
-        own = [
-            one
-            for node in self.processes
-            if node.poll() is None
-            for one in psutil.Process(node.pid).children(True)
-        ]
-        return [one for one in own if "edgefl" in one.name() or "RayNode" in one.name()]
+        found = []
+        for node in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(node.pid).children(recursive=True)
+        return [one for one in found if _named(one, "edgefl", "RayNode")]
 
     def kill(self, number: int) -> None:
         """Kill Ray on a node, and the actor; what that has started is left to end by itself."""
         node = psutil.Process(self.processes[number].pid)
         for process in [node, *node.children(recursive=True)]:
-            if "edgefl" not in process.name():
+            if not _named(process, "edgefl"):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
 
@@ -101,44 +102,18 @@ class RayNodes:
             process.communicate()
 
 
-@contextlib.contextmanager
-def spaces() -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Network namespaces on one bridge; yields an address in each, and what runs a command there."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and ip")
-    name = f"efl{os.getpid() % 10_000}"
-    addresses = [f"10.97.4.{number + 2}" for number in range(NODES)]
-
-    def ip(*arguments: str, check: bool = True) -> bool:
-        done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
-        if check and done.returncode:
-            pytest.skip(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.returncode == 0
-
-    try:
-        ip("link", "add", name, "type", "bridge")
-        ip("link", "set", name, "up")
-        for number, address in enumerate(addresses):
-            space, outer, inner = f"{name}-{number}", f"{name}o{number}", f"{name}i{number}"
-            ip("netns", "add", space)
-            ip("link", "add", outer, "type", "veth", "peer", "name", inner)
-            ip("link", "set", outer, "master", name, "up")
-            ip("link", "set", inner, "netns", space)
-            ip("-n", space, "link", "set", "lo", "up")
-            ip("-n", space, "addr", "add", f"{address}/24", "dev", inner)
-            ip("-n", space, "link", "set", inner, "up")
-        yield addresses, [["ip", "netns", "exec", f"{name}-{number}"] for number in range(NODES)]
-    finally:
-        for number in range(NODES):
-            ip("netns", "del", f"{name}-{number}", check=False)
-        ip("link", "del", name, check=False)
+def _named(process: psutil.Process, *parts: str) -> bool:
+    """Returns True if the process is there and has one of these in its name."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(part in process.name() for part in parts)
+    return False
 
 
 @contextlib.contextmanager
 def cluster(where: str, folder: Path) -> Iterator[RayNodes]:
     with contextlib.ExitStack() as stack:
         if where == "namespaces":
-            places = stack.enter_context(spaces())
+            places = stack.enter_context(spaces(NODES))
         else:
             own = next(
                 found.address
