@@ -32,10 +32,10 @@ def keys(
 
 
 def keygen(
-    folder: Annotated[Path, typer.Argument(help="Where the keys are; it is made if it is not there.")],
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME ...]", help="Hosts that may join.")
-    ] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the keys are; it is made if it is not there.")
+    ],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:
     """Make the key pairs by which hosts join a run: the server's, and one for each name."""
     from edgefl.run.keys import make
