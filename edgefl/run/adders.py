@@ -104,6 +104,8 @@ class Adders:
         """Returns True if the node's clients can start from this version; else it is sent one."""
         if (found := self._nodes.get(node)) is None:
             return False
+        if self._aggregator.buffer.entry_version[entry] != version:
+            return True  # no task needs it any more: its client finds that it is not there
         if found.has.get(entry) != version:
             found.has[entry] = version
             found.whole.discard(entry)

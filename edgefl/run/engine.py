@@ -313,6 +313,8 @@ class Engine:
             self.store.trip(trip.row(self._size_bytes))
         self._on_record.discard(action.task)
         self.store.released(action.task, action.fate, action.reason)
+        if self.adders is not None:
+            self.adders.gone.pop(action.task, None)
         self.aggregator.release(action.task)
 
     def _evaluate(self, action: Evaluate) -> None:

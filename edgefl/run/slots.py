@@ -412,15 +412,16 @@ class Aggregator:
         with np.errstate(all="ignore"):  # what is not finite is found by its norm
             for part in parts:
                 total += part.total
-                found |= zip(part.tasks, zip(part.norms, part.checksums, strict=True), strict=True)
+                norms = part.norms if np.isfinite(part.total).all() else [math.nan] * len(part.tasks)
+                found |= zip(part.tasks, zip(norms, part.checksums, strict=True), strict=True)
             step = total.astype(np.float32)
         old, new = (buffer.vectors(at) for at in (old_entry, entry))
         model, base = buffer.model(entry), buffer.model(old_entry)
         kernels.weighted_step(
             model, base, [step], [1.0], self.optimizer, old, new, self._backend, base_scale=action.base_scale
         )
-        norms, sums = zip(*(found[task] for task in action.tasks), strict=True)
-        return [float(norm) for norm in norms], tuple(int(one) for one in sums)
+        ordered = [found[task] for task in action.tasks]
+        return [float(norm) for norm, _ in ordered], tuple(int(seen) for _, seen in ordered)
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
         """Write the strategy's next vectors, and what of them goes into the model.

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_parts import SIZE, Parts
+from msgspec import structs
+from run_parts import SIZE, Parts, done, take
+from test_run_nodes import SAME, WANTED, joining, spawn
+from test_run_nodes import World as Joining
+from test_run_wall import Wall
 
 from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.errors import WireError
+from edgefl.experiment import Server
 from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.results.record import Record
 from edgefl.run import control, messages
 from edgefl.run.adder import partial_sum
 from edgefl.run.adders import MOST_TRIES, Adders
@@ -24,23 +30,47 @@ from edgefl.strategies.base import Update
 NAMES = {1: "lab-1", 2: "lab-2"}
 
 
-class World(Parts):
+class Summing(Parts):
     """The parts of a run whose two nodes sum; what their adders are told is done when the test says."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, clients=6, transport="node")
+    def sum_on_nodes(self) -> None:
         assert isinstance(self.gate.transport, NodeServer)
         self.adders = self.gate._adders = Adders(self.aggregator, self.gate.transport.model)
         self.aggregator.exact = True
         self.nodes = {node: ParameterBuffer.create(self.buffer.shape) for node in NAMES}
-        self.updates: dict[int, np.ndarray] = {}
-        self.count = 0
 
     def begin(self) -> None:
         new, lost = self.adders.there(NAMES)
         assert (new, lost) == ([1, 2], {})
         for node in new:
             self.peer(control.ADDER, node)
+
+    def errands(self) -> list[tuple[int, messages.Errand, bytes]]:
+        found = self.adders.errands(lambda node: True)
+        return [(node, errand, b"".join(map(bytes, frames))) for node, errand, frames in found]
+
+    def do(self, node: int, errand: messages.Errand, body: bytes, step: int = 40) -> None:
+        """An adder does what it was told, and says it in pieces of so many bytes."""
+        said = b""
+        if isinstance(errand, messages.Add):
+            said = partial_sum(self.nodes[node], body, None).tobytes()
+        elif isinstance(errand, messages.Fetch):
+            said = self.nodes[node].raw(errand.slot).tobytes()
+        for at in range(0, len(said), step):
+            self.adders.piece(node, messages.Piece(errand.number, at), said[at : at + step])
+        assert self.adders.answered(node, messages.Answered(errand.number, 0.5))
+
+    def close(self) -> None:
+        for buffer in self.nodes.values():
+            buffer.close()
+        super().close()
+
+
+class World(Summing):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, clients=6, transport="node")
+        self.sum_on_nodes()
+        self.updates: dict[int, np.ndarray] = {}
 
     def client(self, number: int, node: int) -> Peer:
         peer = self.peer(control.CLIENT, number)
@@ -61,30 +91,42 @@ class World(Parts):
         self.updates[task] = update
         return task, lease
 
-    def errands(self) -> list[tuple[int, messages.Errand, bytes]]:
-        found = self.adders.errands(lambda node: True)
-        return [(node, errand, b"".join(map(bytes, frames))) for node, errand, frames in found]
-
-    def do(self, node: int, errand: messages.Errand, body: bytes, step: int = 40) -> None:
-        """An adder does what it was told, and says it in pieces of so many bytes."""
-        said = b""
-        if isinstance(errand, messages.Add):
-            said = partial_sum(self.nodes[node], body, None).tobytes()
-        elif isinstance(errand, messages.Fetch):
-            said = self.nodes[node].raw(errand.slot).tobytes()
-        for at in range(0, len(said), step):
-            self.adders.piece(node, messages.Piece(errand.number, at), said[at : at + step])
-        assert self.adders.answered(node, messages.Answered(errand.number, 0.5))
-
     def sum(self, action: Sum) -> SumResult:
         entry = self.aggregator.free_entry()
         assert entry is not None
         return self.aggregator.sum(action, entry, self.adders.take_parts())
 
-    def close(self) -> None:
-        for buffer in self.nodes.values():
-            buffer.close()
-        super().close()
+
+class Live(Summing, Wall):
+    """Three phones under the wall clock, the last on the second node, and a version of every two updates."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, transport="node", join_spread_s=0.0)
+        self.sum_on_nodes()
+        self.engine.adders = self.adders
+        self.begin()
+        for number in range(3):
+            self.peers.on_node(control.Hosted(control.CLIENT, number, 0, 1 + number // 2))
+        self.timeline.start()
+        self.due()
+        self.timeline.flush()
+        for errand in self.errands():
+            self.do(*errand)
+        self.gate.send_late()
+
+    def deliver(self, client: int) -> int:
+        """A phone's update is whole on its node; returns its task."""
+        (task,) = self.tasks(client)
+        lease, node = self.aggregator.leases[task], self.nodes[1 + client // 2]
+        node.lease(lease.slot, task=task, client=client, base_version=lease.version)
+        node.slot(lease.slot)[:] = np.arange(SIZE) + client
+        checksum = kernels.checksum(node.slot(lease.slot))
+        node.written(lease.slot, task=task, checksum=checksum)
+        self.say(self.the(control.CLIENT, client), done(task, lease, checksum))
+        for _, said in self.received():
+            assert isinstance(said, messages.Done)
+            take(self.engine, self.timeline.heard(said))
+        return task
 
 
 @pytest.fixture
@@ -233,3 +275,66 @@ def test_only_adders_answer_for_nodes(world: World) -> None:
         world.socket.incoming.append((client.identity, [messages.encode(said), b"bytes"]))
         ((_, refusal),) = world.received()
         assert "client 0 is no adder" in str(refusal)
+
+
+def test_a_version_waits_for_its_parts_and_what_a_lost_node_held_is_dropped_by_name(tmp_path: Path) -> None:
+    live = Live(tmp_path)
+    kept, lost = live.deliver(0), live.deliver(2)
+    assert live.aggregator.deferred is not None
+    live.engine.retry_sum()
+    assert live.aggregator.deferred is not None
+    _, names = live.adders.there({1: "lab-1"})
+    live.adders.lose(names)
+    for turn in range(2):  # the first sum finds what is lost, the second is of another update
+        while live.aggregator.deferred is not None:
+            for errand in live.errands():
+                live.do(*errand)
+            live.engine.retry_sum()
+        assert (live.core.version, live.core.dropped) == (turn, 1)
+        if not turn:
+            assert [held.task for held in live.core.held] == [kept]
+            live.deliver(1)
+    assert live.adders.gone == {}
+    live.store.sync()
+    with Record(tmp_path) as record:
+        assert [(row.kind, row.detail) for row in record.incidents] == [
+            ("node", f"update of task {lost}: node lab-2 was lost")
+        ]
+        fates = dict(zip(record.trips["task"].tolist(), record.trips["reason"].tolist(), strict=True))
+    assert fates[lost] == "node lab-2 was lost"
+    live.close()
+
+
+def test_a_part_that_is_not_finite_is_of_bad_updates(world: World) -> None:
+    world.begin()
+    tasks = [world.hold(node)[0] for node in (1, 2)]
+    assert not world.adders.gathered(over(*tasks))
+    for errand in world.errands():
+        world.do(*errand)
+    next(iter(world.adders._parts.values())).total.setflags(write=True)
+    world.adders._parts[1].total[3] = np.nan
+    assert world.sum(over(*tasks)).bad == (tasks[0],)
+
+
+def test_the_supervisor_says_who_is_on_which_node_and_which_there_are(world: World) -> None:
+    server = Server(partial_sums=True)
+    nodes = Joining()
+    nodes.prepare(control.Prepare(structs.replace(WANTED, server=server), "", nodes=True), same_bits=True)
+    assert list(nodes.expect(SAME)) == []
+    assert nodes.ready("a", joining()) == [control.Gathered(1)]
+    nodes.adopt(world.buffer.shape)
+    assert list(nodes.begin()) == [control.NodesThere({1: "a"})]
+    assert nodes.spawn(spawn(0)) == [control.Hosted("worker", 0, 0, 1)]
+    adder = structs.replace(spawn(1), role=control.ADDER)
+    assert nodes.spawn(adder) == []
+    assert nodes.told("a")[-1] == adder
+    there, *_ = nodes.ready("b", joining())
+    assert there == control.NodesThere({1: "a", 2: "b"})
+    ended = control.Departed(control.ADDER, 1, 0, "signal 9")
+    assert nodes.hear("a", ended) == [ended]
+    assert nodes.hear("a", control.Refused("gone", config=False)) == [
+        control.NodesThere({2: "b"}),
+        control.Departed("worker", 0, 0, "node a is lost: gone"),
+    ]
+    nodes._nodes.clear()
+    nodes.close()
