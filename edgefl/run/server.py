@@ -256,6 +256,7 @@ class ServerLoop:
             if self._virtual:
                 raise NodeLost(lost[next(iter(held.values())).node])
             adders.lose(lost)
+        self._start_if_ready()
 
     def _report(self) -> None:
         before = self._watch.to("report")

@@ -489,7 +489,8 @@ class _Supervisor:
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
         if self.nodes is not None:
             self.nodes.adopt(shape)
-        self._buffer = ParameterBuffer.create(shape)
+        sparse = self.nodes is not None and self._experiment.server.partial_sums
+        self._buffer = ParameterBuffer.create(shape, sparse=sparse)
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
@@ -542,18 +543,14 @@ class _Supervisor:
 
     def _memory_now(self) -> MemoryUse:
         assert self._buffer is not None
-        clients = {
-            number: mib
-            for (role, number), pid in self._pids.items()
-            if role != control.EVALUATOR and (mib := proportional_mib(pid)) is not None
-        }
+        peers = {who: mib for who, pid in self._pids.items() if (mib := proportional_mib(pid)) is not None}
         return MemoryUse(
             server_mib=proportional_mib(self._children["server"].pid),
             supervisor_mib=proportional_mib(os.getpid()),
             zygote_mib=proportional_mib(self._children["zygote"].pid),
-            evaluator_mib=proportional_mib(self._pids.get((control.EVALUATOR, 0))),
+            evaluator_mib=peers.get((control.EVALUATOR, 0)),
             shared_mib=self._buffer.shape.total_bytes / 2**20,
-            clients_mib=clients,
+            clients_mib={number: mib for (role, number), mib in peers.items() if role != control.EVALUATOR},
         )
 
     def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:

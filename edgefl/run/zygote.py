@@ -112,8 +112,7 @@ class Zygote:
                 if shape is None:
                     self._buffer = ParameterBuffer.attach(self._channel.descriptor())
                 else:
-                    sums = self._workload.experiment.server.partial_sums
-                    self._buffer = ParameterBuffer.create(shape, sparse=not sums)
+                    self._buffer = ParameterBuffer.create(shape, sparse=True)
                 if initialise:
                     self._buffer.model(0)[:] = self._workload.flat.whole
                     self._buffer.publish(version=0, entry=0)
