@@ -117,6 +117,8 @@ class Node:
     """The peers that it hosts, with their epochs."""
     hosted: set[int] = field(default_factory=set)
     """The numbers of those that it has ever hosted."""
+    moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
+    """Peers that are ended to be started elsewhere, and why: the task in hand is not to blame."""
     cleared: int = 0
     outbox: deque[control.ToNode] = field(default_factory=deque)
 
@@ -282,7 +284,8 @@ class Nodes:
             case control.Departed(role=role, peer=peer, epoch=epoch):
                 if node.peers.get((role, peer)) == epoch:
                     del node.peers[role, peer]
-                    yield message
+                    moved = node.moved.pop((role, peer), "")
+                    yield control.Departed(role, peer, epoch, moved) if moved else message
             case control.Cleared(restarts=restarts):
                 node.cleared = restarts
                 yield from self._all_clear()
@@ -359,22 +362,21 @@ class Nodes:
                 yield from self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:
-            yield from self._make_room(f"node {node.name} has room for it")
+            self._make_room(f"node {node.name} has room for it")
 
     def _there(self) -> Iterator[control.FromNodes]:
         """The list of nodes that are there, if their number matters to the server."""
         if self._prepare is not None and self._prepare.experiment.server.partial_sums:
             yield control.NodesThere({node.number: node.name for node in self.agreed})
 
-    def _make_room(self, why: str) -> Iterator[control.FromNodes]:
+    def _make_room(self, why: str) -> None:
         """End those workers that are beyond their nodes' shares: they are started again, on others."""
         carried = sum(node.about.workers for node in self.agreed)
         share = -(-sum(len(node.peers) for node in self.agreed) // carried)
         for node in self.agreed:
             for who, epoch in list(node.peers.items())[share * node.about.workers :]:
-                del node.peers[who]
+                node.moved[who] = why
                 node.outbox.append(control.Expel(*who, epoch))
-                yield control.Departed(*who, epoch, why)
 
     def _share_cores(self) -> None:
         """Give each node its part of its machine's cores."""
