@@ -6,6 +6,7 @@ a joiner needs: its secret, and the server's public key. Files are TOML, keys 32
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -55,7 +56,7 @@ def make(folder: Path, names: list[str]) -> list[Path]:
             raise ConfigError(f"name must be 1 to 32 letters, digits, - or _, not {SERVER!r} (got {name!r})")
         if names.count(name) > 1:
             raise ConfigError(f"name {name!r} is given twice")
-        if any((folder / f"{name}.{kind}").exists() for kind in ("key", "pub")):
+        if any(os.path.exists(folder / f"{name}.{kind}") for kind in ("key", "pub")):
             raise ConfigError(f"{folder / name}.key: there is one already")
     made: list[Path] = []
     try:
@@ -118,9 +119,10 @@ def read(path: Path) -> Key:
 
 def _read(path: Path, field: str) -> dict[str, str]:
     """A key's file, which must have ``field``."""
-    if not path.exists():
-        folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
-        raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
+    with contextlib.suppress(PermissionError):  # of which the reader tells
+        if not path.exists():
+            folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
+            raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
     said = toml.read(path)
     if field == "secret" and "public" in said:
         raise ConfigError(f"{path}: a public key; expected the secret one, {path.stem}.key")

@@ -24,6 +24,7 @@ from edgefl.experiment import Experiment
 from edgefl.limits.capacity import machine
 from edgefl.parameters.buffer import Shape
 from edgefl.results.record import NodeRow
+from edgefl.results.tables import many
 from edgefl.run import control, keys
 from edgefl.run.demands import shape_of
 from edgefl.run.door import DoorSocket, endpoint
@@ -88,6 +89,11 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
             )
         say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
     known = None if folder is None else keys.read_server(folder)
+    if known is not None and (there := len(known[1])) < wanted:
+        raise ConfigError(
+            f"{folder}: {many(there, 'key')} of nodes, and the run waits for {many(wanted, 'node')}, each "
+            f"with its own; to make more: edgefl keygen {folder} NAME"
+        )
     with contextlib.ExitStack() as stack:
         try:
             nodes = Nodes(bind, known, wanted)

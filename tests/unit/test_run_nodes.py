@@ -299,6 +299,13 @@ def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Pa
         pass
 
 
+def test_a_run_that_waits_for_more_nodes_than_there_are_keys_is_one_line(tmp_path: Path) -> None:
+    keys.make(tmp_path, ["one"])
+    says = "1 key of nodes, and the run waits for 2 nodes, each with its own; to make more: edgefl keygen"
+    with pytest.raises(ConfigError, match=says), opened("tcp://127.0.0.1:*", tmp_path, 2):
+        pass
+
+
 def test_on_nodes_numbers_go_over_the_wire() -> None:
     given = Experiment(fleet=WANTED.fleet, stop=WANTED.stop, server=Server())
     assert on_nodes(given, Path()).server.transport == "wire"
