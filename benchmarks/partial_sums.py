@@ -73,7 +73,7 @@ def figures(result: Result) -> dict[str, Any]:
     versions, done = found["versions"], found["aggregation"]
     return {
         "model": found["model_sha256"][:12],
-        "kB/version": sum(found["network"].values()) / versions / 1e3,
+        "kB/version": sum(found["network"].get(f"{way}_a_version", 0) for way in ("in", "out")) / 1e3,
         "ms/version": done["seconds"] / versions * 1e3,
         "node ms/version": done["node_seconds"] / versions * 1e3,
         "wall s": found["wall_s"],

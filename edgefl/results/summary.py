@@ -229,6 +229,14 @@ def as_they_are(record: Record) -> NDArray[np.bool_]:
     return np.isin(record.trips["client"], clients)
 
 
+def _network(moved: dict[str, int]) -> dict[str, Any]:
+    """Bytes between the server and its nodes, in all and a version."""
+    versions = moved.get("versions", 0)
+    ways = {way: moved[way] for way in ("in", "out") if way in moved}
+    a_version = {f"{way}_a_version": rounded(count / versions) for way, count in ways.items() if versions}
+    return {**moved, **a_version}
+
+
 def _real_devices(record: Record) -> list[dict[str, Any]]:
     """By client that is a real device: seconds of its trainings, by its clock, over those of its profile."""
     trips, found = record.trips, []
@@ -335,7 +343,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
         "nodes": [msgspec.to_builtins(node) for node in meta.nodes],
-        "network": meta.network,
+        "network": _network(meta.network),
         "real_devices": _real_devices(record),
         "server_trip_us": rounded(meta.server_trip_us),
         "server_time": breakdown(record),

@@ -181,16 +181,21 @@ class Adders:
         if (node := self._nodes.get(number)) is not None:
             node.given = 0
 
-    def piece(self, number: int, piece: messages.Piece, body: Frame) -> None:
-        """A part of an answer. What is not the next one is passed over; `WireError` for too much."""
+    def piece(self, number: int, piece: messages.Piece, body: Frame) -> bool:
+        """Take in the next part of an answer; False for another, which is passed over.
+
+        `WireError` for more than is due.
+        """
         node = self._nodes.get(number)
         if node is None or not node.given or piece.number != node.given:
-            return
+            return False
         job = node.jobs[0]
-        if piece.offset == len(job.got):
-            if len(job.got) + len(body) > job.nbytes:
-                raise WireError(f"an answer of more than {job.nbytes} bytes")
-            job.got += body
+        if piece.offset != len(job.got):
+            return False
+        if len(job.got) + len(body) > job.nbytes:
+            raise WireError(f"an answer of more than {job.nbytes} bytes")
+        job.got += body
+        return True
 
     def answered(self, number: int, said: messages.Answered) -> bool:
         """An errand is done; False for one that was done before."""

@@ -232,8 +232,8 @@ class Gate:
         return self._beat(peer)
 
     def _piece(self, peer: Peer, piece: messages.Piece, body: Sequence[Frame]) -> Sequence[Checked]:
-        self._adders_of(peer).piece(peer.number, piece, messages.payload(body))
-        return ()
+        expected = self._adders_of(peer).piece(peer.number, piece, messages.payload(body))
+        return () if expected else self._beat(peer)
 
     def _answered(self, peer: Peer, said: messages.Answered, _: Sequence[Frame]) -> Sequence[Checked]:
         if not self._adders_of(peer).answered(peer.number, said):

@@ -72,6 +72,7 @@ class ServerLoop:
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
         self._checkpoint_due_s: float | None = None
+        self._first_version = self._core.version
         self._interrupted = self._started = self._alone = False
         self._reports = 0
 
@@ -301,6 +302,11 @@ class ServerLoop:
         took_s = time.monotonic() - started
         self._alarms.after(max(every_s, took_s / CHECKPOINT_SHARE), self._checkpoint_again)
 
+    def _network(self) -> dict[str, int]:
+        """Bytes by the door, and the versions that were made meanwhile."""
+        moved = self._gate.socket.network
+        return moved and {**moved, "versions": self._core.version - self._first_version}
+
     def _needed(self) -> list[int]:
         """The updates that a checkpoint holds."""
         return [*(held.task for held in self._core.held), *self._timeline.save().tasks]
@@ -346,7 +352,7 @@ class ServerLoop:
             emulated_s=self._clock.now_s(),
             model_sha256=hashlib.sha256(model.data).hexdigest(),
             aggregation=aggregator.cost(),
-            network=self._gate.socket.network,
+            network=self._network(),
             server_trip_us=self._gauge.trip_us(together_s, self._core.trips),
         )
         for stage, ns in watch.ns.items():
