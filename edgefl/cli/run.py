@@ -85,7 +85,7 @@ def run(
     """Run one experiment."""
     require_torch()
     experiment = read_experiment(file, set_, unset, clock, seed, on_nodes=ray is not None)
-    nodes = _cluster(ray, experiment, file.parent.absolute())
+    nodes = _cluster(ray, experiment, file.parent.absolute(), quiet)
     return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
 
 
@@ -160,7 +160,8 @@ def resume(
     from edgefl.run.web import page_socket
 
     require_torch()
-    with page_socket(_port(web, web_port)) as page, damaged(str(folder)), _cluster_for(ray, folder) as nodes:
+    page_at = page_socket(_port(web, web_port))
+    with page_at as page, damaged(str(folder)), _cluster_for(ray, folder, quiet) as nodes:
         valid = _finish(lambda: supervisor.resume(folder, quiet, page, nodes=nodes), folder, quiet)
     return 0 if valid or accept_invalid else INVALID
 
@@ -243,16 +244,18 @@ def _port(web: bool, port: int | None) -> int | None:
     return 0 if web and port is None else port
 
 
-def _cluster(ray: str | None, experiment: Experiment, base: Path) -> AbstractContextManager[Nodes | None]:
+def _cluster(
+    ray: str | None, experiment: Experiment, base: Path, quiet: bool
+) -> AbstractContextManager[Nodes | None]:
     """The nodes of a Ray cluster, if one is given."""
     if ray is None:
         return nullcontext()
     from edgefl.cluster.ray import nodes_of
 
-    return nodes_of(ray, experiment, base)
+    return nodes_of(ray, experiment, base, quiet=quiet)
 
 
-def _cluster_for(ray: str | None, folder: Path) -> AbstractContextManager[Nodes | None]:
+def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
     """The same for a run that has begun."""
     if ray is None:
         return nullcontext()
@@ -260,7 +263,7 @@ def _cluster_for(ray: str | None, folder: Path) -> AbstractContextManager[Nodes 
     from edgefl.results.run_folder import EXPERIMENT_FILE, base_of, begun, restore_experiment
 
     restore_experiment(folder)
-    return _cluster(ray, config.load(folder / EXPERIMENT_FILE), base_of(folder, begun(folder)))
+    return _cluster(ray, config.load(folder / EXPERIMENT_FILE), base_of(folder, begun(folder)), quiet)
 
 
 def require_torch() -> None:

@@ -21,6 +21,7 @@ from edgefl.run.control import Refused
 from edgefl.run.keys import public
 from edgefl.run.nodes import LOOPBACK, Nodes
 from edgefl.run.process import start_process
+from edgefl.terminal import say
 
 AUTO = "auto"
 """The cluster that this host belongs to."""
@@ -30,7 +31,7 @@ GRACE_S = 10.0
 
 
 @contextlib.contextmanager
-def nodes_of(address: str, experiment: Experiment, base: Path) -> Iterator[Nodes]:
+def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = False) -> Iterator[Nodes]:
     """Open a run's door to the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`).
 
     Keys are made for this run; Ray hands each node its own. The folder ``base`` goes along where the
@@ -42,6 +43,8 @@ def nodes_of(address: str, experiment: Experiment, base: Path) -> Iterator[Nodes
         raise ConfigError("ray is not installed, which --ray needs: pip install 'edgefl[ray]'")
     if address != AUTO:
         _own_address(address)  # Ray itself would wait for somebody to come
+    if not quiet:
+        say(f"edgefl: having the Ray cluster {address} place a process on each of its nodes", err=True)
     child, channel = start_process(
         "edgefl.run.child",
         FromDriver,
