@@ -31,6 +31,8 @@ class _Job:
     errand: messages.Errand
     nbytes: int = 0
     body: bytes = b""
+    action: Sum | None = None
+    """The sum that this is a part of."""
     tasks: Sequence[int] = ()
     lease: Lease | None = None
     """Of the update that is fetched."""
@@ -122,16 +124,17 @@ class Adders:
             return False  # it is told soon which there are
         if action is not self._sum:
             self._sum, self._parts = action, {}
-            weights = dict(zip(action.tasks, action.weights, strict=True))
             for node, tasks in by_node.items():
-                self._add(self._nodes[node], tasks, [weights[task] for task in tasks])
+                self._nodes[node].jobs.append(self._add(action, tasks))
         return by_node.keys() <= self._parts.keys()
 
-    def _add(self, node: _NodeState, tasks: list[int], weights: list[float]) -> None:
+    def _add(self, action: Sum, tasks: list[int]) -> _Job:
+        weights = dict(zip(action.tasks, action.weights, strict=True))
         slots = [self._aggregator.leases[task].slot for task in tasks]
-        body = np.array([tasks, slots], np.int64).tobytes() + np.array(weights).tobytes()
+        body = np.array([tasks, slots], np.int64).tobytes()
+        body += np.array([weights[task] for task in tasks]).tobytes()
         nbytes = 8 * self._aggregator.buffer.shape.size + 16 * len(tasks)
-        node.jobs.append(_Job(messages.Add(), nbytes, body, tasks))
+        return _Job(messages.Add(), nbytes, body, action, tasks)
 
     def take_parts(self) -> list[PartialSum]:
         """The parts of the sum that is made now."""
@@ -160,16 +163,23 @@ class Adders:
         for number, node in self._nodes.items():
             if node.given or not node.jobs or not ready(number):
                 continue
+            while node.jobs and self._is_stale(node.jobs[0]):
+                self._forget(node, node.jobs[0])
+            if not node.jobs:
+                continue
             job = node.jobs[0]
             frames: list[Frame] = [job.body] if job.body else []
             if isinstance(job.errand, messages.Keep):
-                if self._aggregator.buffer.entry_version[job.errand.entry] != job.errand.version:
-                    self._forget(node, job)  # nobody waits for it any more
-                    continue
                 frames = self._model(job.errand.entry)
             self._number += 1
             node.given, job.got = self._number, bytearray()
             yield number, msgspec.structs.replace(job.errand, number=node.given), frames
+
+    def _is_stale(self, job: _Job) -> bool:
+        """Returns True for a job whose answer nobody waits for any more."""
+        if isinstance(job.errand, messages.Keep):
+            return self._aggregator.buffer.entry_version[job.errand.entry] != job.errand.version
+        return job.action is not self._sum if isinstance(job.errand, messages.Add) else False
 
     def _forget(self, node: _NodeState, job: _Job) -> None:
         node.jobs.remove(job)
@@ -218,7 +228,7 @@ class Adders:
                 if node.has.get(entry) == version:
                     node.whole.add(entry)
             case messages.Add():
-                if self._sum is not None and set(job.tasks) <= set(self._sum.tasks):
+                if job.action is self._sum:  # and not of one that was found to be of a bad update meanwhile
                     self._parts[number] = self._part(job, seconds)
             case messages.Fetch(task=task):
                 lease = self._aggregator.leases.get(task)

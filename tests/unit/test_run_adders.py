@@ -228,6 +228,23 @@ def test_what_a_lost_node_held_is_bad(world: World) -> None:
     assert world.adders.gone == {tasks[1]: "node lab-2 was lost"}
 
 
+def test_a_part_of_a_sum_that_is_made_of_others_now_is_none_of_its(world: World) -> None:
+    world.begin()
+    tasks = [world.hold(node)[0] for node in (1, 2)]
+    world.adders.gathered(over(*tasks))
+    first, _ = world.errands()
+    world.adders.lose(world.adders.there({1: "lab-1"})[1])
+    again = Sum(1, tuple(tasks[:1]), (0.75,))  # the same update with another weight
+    assert not world.adders.gathered(again)
+    world.do(*first)
+    assert not world.adders.gathered(again)
+    world.do(*world.errands()[0])
+    assert world.adders.gathered(again)
+    world.sum(again)
+    made = world.buffer.model(world.buffer.latest[1])
+    np.testing.assert_allclose(made, np.float32(0.75) * world.updates[tasks[0]], rtol=1e-6)
+
+
 def test_a_server_that_comes_back_learns_what_was_lost_meanwhile(world: World) -> None:
     held = [world.hold(node) for node in (1, 2)]
     successor = Aggregator(world.buffer, world.aggregator.optimizer, exact=True)
