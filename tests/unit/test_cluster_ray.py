@@ -1,0 +1,65 @@
+"""A Ray cluster's nodes, by what their driver says: where the door is, who is absent, and the end of all."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from edgefl.cluster.ray import _opened
+from edgefl.cluster.ray_driver import ActorEnded, FromDriver, Opened, Placed
+from edgefl.errors import ConfigError, RunError
+from edgefl.run.channel import Channel, pair
+from edgefl.run.control import Refused
+from edgefl.run.keys import public
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel[FromDriver], Channel[Opened]]]:
+    """The supervisor's end of the channel, and the driver's."""
+    ours, theirs = pair()
+    with (
+        contextlib.closing(Channel(ours, FromDriver)) as here,
+        contextlib.closing(Channel(theirs, Opened)) as there,
+    ):
+        yield here, there
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is no address there")
+def test_a_door_is_where_the_other_nodes_reach_it_until_none_is_left(
+    ends: tuple[Channel[FromDriver], Channel[Opened]],
+) -> None:
+    here, there = ends
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        joiners = {"a": public(bytes(32)), "b": public(bytes(31) + b"\1")}
+        absent = {"c": "its cores are not free"}
+        there.send(Placed(f"127.0.0.1:{head.getsockname()[1]}", "127.0.0.2", joiners, absent))
+        with contextlib.closing(_opened(here, "auto")) as nodes:
+            assert nodes.address.startswith("tcp://127.0.0.2:")
+            assert there.receive().address == nodes.address
+            assert nodes.wanted == 2
+            said: list[str] = []
+            nodes.say = said.append
+            assert nodes.outlook is not None
+            assert [nodes.outlook(), nodes.outlook()] == [2, 2]
+            assert said == ["node c takes no part: its cores are not free"]
+            there.send(ActorEnded("b", "out of memory"))
+            assert nodes.outlook() == 1
+            there.close()
+            with pytest.raises(
+                RunError, match=r"^no node of the Ray cluster is left: node b: out of memory$"
+            ):
+                nodes.outlook()
+
+
+def test_a_cluster_that_cannot_be_had_is_one_line(ends: tuple[Channel[FromDriver], Channel[Opened]]) -> None:
+    here, there = ends
+    there.send(Refused("no module named 'msgpack'", config=True))
+    with pytest.raises(ConfigError, match=r"^--ray auto: no module named 'msgpack'$"):
+        _opened(here, "auto")
+    there.close()
+    with pytest.raises(ConfigError, match=r"^--ray auto: no cluster has answered within 60 s$"):
+        _opened(here, "auto")
