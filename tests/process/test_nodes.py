@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import edgefl
@@ -138,28 +139,36 @@ def test_a_node_that_comes_when_all_are_gone_takes_their_workers(alone: str, tmp
 
 
 @pytest.mark.slow
-def test_a_node_that_joins_a_run_on_its_way_has_workers_of_its_own(alone: str, tmp_path: Path) -> None:
+def test_a_node_that_joins_a_run_on_its_way_has_a_lost_ones_workers_and_its_own(
+    alone: str, tmp_path: Path
+) -> None:
     wanted = virtual(None, model=made_in(tmp_path), server=Server(heartbeat_s=MINUTE_S))
-    plan(tmp_path, {12: "wait"})
-    with opened(ANY, None, 1) as nodes:
-        first = join(nodes.address, tmp_path)
-        others: list[Command] = []
+    plan(tmp_path, {4: "kill it", 12: "wait"})
+    with opened(ANY, None, 2) as nodes:
+        joined = [join(nodes.address, tmp_path) for _ in range(2)]
+
+        def two_workers(command: Command) -> bool:
+            with suppress(psutil.NoSuchProcess):
+                return sum(one.name().startswith("edgefl-worker") for one in command.family()) == 2
+            return False
 
         def later() -> None:
-            while left(tmp_path):  # the first one's worker waits
+            while left(tmp_path) or not any(map(two_workers, joined)):  # one is lost, and a worker waits
                 time.sleep(0.05)
-            others.append(join(nodes.address, tmp_path, workers=2))
-            while not any(one.name().startswith("edgefl-worker") for one in others[0].family()):
+            joined.append(join(nodes.address, tmp_path, workers=2))
+            while not two_workers(joined[2]):
                 time.sleep(0.05)
             (tmp_path / "go").touch()
 
         with ThreadPoolExecutor(1) as pool:
             pool.submit(later)
             figures = serve(wanted, tmp_path / "run", nodes).summary()
-    first.ends(0)
-    others[0].ends(0)
+    assert sorted(command.finish()[0] for command in joined) == [-9, 0, 0]
     assert figures["model_sha256"] == alone
-    assert sorted(node["peers"] for node in figures["nodes"]) == [[0], [1, 2]]
+    lost, *others = sorted(figures["nodes"], key=lambda node: (node["lost"] == "", 2 in node["peers"]))
+    assert (len(lost["peers"]), others[0]["peers"]) == (1, [0, 1])
+    assert others[1]["peers"] in ([0, 2], [1, 2])
+    assert any("has room for it" in death.detail for death in incidents(tmp_path / "run", "death"))
 
 
 @pytest.mark.slow
