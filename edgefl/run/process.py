@@ -59,7 +59,13 @@ def start_process(
 
 
 def stops() -> list[signal.Signals]:
-    """The signals that end a command: a closed terminal's only without ``nohup``."""
+    """The signals that end a command: a closed terminal's only without ``nohup``.
+
+    >>> before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    >>> [number.name for number in stops()]
+    ['SIGINT', 'SIGTERM']
+    >>> _ = signal.signal(signal.SIGHUP, before)
+    """
     kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOPS if not (kept and number == signal.SIGHUP)]
 

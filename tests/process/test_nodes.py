@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -169,6 +171,17 @@ def test_a_node_that_joins_a_run_on_its_way_has_a_lost_ones_workers_and_its_own(
     assert (len(lost["peers"]), others[0]["peers"]) == (1, [0, 1])
     assert others[1]["peers"] in ([0, 2], [1, 2])
     assert any("has room for it" in death.detail for death in incidents(tmp_path / "run", "death"))
+
+
+def test_ctrl_c_ends_a_node_that_the_shell_has_put_into_the_background() -> None:
+    """And looks for a run yet: such a process is started with SIGINT ignored."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        node = Command("join", address, before=["sh", "-c", "trap '' INT; exec \"$@\"", "sh"])
+        assert node.process.stderr is not None
+        assert node.process.stderr.readline() == f"edgefl: looking for a run at {address}\n"
+        node.process.send_signal(signal.SIGINT)
+        assert node.ends(130) == "edgefl: interrupted\n"
 
 
 @pytest.mark.slow
