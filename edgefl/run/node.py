@@ -111,7 +111,8 @@ class _Node:
                 pass
             self._usage.end()
             self._end_zygote()
-            self._line.send([encode([control.NodeEnded(self._usage.usage())])])
+            with contextlib.suppress(Full):  # nobody is there to hear it
+                self._line.send([encode([control.NodeEnded(self._usage.usage())])])
             return over.outcome
         except BaseException as error:
             if not isinstance(error, ConfigError) or self._zygote is not None:
