@@ -99,16 +99,16 @@ def _together(parts: Sequence[Mapping[str, tuple[str, ...]]]) -> Mapping[str, tu
 _ALL = _sized("strategy.concurrency", 100, 1000)
 _ROUND = _sized("strategy.cohort", 100, 1000)
 _UNEVEN = 'data.partition="edgefl.lab.ablations_fedbuff:long_tail"'
-_STEPS = {"strategy.server_lr": (1.0, 2.0, 4.0), "training.lr": (0.03, 0.1, 0.3, 1.0)}
-_ROUND_STEPS = {**_STEPS, "strategy.server_lr": (0.3, 1.0, 2.0)}
-_ASYNC_STEPS = {"strategy.alpha": (0.03, 0.1, 0.3, 0.9), "training.lr": (0.1, 0.3, 1.0, 3.0)}
+_STEPS = {"strategy.server_lr": (0.5, 1.0, 2.0, 4.0, 8.0), "training.lr": (0.03, 0.1, 0.3, 1.0, 3.0)}
+_ROUND_STEPS = {**_STEPS, "strategy.server_lr": (0.3, 1.0, 2.0, 4.0)}
+_ASYNC_STEPS = {"strategy.alpha": (0.01, 0.03, 0.1, 0.3), "training.lr": (0.3, 1.0, 3.0, 10.0)}
 
 
 def _fedbuff(
     label: str, *own: str, at: Sequence[Mapping[str, tuple[str, ...]]] = (_ALL,), steps_of: str = ""
 ) -> Arm:
     # Appendix D: a client that is in the buffer is not sampled again before the next step.
-    changes = ("strategy.name=fedbuff", "strategy.restart=after-step", *own)
+    changes = ("strategy.name=fedbuff", "strategy.buffer_size=10", "strategy.restart=after-step", *own)
     return Arm(label, changes, _together(at), steps_of=steps_of)
 
 
@@ -147,6 +147,7 @@ study = Study(
         _weighed(UNIFORM, "training.lr_normalization=false"),
     ),
     judge=judge,
+    small_seeds=tuple(range(1, 11)),
     notes=(
         "Without momentum at the server for FedBuff (the paper's best on CIFAR-10), with 0.9 for FedAvgM.",
         "Table 7's clients hold very unlike numbers of examples, as Sent140's do: log-normal with σ = 1.5.",

@@ -94,6 +94,7 @@ study = Study(
         ),
     ),
     judge=judge,
+    small_seeds=tuple(range(1, 11)),
     notes=(
         "The paper tunes each algorithm's steps by hundreds of Bayesian trials, here by a small grid.",
         "The JPEG-coded copy of CIFAR-10 that is at hand differs slightly from the original.",

@@ -186,6 +186,8 @@ class Study:
     notes: tuple[str, ...] = ()
     """Differences from the paper, and their reasons."""
     seeds: tuple[int, ...] = SEEDS
+    small_seeds: tuple[int, ...] = SEEDS
+    """Those in small, where runs are short: more of them."""
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
     tuning: Tuning | None = None
@@ -197,9 +199,8 @@ class Study:
         for change in changes:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
-                raise ConfigError(
-                    f"--set {change}: every arm runs with seeds {', '.join(map(str, self.seeds))}"
-                )
+                seeds = ", ".join(map(str, self.seeds))
+                raise ConfigError(f"--set {change}: every arm runs with the study's seeds: {seeds}, …")
             for arm in self.arms:
                 further = (each for steps in arm.at.values() for each in steps)
                 for own, _ in map(toml.assignment, (*arm.changes, *further)):
@@ -255,7 +256,8 @@ class Study:
         KeyboardInterrupt after Ctrl-C: the same command then goes on from there.
         """
         records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms}
-        runs = [(arm, seed) for seed in self.seeds for arm in self.arms]
+        seeds = self.small_seeds if settings == QUICK else self.seeds
+        runs = [(arm, seed) for seed in seeds for arm in self.arms]
         with warm() as fork_server:
             for number, (arm, seed) in enumerate(runs, 1):
                 folder = out / "runs" / f"{slug(arm)}-{seed}"

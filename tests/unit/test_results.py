@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
@@ -487,3 +489,24 @@ def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "run").exists()
+
+
+def test_of_many_runs_begun_at_once_in_one_folder_one_has_it(tmp_path: Path) -> None:
+    together, done = threading.Barrier(8), threading.Event()
+    taken: list[str] = []
+
+    def begin(number: int) -> bool:
+        together.wait()
+        try:
+            with run_folder.new(tmp_path / "run", f"seed = {number}\n"):
+                done.wait()
+        except FolderTaken as error:
+            taken.append(str(error))
+            if len(taken) == 7:
+                done.set()
+            return False
+        return (tmp_path / "run" / run_folder.EXPERIMENT_FILE).read_text() == f"seed = {number}\n"
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(8))) == 1
+    assert all("expected a new or empty folder" in line for line in taken)

@@ -55,7 +55,7 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
         assert stop.accuracy_over == races.WINDOW
     if one.tuning is not None:
         assert settings in one.tuning.budget
-        assert not set(one.tuning.seeds) & set(one.seeds)
+        assert not set(one.tuning.seeds) & {*one.seeds, *one.small_seeds}
 
 
 def test_settings_that_are_not_there_are_named() -> None:
@@ -123,7 +123,7 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -
     for change in ("strategy.buffer_size=3", " strategy . buffer_size=3", "strategy={name='fedavg'}"):
         with pytest.raises(ConfigError, match=r"strategy\.buffer_size is what tells b from the other arms"):
             TWO.changed([change])
-    with pytest.raises(ConfigError, match="every arm runs with seeds 1, 2"):
+    with pytest.raises(ConfigError, match="every arm runs with the study's seeds: 1, 2"):
         TWO.changed(["seed=7"])
 
 
