@@ -7,7 +7,8 @@ fidelity     how well devices are emulated: runs, bars and verdicts
 truth        what devices are predicted to take, beside every published measurement; bars has its limits
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
-fedbuff, fedstaleweight, defedavg    one paper each; ablations_fedbuff, ablations_defedavg: its smaller tables
+fedbuff, fedstaleweight, defedavg    one paper each
+ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
 deciding     what decides FedBuff against DeFedAvg
 claims       what a race says of a paper's claim
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
@@ -20,6 +21,7 @@ PAPERS = (
     "defedavg",
     "theory",
     "ablations-fedbuff",
+    "ablations-privacy",
     "ablations-defedavg",
     "deciding",
 )

@@ -16,6 +16,7 @@ from edgefl.lab import (
     PAPERS,
     ablations_defedavg,
     ablations_fedbuff,
+    ablations_privacy,
     deciding,
     fedbuff,
     fedstaleweight,
@@ -25,6 +26,7 @@ from edgefl.lab import (
     tuning,
 )
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
+from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.compare import Estimate
 
 STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
@@ -299,6 +301,19 @@ def test_every_race_of_the_ablations_is_between_two_arms() -> None:
         )  # KeyError for another
         assert len({finding.claim for finding in findings}) == len(findings)
         assert {arm.steps_of for arm in one.study.arms} <= {"", *labels}
+
+
+def test_the_noise_of_figure_4s_arms_spends_their_epsilon() -> None:
+    clients, cohort = ablations_privacy.CLIENTS, ablations_privacy.COHORT
+    for arm in ablations_privacy.study.arms:
+        wanted = ablations_privacy.study.experiment(arm, 1)
+        assert wanted.privacy is not None
+        sampled = wanted.privacy.mechanism == "gaussian"
+        account = PrivacyAccount(wanted.privacy, clients, (cohort / clients, True) if sampled else None)
+        step = ablations_privacy.BUFFER if wanted.strategy["name"] == "fedbuff" else cohort
+        for cohorts in np.arange(clients).reshape(-1, step):
+            account.version(cohorts % cohort if sampled else cohorts)  # the draw hides it, not who was drawn
+        assert account.epsilon() == pytest.approx(float(arm.label.rpartition("= ")[2]), rel=0.03)
 
 
 # ---- tuning --------------------------------------------------------------------------------------
