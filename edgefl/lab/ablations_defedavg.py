@@ -73,11 +73,12 @@ study = Study(
     citation="Wang et al. 2024, DeFedAvg, table I, figures 6 and 7",
     arms=tuple(_arms()),
     judge=judge,
-    small_seeds=(1, 2, 3, 4, 5),
     notes=(
         "One target for all: the paper's is 90% with all classes at each client and 80% with two.",
         "Arms with n = 20, 40 and 80 take the steps that are best for n = 10.",
         "FAVANO and AsySG, table I's other baselines, race with n = 10 alone (edgefl reproduce defedavg).",
     ),
-    tuning=Tuning({"training.lr": (0.003, 0.01, 0.03, 0.1, 0.3)}, "at_s", {"": 3.0, QUICK: 0.5}),
+    tuning=Tuning(
+        {"training.lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}, "at_s", {"": 3.0, QUICK: 2.0}
+    ),
 )
