@@ -398,11 +398,8 @@ class Aggregator:
         self, action: Sum, entry: int, parts: Sequence[PartialSum]
     ) -> tuple[list[float], tuple[int, ...]]:
         """`_make_model` with a sum whose bits do not depend on which updates are in ``parts``."""
-        buffer, old_entry, weights = (
-            self.buffer,
-            self.buffer.latest[1],
-            dict(zip(action.tasks, action.weights, strict=True)),
-        )
+        buffer, old_entry = self.buffer, self.buffer.latest[1]
+        weights = dict(zip(action.tasks, action.weights, strict=True))
         elsewhere = {task for part in parts for task in part.tasks}
         here = [task for task in action.tasks if task not in elsewhere]
         total = np.zeros(buffer.shape.size)

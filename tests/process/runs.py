@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -162,18 +162,18 @@ def wait_for(there: Callable[[], bool], what: str, command: Command) -> None:
 
 def versions_of(folder: Path) -> int:
     """Versions on record; none while there is no record that can be read."""
-    try:
-        with Record(folder) as record:
-            return len(record.versions["version"])
-    except errors.ConfigError:
-        return 0
+    return _rows(folder, lambda record: record.versions["version"])
 
 
 def trips_of(folder: Path) -> int:
     """Trips on record, in the same way."""
+    return _rows(folder, lambda record: record.trips["task"])
+
+
+def _rows(folder: Path, column: Callable[[Record], Sized]) -> int:
     try:
         with Record(folder) as record:
-            return len(record.trips["task"])
+            return len(column(record))
     except errors.ConfigError:
         return 0
 
