@@ -31,7 +31,7 @@ EF_PRIM double EF(fold)(const double *l)
 EF_PRIM double EF(folded)(EF(N) n)
 {
     double l[EF_LANES];
-    EF(nlanes)(l, n);
+    EF(nstore)(l, n);
     return EF(fold)(l);
 }
 
@@ -62,6 +62,7 @@ static const ef_isa EF(isa) = {
     block_norm_avx512,
     words_avx512,
     delta_avx512,
+    exact_avx512,
 };
 #else
 /* The squared norm of n elements: a tile, or less. */
@@ -145,6 +146,7 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
 }
 
 #include "body_delta.h"
+#include "body_exact.h"
 #include "body_step.h"
 #include "body_quantize.h"
 
@@ -157,6 +159,7 @@ static const ef_isa EF(isa) = {
     EF(block_norm),
     EF(words),
     EF(delta),
+    EF(exact),
 };
 #endif
 

@@ -1,17 +1,16 @@
-/* Weighted sums whose bits do not depend on the order of the updates, nor on how they were shared out: each
- * product is rounded to a multiple of 2^-40, and sums of such numbers are exact in a double below 2^13. */
+/* Weighted sums whose bits do not depend on the order of the updates, nor on how they were shared out.
+ *
+ * While it is made, a sum has BIAS on top, which keeps it in [2^12, 2^13), where doubles are the multiples of 2^-40.
+ * So each fused multiply-add adds the multiple of 2^-40 that is nearest to its product, whatever the sum is: but for
+ * a product half-way between two, which would go to the even sum. There is none, because the last bit of a weight's
+ * fraction is 1 (edgefl/kernels/exact.py sets it). With 2^e <= |w| < 2^(e+1), and x an odd multiple of 2^f, w*x is an
+ * odd multiple of 2^(e-52+f); half-way means e-52+f = -41, and then |w*x| >= 2^(e+f) = 2^11, more than may be. */
 #include "binding.h"
 #include "fp_state.h"
 
 #include <stdlib.h>
 
-#define GRID 6144.0 /* 1.5 * 2^12: for |y| < 2^11, (y + GRID) - GRID is the nearest multiple of 2^-40 */
-
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
+#define BIAS 6144.0 /* the middle of [2^12, 2^13) */
 
 typedef struct {
     const ef_isa *isa;
@@ -23,55 +22,48 @@ typedef struct {
     uint64_t *sums; /* tiles x count x 2 */
 } exact_job;
 
-CLONES static void add(double *out, const float *x, double weight, int64_t n)
+static int64_t size_of(const ef_update *u) { return u->dtype == EF_F32 ? 4 : u->dtype == EF_I8 ? 1 : 2; }
+
+/* The updates from u[0] that are added in one pass: of float32 as they lie, another type alone. */
+static int members(const ef_update *u, int64_t left)
 {
-    for (int64_t i = 0; i < n; i++) out[i] += (weight * (double)x[i] + GRID) - GRID;
+    int count = 0;
+    while (count < EF_EXACT && count < left && u[count].dtype == EF_F32) count++;
+    return count ? count : 1;
 }
 
-typedef float loose_float __attribute__((aligned(1)));
-
-/* Four updates of float32, read where they lie: any order of such sums has the same bits. */
-CLONES static void add_four(double *out, const loose_float *const x[4], const double *weights, int64_t n)
+static void exact_tile(const exact_job *job, int64_t t)
 {
-    const loose_float *a = x[0], *b = x[1], *c = x[2], *d = x[3];
-    const double v = weights[0], w = weights[1], y = weights[2], z = weights[3];
-    for (int64_t i = 0; i < n; i++)
-        out[i] += ((v * (double)a[i] + GRID) - GRID) + ((w * (double)b[i] + GRID) - GRID) +
-                  ((y * (double)c[i] + GRID) - GRID) + ((z * (double)d[i] + GRID) - GRID);
-}
-
-static int four_floats(const exact_job *job, int64_t j)
-{
-    if (j + 4 > job->count) return 0;
-    for (int64_t k = j; k < j + 4; k++)
-        if (job->u[k].dtype != EF_F32) return 0;
-    return 1;
+    const float zeros[EF_TILE] __attribute__((aligned(64))) = {0};
+    const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
+    double *out = job->out + at;
+    for (int64_t i = 0; i < n; i++) out[i] += BIAS;
+    for (int64_t j = 0, together; j < job->count; j += together) {
+        const ef_update *u = job->u + j;
+        const int64_t place = t * job->count + j;
+        float x[EF_TILE] __attribute__((aligned(64)));
+        double norms[EF_EXACT];
+        ef_exact some = {{0}, job->weights + j, out, job->norms + place, n};
+        together = members(u, job->count - j);
+        if (u->dtype == EF_F32) {
+            for (int k = 0; k < together; k++) some.u[k] = (const ef_loose_float *)u[k].data + at;
+        } else { /* decoded by a sum of weight 1, which has the norm */
+            job->isa->group[u->dtype](1, &(ef_group){u, at, n, zeros, x, job->norms + place, 1, 0, 0});
+            some.u[0] = x, some.norms = norms;
+        }
+        job->isa->exact(together, &some);
+        for (int k = 0; k < together; k++)
+            job->isa->words((const unsigned char *)u[k].data + at * size_of(u + k), n * size_of(u + k) / 4,
+                            job->sums + 2 * (place + k));
+    }
+    for (int64_t i = 0; i < n; i++) out[i] -= BIAS;
 }
 
 static void exact_grain(void *context, int64_t grain)
 {
     const exact_job *job = context;
     const fp_state fp = fp_enter();
-    const float zeros[EF_TILE] __attribute__((aligned(64))) = {0};
-    float x[EF_TILE] __attribute__((aligned(64)));
-    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) {
-        const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
-        for (int64_t j = 0, members; j < job->count; j += members) {
-            const ef_update *u = job->u + j;
-            const int64_t size = u->dtype == EF_F32 ? 4 : u->dtype == EF_I8 ? 1 : 2, place = t * job->count + j;
-            members = four_floats(job, j) ? 4 : 1;
-            /* A sum of weight 1: the norms, and of one update alone itself as float32. */
-            job->isa->group[u->dtype]((int)members, &(ef_group){u, at, n, zeros, x, job->norms + place, 1, 0, 0});
-            const loose_float *its[4] = {0};
-            for (int k = 0; k < members; k++) {
-                const unsigned char *p = (const unsigned char *)u[k].data + at * size;
-                job->isa->words(p, n * size / 4, job->sums + 2 * (place + k));
-                its[k] = (const loose_float *)p;
-            }
-            if (members == 4) add_four(job->out + at, its, job->weights + j, n);
-            else add(job->out + at, x, job->weights[j], n);
-        }
-    }
+    for (int64_t t = grain * EF_GRAIN; t < (grain + 1) * EF_GRAIN && t * EF_TILE < job->n; t++) exact_tile(job, t);
     fp_leave(fp);
 }
 
@@ -79,12 +71,13 @@ static int exact_sum(double *out, const ef_update *u, const double *weights, int
                      uint64_t *checksums, int threads)
 {
     const int64_t tiles = (n + EF_TILE - 1) / EF_TILE;
+    if (!count) return 0;
     double *partial = calloc((size_t)(tiles * count + 1), 3 * sizeof *partial);
     if (!partial) return -1;
     exact_job job = {ef_isa_now(), out, u, weights, count, n, partial, (uint64_t *)(partial + tiles * count)};
     ef_pool_run(exact_grain, &job, (tiles + EF_GRAIN - 1) / EF_GRAIN, threads);
     for (int64_t j = 0; j < count; j++) {
-        const int64_t size = u[j].dtype == EF_F32 ? 4 : u[j].dtype == EF_I8 ? 1 : 2;
+        const int64_t size = size_of(u + j);
         uint64_t s[2] = {0, 0};
         norms[j] = 0;
         for (int64_t t = 0; t < tiles; t++) {

@@ -76,7 +76,7 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
     return (EF(N)){_mm512_fmadd_pd(x, x, n.l)};
 }
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
-EF_PRIM void EF(nlanes)(double *lanes, EF(N) n) { _mm512_storeu_pd(lanes, n.l); }
+EF_PRIM void EF(nstore)(double *p, EF(N) n) { _mm512_storeu_pd(p, n.l); }
 #else
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){{_mm256_setzero_pd(), _mm256_setzero_pd()}}; }
 EF_PRIM EF(N) EF(nadd_halves)(EF(N) n, __m128 low, __m128 high)
@@ -93,10 +93,21 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
 }
-EF_PRIM void EF(nlanes)(double *lanes, EF(N) n)
+EF_PRIM void EF(nstore)(double *p, EF(N) n)
 {
-    _mm256_storeu_pd(lanes, n.l[0]);
-    _mm256_storeu_pd(lanes + 4, n.l[1]);
+    _mm256_storeu_pd(p, n.l[0]);
+    _mm256_storeu_pd(p + 4, n.l[1]);
+}
+EF_PRIM EF(N) EF(nset)(double x) { return (EF(N)){{_mm256_set1_pd(x), _mm256_set1_pd(x)}}; }
+EF_PRIM EF(N) EF(nload)(const double *p) { return (EF(N)){{_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}}; }
+EF_PRIM EF(N) EF(nwiden)(const void *p)
+{
+    const float *x = p;
+    return (EF(N)){{_mm256_cvtps_pd(_mm_loadu_ps(x)), _mm256_cvtps_pd(_mm_loadu_ps(x + 4))}};
+}
+EF_PRIM EF(N) EF(nfma)(EF(N) x, EF(N) y, EF(N) sum)
+{
+    return (EF(N)){{_mm256_fmadd_pd(x.l[0], y.l[0], sum.l[0]), _mm256_fmadd_pd(x.l[1], y.l[1], sum.l[1])}};
 }
 #endif
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }

@@ -14,10 +14,8 @@ from edgefl.kernels.selection import select, threads
 
 GRID = 2.0**-40
 """Each product is rounded to a multiple of this."""
-ROUNDER = 1.5 * 2.0**12
-"""In float64, (y + this) − this is the multiple of `GRID` nearest to y, for |y| below `LARGEST`."""
-LARGEST = 2.0**11
-"""Products and sums of all of them must stay below this in size."""
+LARGEST = 2.0**11 - 1.0
+"""Products and sums of all of them must stay below this in size; the 1 is for the rounding of the norms."""
 
 
 class ExactArguments(NamedTuple):
@@ -29,7 +27,7 @@ class ExactArguments(NamedTuple):
     scales: Sequence[Floats | None]
 
     def checked(self) -> ExactArguments:
-        """Returns them with float64 weights, or raises the error that names the wrong one."""
+        """Returns them with odd float64 weights (`_odd`), or raises the error that names the wrong one."""
         out = arguments.flat("out", self.out, writable=True)
         if out.dtype != np.float64 or not out.dtype.isnative:
             raise TypeError(f"out must be float64 (got {out.dtype})")
@@ -51,7 +49,19 @@ class ExactArguments(NamedTuple):
             for name, array in zip(("updates", "scales"), pair, strict=True):
                 if array is not None and np.may_share_memory(out, array):
                     raise ValueError(f"{name}[{k}] must not overlap out, which is written while it is read")
-        return ExactArguments(out, [update for update, _ in pairs], weights, [scale for _, scale in pairs])
+        vectors, scales = [update for update, _ in pairs], [scale for _, scale in pairs]
+        return ExactArguments(out, vectors, _odd(weights), scales)
+
+
+def _odd(weights: Doubles) -> Doubles:
+    """Returns the weights with the last bit of each set, but for zeros: 2e-16 of a weight at most.
+
+    Then no product lies half-way between two multiples of `GRID` (kernels/exact.c has why), and rounding it
+    where it is added is rounding it alone.
+    """
+    odd = weights.copy()
+    odd.view(np.int64)[weights != 0.0] |= 1
+    return odd
 
 
 def exact_sum(
@@ -64,10 +74,10 @@ def exact_sum(
 ) -> tuple[Doubles, Checksums]:
     """Add Σ_k weights[k] · updates[k] to ``out``, flat float64; returns squared L2 norms and checksums.
 
-    Each product is made in float64 and rounded to the nearest multiple of 2^−40 (9.1e-13); sums of such
-    numbers below 2^11 in size are exact. So sums that several hosts make of parts of the updates add up to
-    the bits of one host's sum, whoever has which (Demmel and Nguyen 2013, reproducible sums). `fits` says
-    from the norms whether everything stayed below: else the sum means nothing.
+    Each product, of a weight whose last bit is set, is rounded once, to the nearest multiple of 2^−40
+    (9.1e-13); sums of such numbers below 2^11 in size are exact. So sums that several hosts make of parts of
+    the updates add up to the bits of one host's sum, whoever has which (Demmel and Nguyen 2013, reproducible
+    sums). `fits` says from the norms whether everything stayed below: else the sum means nothing.
 
     ``updates`` and ``scales`` are as for `edgefl.kernels.weighted_sum`, norms and checksums have its bits.
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.

@@ -21,7 +21,7 @@ from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
-from edgefl.kernels.exact import fits
+from edgefl.kernels.exact import LARGEST, fits
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
@@ -400,17 +400,25 @@ class Aggregator:
         """`_make_model` with a sum whose bits do not depend on which updates are in ``parts``."""
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         weights = dict(zip(action.tasks, action.weights, strict=True))
-        elsewhere = {task for part in parts for task in part.tasks}
-        here = [task for task in action.tasks if task not in elsewhere]
-        total = np.zeros(buffer.shape.size)
-        updates = [buffer.slot(self.leases[task].slot) for task in here]
-        made = kernels.exact_sum(total, updates, [weights[task] for task in here], self._backend)
-        found = dict(zip(here, zip(*made, strict=True), strict=True))
-        with np.errstate(all="ignore"):  # what is not finite is found by its norm
-            for part in parts:
-                total += part.total
-                norms = part.norms if np.isfinite(part.total).all() else [math.nan] * len(part.tasks)
-                found |= zip(part.tasks, zip(norms, part.checksums, strict=True), strict=True)
+        found: dict[int, tuple[float, int]] = {}
+        totals: list[Doubles] = []
+        with np.errstate(all="ignore"):  # what is not finite, or too large, is found by its norm
+            for part in parts:  # whatever a node says
+                norms = np.where(part.norms >= 0.0, part.norms, math.nan)
+                if part.total.min() > -LARGEST and part.total.max() < LARGEST:
+                    totals.append(part.total)
+                elif fits([weights[task] for task in part.tasks], norms):
+                    norms[:] = math.nan  # it is not the sum of these updates
+                found |= zip(
+                    part.tasks, zip(norms.tolist(), part.checksums.tolist(), strict=True), strict=True
+                )
+            total = totals.pop() if totals else np.zeros(buffer.shape.size)
+            for other in totals:
+                total += other
+            here = [task for task in action.tasks if task not in found]
+            updates = [buffer.slot(self.leases[task].slot) for task in here]
+            norms, sums = kernels.exact_sum(total, updates, [weights[task] for task in here], self._backend)
+            found |= zip(here, zip(norms.tolist(), sums.tolist(), strict=True), strict=True)
             step = total.astype(np.float32)
         old, new = (buffer.vectors(at) for at in (old_entry, entry))
         model, base = buffer.model(entry), buffer.model(old_entry)
@@ -418,7 +426,7 @@ class Aggregator:
             model, base, [step], [1.0], self.optimizer, old, new, self._backend, base_scale=action.base_scale
         )
         ordered = [found[task] for task in action.tasks]
-        return [float(norm) for norm, _ in ordered], tuple(int(seen) for _, seen in ordered)
+        return [norm for norm, _ in ordered], tuple(seen for _, seen in ordered)
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
         """Write the strategy's next vectors, and what of them goes into the model.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from fractions import Fraction
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -69,6 +70,38 @@ def test_every_instruction_set_and_any_number_of_threads_give_the_same_bits():
     finally:
         extension.set_isa(before)
         kernels.set_threads(None)
+
+
+def beside_half_way():
+    """Yields weights and float32 numbers whose products are 2⁻⁹⁷ from half-way between multiples of 2⁻⁴⁰."""
+    for number in range(2**23 + 1, 2**24, 2):
+        for beside in (1, -1):  # of 2^56 in 2^57
+            weight = (2**56 + beside) * pow(number, -1, 2**57) % 2**57
+            if 2**52 <= weight < 2**53:
+                yield weight * 2.0**-60, number * 2.0**-37
+
+
+def test_products_are_rounded_one_by_one_wherever_they_lie_between_two_numbers():
+    """By rational numbers. But for the last bits of the weights many of ``few`` would lie half-way."""
+    draws, size = np.random.default_rng(5), 61
+    weights = [0.5, -0.25, 1.0, 1 / 3, 2.0**-20, 0.0, -1e-300, -1.5]
+    few = [draws.integers(-9, 10, size) * 2.0**-40 for _ in weights]
+    more = [draws.integers(-(2**23), 2**23, size) * 2.0 ** draws.integers(-55, -40, size) for _ in weights]
+    beside = list(islice(beside_half_way(), 8))
+    near = ([weight for weight, _ in beside], [np.full(size, number) for _, number in beside])
+    for numbers, values in ((weights, few), (weights, more), near):
+        updates, expected = [x.astype(np.float32) for x in values], np.zeros(size)
+        for weight, x in zip(numbers, updates, strict=True):
+            odd = float((np.array([weight]).view(np.int64) | (weight != 0.0)).view(np.float64)[0])
+            steps = [Fraction(odd) * Fraction(float(one)) * 2**40 for one in x]
+            assert not any(step.denominator == 2 for step in steps)
+            expected += [round(step) / 2.0**40 for step in steps]
+        for order in (np.arange(8), draws.permutation(8), draws.permutation(8)):
+            for backend, state in kernels.backends().items():
+                if state == "ok":
+                    out = np.zeros(size)
+                    exact_sum(out, [updates[k] for k in order], [numbers[k] for k in order], backend)
+                    assert out.tolist() == expected.tolist(), backend
 
 
 def test_it_is_the_weighted_sum_but_for_rounding_and_has_its_norms_and_checksums():

@@ -45,6 +45,7 @@ def stepped(
     base_scale: float = 1.0,
     backend: str | None = None,
     change: Callable[[ParameterBuffer], None] | None = None,
+    parts: Sequence[PartialSum] | None = None,
 ) -> tuple[SumResult, list[bytes], list[bytes]]:
     """One step of which these nodes sum these tasks; its result, and the numbers before and after it."""
     buffer = ParameterBuffer.create(Shape(SIZE, 3, 8, optimizer.vectors))
@@ -60,7 +61,8 @@ def stepped(
         change(buffer)
     before, entry = numbers(buffer, 0), aggregator.free_entry()
     assert entry is not None
-    parts = [part_of(tasks, updates) for tasks in nodes]
+    if parts is None:
+        parts = [part_of(tasks, updates) for tasks in nodes]
     result = aggregator.sum(Sum(1, tuple(range(5)), WEIGHTS, base_scale), entry, parts)
     after = numbers(buffer, buffer.latest[1])
     buffer.close()
@@ -96,14 +98,30 @@ def test_a_step_is_the_equations_whoever_sums_what(name: str, base_scale: float)
 def test_updates_that_are_bad_elsewhere_are_named_and_nothing_is_published() -> None:
     updates = drawn()
     updates[3][5] = np.nan
-    result, before, after = stepped(SGD, updates, [(0, 1), (3,)])
-    assert (result.bad, result.altered, after) == ((3,), (), before)
+    for nodes in ([(0, 1), (3,)], [(0, 3), (1, 2)]):
+        result, before, after = stepped(SGD, updates, nodes)
+        assert (result.bad, result.altered, after) == ((3,), (), before)
 
     def alter(buffer: ParameterBuffer) -> None:
         buffer.checksum[buffer.task.tolist().index(1)] ^= 1
 
     result, before, after = stepped(SGD, drawn(), [(0, 1), (3,)], change=alter)
     assert (result.bad, result.altered, after) == ((1,), (1,), before)
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf, LARGEST, -1e308])
+def test_a_node_whose_sum_cannot_be_of_its_updates_loses_them_alone(number: float) -> None:
+    parts = [part_of(tasks, drawn()) for tasks in ((0, 2), (1, 4))]
+    parts[1].total[3] = number
+    result, before, after = stepped(SGD, drawn(), [(0, 2), (1, 4)], parts=parts)
+    assert (result.bad, result.altered, after) == ((1, 4), (), before)
+
+
+def test_a_node_that_says_a_squared_norm_below_zero_loses_that_update() -> None:
+    parts = [part_of((0, 2), drawn())]
+    parts[0].norms[1] = -1.0
+    result, before, after = stepped(SGD, drawn(), [(0, 2)], parts=parts)
+    assert (result.bad, result.altered, after) == ((2,), (), before)
 
 
 def test_an_update_too_large_for_the_grid_is_bad() -> None:
