@@ -9,6 +9,7 @@ workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
 fedbuff, fedstaleweight, defedavg    one paper each
 ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
+table2_fedbuff    one of those at its full size
 deciding     what decides FedBuff against DeFedAvg
 claims       what a race says of a paper's claim
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
@@ -21,6 +22,7 @@ PAPERS = (
     "defedavg",
     "theory",
     "ablations-fedbuff",
+    "table2-fedbuff",
     "ablations-privacy",
     "ablations-defedavg",
     "deciding",
