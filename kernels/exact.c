@@ -1,10 +1,12 @@
 /* Weighted sums whose bits do not depend on the order of the updates, nor on how they were shared out.
  *
- * While it is made, a sum has BIAS on top, which keeps it in [2^12, 2^13), where doubles are the multiples of 2^-40.
+ * While it is made, a sum, which was a multiple of 2^-40 before, has BIAS on top, which keeps it in [2^12, 2^13),
+ * where doubles are the multiples of 2^-40.
  * So each fused multiply-add adds the multiple of 2^-40 that is nearest to its product, whatever the sum is: but for
  * a product half-way between two, which would go to the even sum. There is none, because the last bit of a weight's
  * fraction is 1 (edgefl/kernels/exact.py sets it). With 2^e <= |w| < 2^(e+1), and x an odd multiple of 2^f, w*x is an
- * odd multiple of 2^(e-52+f); half-way means e-52+f = -41, and then |w*x| >= 2^(e+f) = 2^11, more than may be. */
+ * odd multiple of 2^(e-52+f); half-way means e-52+f = -41, and then |w*x| >= 2^(e+f) = 2^11, more than may be. (And
+ * with a denormal w, of 2^(f-1074): f is less than 128.) */
 #include "binding.h"
 #include "fp_state.h"
 

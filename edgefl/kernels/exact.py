@@ -31,6 +31,8 @@ class ExactArguments(NamedTuple):
         out = arguments.flat("out", self.out, writable=True)
         if out.dtype != np.float64 or not out.dtype.isnative:
             raise TypeError(f"out must be float64 (got {out.dtype})")
+        if not out.flags.aligned:
+            raise ValueError("out must be aligned to its numbers")
         vectors, numbers = arguments.items("updates", self.updates), arguments.items("weights", self.weights)
         given: Any = self.scales  # None for no scales, before this
         scales = [None] * len(vectors) if given is None else arguments.items("scales", given)
@@ -74,6 +76,7 @@ def exact_sum(
 ) -> tuple[Doubles, Checksums]:
     """Add Σ_k weights[k] · updates[k] to ``out``, flat float64; returns squared L2 norms and checksums.
 
+    ``out`` holds zeros or other multiples of 2^−40, such as a sum of other updates.
     Each product, of a weight whose last bit is set, is rounded once, to the nearest multiple of 2^−40
     (9.1e-13); sums of such numbers below 2^11 in size are exact. So sums that several hosts make of parts of
     the updates add up to the bits of one host's sum, whoever has which (Demmel and Nguyen 2013, reproducible
@@ -94,10 +97,11 @@ def exact_sum(
 def fits(weights: Sequence[float], norms: Sequence[float] | Doubles) -> bool:
     """True if no element of Σ_k weights[k] · updates[k], nor of a part of it, is too large for `exact_sum`.
 
-    ``norms`` are the squared ones, of all updates of the sum; NaN or inf do not fit.
+    ``norms`` are the squared ones, of all updates of the sum; NaN or inf do not fit. Every int8 number times
+    its scale has to be finite in float32, too.
 
     >>> fits([1.0, 1.0], [1e6, 1e6]), fits([1.0, 2.0], [1e6, 1e6]), fits([1.0], [math.nan])
     (True, False, False)
     """
-    most = math.fsum(abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, norms, strict=True))
+    most = sum(abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, norms, strict=True))
     return most < LARGEST

@@ -23,8 +23,8 @@ study = Study(
     judge=judge,
     notes=(
         "The JPEG-coded copy of CIFAR-10 that is at hand differs slightly from the original.",
-        "A client has ten examples, so one local epoch is one step: only the product of client and server step "
-        "matters, and the latter is 1.",
+        "A client has ten examples, so one local epoch is one step: only the product of the client's and the "
+        "server's step matters, and the latter is 1.",
     ),
     tuning=Tuning({"training.lr": (0.1, 0.3, 1.0, 3.0, 10.0)}, "trips", {"": 30_000}, seeds=(101,)),
 )

@@ -21,7 +21,7 @@ from edgefl.core.events import Sum
 from edgefl.errors import SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
-from edgefl.kernels.exact import LARGEST, fits
+from edgefl.kernels.exact import fits
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
@@ -35,6 +35,8 @@ ENTRIES_NOT_LENT = 5
 """Ring entries kept for: the latest, two with the evaluator, one being fetched, one to write."""
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
+ROUNDING = 1e-6
+"""More than all rounding of a partial sum, and of the norms that bound it, in a part of it or as it is."""
 
 
 class Lease(msgspec.Struct):
@@ -71,7 +73,7 @@ class PartialSum(NamedTuple):
 
     tasks: Sequence[int]
     total: Doubles
-    """Σ weights[k] · updates[k] as `edgefl.kernels.exact_sum` makes it, float64[D]."""
+    """Σ weights[k] · updates[k] as `edgefl.kernels.exact_sum` makes it, float64[D]. Written by the sum."""
     norms: Doubles
     checksums: Checksums
     seconds: float
@@ -343,7 +345,7 @@ class Aggregator:
         failpoints.pass_by("published")
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
-        self.totals.node_seconds += math.fsum(part.seconds for part in parts)
+        self.totals.node_seconds += sum(part.seconds for part in parts)  # of any size
         here = len(slots) - sum(len(part.tasks) for part in parts)
         self.totals.bytes += here * buffer.shape.update_bytes + (2 + 2 * len(parts)) * 4 * buffer.shape.size
         next_norm = None
@@ -401,20 +403,19 @@ class Aggregator:
         buffer, old_entry = self.buffer, self.buffer.latest[1]
         weights = dict(zip(action.tasks, action.weights, strict=True))
         found: dict[int, tuple[float, int]] = {}
-        totals: list[Doubles] = []
+        total = np.zeros(0)
         with np.errstate(all="ignore"):  # what is not finite, or too large, is found by its norm
             for part in parts:  # whatever a node says
                 norms = np.where(part.norms >= 0.0, part.norms, math.nan)
-                if part.total.min() > -LARGEST and part.total.max() < LARGEST:
-                    totals.append(part.total)
-                elif fits([weights[task] for task in part.tasks], norms):
-                    norms[:] = math.nan  # it is not the sum of these updates
+                sizes = np.abs([weights[task] for task in part.tasks]) * np.sqrt(norms)
+                most = sizes.sum() * (1.0 + ROUNDING) + ROUNDING
+                if most < math.inf and not max(-part.total.min(), part.total.max()) <= most:
+                    norms[:] = math.nan  # it is not the sum of updates of these norms
                 found |= zip(
                     part.tasks, zip(norms.tolist(), part.checksums.tolist(), strict=True), strict=True
                 )
-            total = totals.pop() if totals else np.zeros(buffer.shape.size)
-            for other in totals:
-                total += other
+                total = np.add(total, part.total, out=total) if total.size else part.total
+            total = total if total.size else np.zeros(buffer.shape.size)
             here = [task for task in action.tasks if task not in found]
             updates = [buffer.slot(self.leases[task].slot) for task in here]
             norms, sums = kernels.exact_sum(total, updates, [weights[task] for task in here], self._backend)

@@ -423,6 +423,7 @@ def test_peers_whose_messages_are_not_taken_for_long_are_not_taken_to_be_endless
     server: ServerSocket, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unfinished, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(unfinished, "PATIENCE_LOOKS", 10**9)  # to send may take longer than so many looks
     peers = [connect(b"peer-%d" % number, b"hello") for number in range(8)]
     sent = 0
     for peer in peers:

@@ -30,10 +30,10 @@ def drawn(seed: int = 3) -> list[Any]:
     return [draws.normal(size=SIZE).astype(np.float32) * np.float32(10.0**-k) for k in range(5)]
 
 
-def part_of(tasks: Sequence[int], updates: Sequence[Any]) -> PartialSum:
+def part_of(tasks: Sequence[int], updates: Sequence[Any], weights: Sequence[float] = WEIGHTS) -> PartialSum:
     """What a node says of its tasks."""
     total = np.zeros(SIZE)
-    made = kernels.exact_sum(total, [updates[task] for task in tasks], [WEIGHTS[task] for task in tasks])
+    made = kernels.exact_sum(total, [updates[task] for task in tasks], [weights[task] for task in tasks])
     return PartialSum(tasks, total, *made, 0.0)
 
 
@@ -46,6 +46,7 @@ def stepped(
     backend: str | None = None,
     change: Callable[[ParameterBuffer], None] | None = None,
     parts: Sequence[PartialSum] | None = None,
+    weights: Sequence[float] = WEIGHTS,
 ) -> tuple[SumResult, list[bytes], list[bytes]]:
     """One step of which these nodes sum these tasks; its result, and the numbers before and after it."""
     buffer = ParameterBuffer.create(Shape(SIZE, 3, 8, optimizer.vectors))
@@ -62,8 +63,8 @@ def stepped(
     before, entry = numbers(buffer, 0), aggregator.free_entry()
     assert entry is not None
     if parts is None:
-        parts = [part_of(tasks, updates) for tasks in nodes]
-    result = aggregator.sum(Sum(1, tuple(range(5)), WEIGHTS, base_scale), entry, parts)
+        parts = [part_of(tasks, updates, weights) for tasks in nodes]
+    result = aggregator.sum(Sum(1, tuple(range(5)), tuple(weights), base_scale), entry, parts)
     after = numbers(buffer, buffer.latest[1])
     buffer.close()
     return result, before, after
@@ -109,12 +110,43 @@ def test_updates_that_are_bad_elsewhere_are_named_and_nothing_is_published() -> 
     assert (result.bad, result.altered, after) == ((1,), (1,), before)
 
 
-@pytest.mark.parametrize("number", [np.nan, -np.inf, LARGEST, -1e308])
+@pytest.mark.parametrize("number", [np.nan, -np.inf, LARGEST, -1e308, 60.0])
 def test_a_node_whose_sum_cannot_be_of_its_updates_loses_them_alone(number: float) -> None:
     parts = [part_of(tasks, drawn()) for tasks in ((0, 2), (1, 4))]
     parts[1].total[3] = number
     result, before, after = stepped(SGD, drawn(), [(0, 2), (1, 4)], parts=parts)
     assert (result.bad, result.altered, after) == ((1, 4), (), before)
+
+
+def test_nobody_else_is_blamed_for_a_sum_that_is_no_number() -> None:
+    """Though the norms that its node says are too large together, and the largest is another node's."""
+    updates = drawn()
+    updates[0][0], updates[1][0], updates[4][0] = 3100.0, 6000.0, 2900.0
+    parts = [part_of(tasks, updates) for tasks in ((0, 2), (1, 4))]
+    parts[1].total[3] = np.nan
+    result, before, after = stepped(SGD, updates, [(0, 2), (1, 4)], parts=parts)
+    assert (result.bad, result.altered, after) == ((1, 4), (), before)
+
+
+def test_honest_nodes_are_believed_up_to_the_largest_sum_there_may_be() -> None:
+    """The bits are one host's there, though rounding carries the sum to the bound itself."""
+    updates = [np.zeros(SIZE, np.float32) for _ in range(5)]
+    for update in updates:
+        update[0] = 511.75
+    weights = [1.0 - 2.0**-53] * 4 + [0.0]
+    made = [
+        stepped(SGD, updates, nodes, weights=weights) for nodes in ([], [(0, 1, 2, 3)], [(0, 4), (2, 1, 3)])
+    ]
+    assert made[0][0].bad == ()
+    assert made[0][1] != made[0][2]
+    assert len({tuple(after) for _, _, after in made}) == 1
+
+
+def test_seconds_that_nodes_say_may_be_any() -> None:
+    parts = [part_of(tasks, drawn())._replace(seconds=1.7e308) for tasks in ((0, 2), (1, 4))]
+    result, before, after = stepped(SGD, drawn(), [(0, 2), (1, 4)], parts=parts)
+    assert result.bad == ()
+    assert before != after
 
 
 def test_a_node_that_says_a_squared_norm_below_zero_loses_that_update() -> None:
