@@ -49,6 +49,7 @@ EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, in
     return EF(fold)(lanes);
 }
 
+#define EF_UNROLL _Pragma("GCC unroll 6")
 #include "body_sum.h"
 
 #ifdef EF_ZEN4
@@ -163,6 +164,7 @@ static const ef_isa EF(isa) = {
 };
 #endif
 
+#undef EF_UNROLL
 #undef EF
 #undef EF_ISA_NAME
 #undef EF_TARGET

@@ -2,7 +2,6 @@
  *
  * `count` and `dtype` are constants wherever these functions are called. All of them are inlined and their
  * loops over members and vectors unrolled, so that each pair has one loop with the members in registers. */
-#define EF_UNROLL _Pragma("GCC unroll 6")
 
 /* One update of a group, as far as its sum has come. */
 typedef struct {
@@ -120,4 +119,3 @@ EF_ONE_TYPE EF(group_f16)(int count, const ef_group *g) { EF(groups)(EF_F16, cou
 EF_ONE_TYPE EF(group_bf16)(int count, const ef_group *g) { EF(groups)(EF_BF16, count, g); }
 EF_ONE_TYPE EF(group_i8)(int count, const ef_group *g) { EF(groups)(EF_I8, count, g); }
 #undef EF_ONE_TYPE
-#undef EF_UNROLL

@@ -21,11 +21,6 @@
 #define EF_PREFETCH(p, dtype) __builtin_prefetch((p), 0, (dtype) == EF_F32 ? 2 : 3)
 #define EF_PRIM EF_TARGET static inline __attribute__((always_inline))
 
-static inline __attribute__((always_inline)) int64_t ef_size(int dtype)
-{
-    return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2;
-}
-
 _Static_assert(EF_GRAIN % EF_SPAN == 0, "a grain is whole spans");
 _Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is a scale block");
 

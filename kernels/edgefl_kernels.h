@@ -22,6 +22,11 @@ typedef float ef_loose_float __attribute__((aligned(1)));
 typedef uint16_t ef_loose_uint16 __attribute__((aligned(1)));
 
 enum ef_dtype { EF_F32, EF_F16, EF_BF16, EF_I8 };
+/* Bytes of an element. */
+static inline __attribute__((always_inline)) int64_t ef_size(int dtype)
+{
+    return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2;
+}
 
 typedef struct {
     const void *data;
@@ -76,9 +81,8 @@ typedef struct {
 
 /* A few updates of float32 that are added to float64 sums in one pass: sum[i] += weights[j] * u[j][i], where product
  * and sum are rounded once, and norms[j] = the squared norm of u[j]. 0 <= n <= EF_TILE; updates begin at any byte. */
-#define EF_EXACT 6
 typedef struct {
-    const ef_loose_float *u[EF_EXACT];
+    const ef_loose_float *u[EF_GROUP];
     const double *weights;
     double *sum, *norms;
     int64_t n;
@@ -103,7 +107,7 @@ typedef struct {
      * trained and base may overlap each other. */
     void (*delta)(ef_loose_float *__restrict out, const ef_loose_float *trained, const ef_loose_float *base,
                   int64_t n, int around, uint64_t s[2]);
-    void (*exact)(int count, const ef_exact *g); /* 1 <= count <= EF_EXACT */
+    void (*exact)(int count, const ef_exact *g); /* 1 <= count <= EF_GROUP */
 } ef_isa;
 
 /* cpu.c */

@@ -24,27 +24,25 @@ typedef struct {
     uint64_t *sums; /* tiles x count x 2 */
 } exact_job;
 
-static int64_t size_of(const ef_update *u) { return u->dtype == EF_F32 ? 4 : u->dtype == EF_I8 ? 1 : 2; }
-
 /* The updates from u[0] that are added in one pass: of float32 as they lie, another type alone. */
 static int members(const ef_update *u, int64_t left)
 {
     int count = 0;
-    while (count < EF_EXACT && count < left && u[count].dtype == EF_F32) count++;
+    while (count < EF_GROUP && count < left && u[count].dtype == EF_F32) count++;
     return count ? count : 1;
 }
 
 static void exact_tile(const exact_job *job, int64_t t)
 {
-    const float zeros[EF_TILE] __attribute__((aligned(64))) = {0};
+    static const float zeros[EF_TILE] __attribute__((aligned(64))) = {0};
     const int64_t at = t * EF_TILE, n = job->n - at < EF_TILE ? job->n - at : EF_TILE;
     double *out = job->out + at;
     for (int64_t i = 0; i < n; i++) out[i] += BIAS;
     for (int64_t j = 0, together; j < job->count; j += together) {
         const ef_update *u = job->u + j;
-        const int64_t place = t * job->count + j;
+        const int64_t place = t * job->count + j, size = ef_size(u->dtype);
         float x[EF_TILE] __attribute__((aligned(64)));
-        double norms[EF_EXACT];
+        double norms[EF_GROUP];
         ef_exact some = {{0}, job->weights + j, out, job->norms + place, n};
         together = members(u, job->count - j);
         if (u->dtype == EF_F32) {
@@ -55,7 +53,7 @@ static void exact_tile(const exact_job *job, int64_t t)
         }
         job->isa->exact(together, &some);
         for (int k = 0; k < together; k++)
-            job->isa->words((const unsigned char *)u[k].data + at * size_of(u + k), n * size_of(u + k) / 4,
+            job->isa->words((const unsigned char *)u[k].data + at * size, n * size / 4,
                             job->sums + 2 * (place + k));
     }
     for (int64_t i = 0; i < n; i++) out[i] -= BIAS;
@@ -79,7 +77,7 @@ static int exact_sum(double *out, const ef_update *u, const double *weights, int
     exact_job job = {ef_isa_now(), out, u, weights, count, n, partial, (uint64_t *)(partial + tiles * count)};
     ef_pool_run(exact_grain, &job, (tiles + EF_GRAIN - 1) / EF_GRAIN, threads);
     for (int64_t j = 0; j < count; j++) {
-        const int64_t size = size_of(u + j);
+        const int64_t size = ef_size(u[j].dtype);
         uint64_t s[2] = {0, 0};
         norms[j] = 0;
         for (int64_t t = 0; t < tiles; t++) {

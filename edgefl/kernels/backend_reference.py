@@ -83,7 +83,8 @@ def _on_grid(weight: float, values: Doubles) -> Doubles:
     rounded = _nearest(first)
     left = first - rounded
     rest = left + second
-    lost = (left - (rest - (rest - left))) + (second - (rest - left))  # of the exact sum (Knuth's TwoSum)
+    added = rest - left
+    lost = (left - (rest - added)) + (second - added)  # of the exact sum (Knuth's TwoSum)
     nearest = _nearest(rest)
     half_way = np.abs(rest - nearest) == GRID / 2
     return rounded + np.where(half_way, rest + np.copysign(GRID / 2, lost), nearest)
