@@ -134,8 +134,8 @@ def reproduce(
             if tune:
                 from edgefl.lab.tuning import tune as choose_steps
 
-                tell(f"steps in {choose_steps(study, folder, settings, say=tell)}")
-            curves = study.run(folder, settings, say=tell)
+                tell(f"steps in {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
+            curves = study.run(folder, settings, say=tell, quiet=quiet)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; the same command goes on from there") from None
         findings = study.judge(curves)

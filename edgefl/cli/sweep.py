@@ -70,6 +70,7 @@ def sweep(
             base=file.parent.absolute(),
             say=lambda text: None if quiet else say(text, err=True),
             show=lambda table: None if quiet else show(table),
+            quiet=quiet,
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on from there") from None

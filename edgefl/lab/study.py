@@ -249,9 +249,10 @@ class Study:
             raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
         return made
 
-    def run(self, out: Path, settings: str = "", *, say: Callable[[str], None]) -> Curves:
-        """Make every run that is not in ``out`` yet; returns what they recorded.
+    def run(self, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True) -> Curves:
+        """Make every run that is not in ``out`` yet, watched on a terminal unless ``quiet``.
 
+        Returns what they recorded.
         Raises `ConfigError` where the data is not there, `RunError` where a run could not go on, and
         KeyboardInterrupt after Ctrl-C: the same command then goes on from there.
         """
@@ -263,7 +264,7 @@ class Study:
                 folder = out / "runs" / f"{slug(arm)}-{seed}"
                 wanted = self.experiment(arm, seed, settings)
                 base = self.file(settings).parent
-                figures = finished(wanted, folder, base, fork_server).summary()
+                figures = finished(wanted, folder, base, fork_server, quiet).summary()
                 accuracy = figures["accuracy"]
                 found = "no accuracy" if accuracy is None else f"accuracy {accuracy:.1%}"
                 say(

@@ -31,7 +31,9 @@ class Chosen(NamedTuple):
     """Keys whose best value is at an end of the grid: a larger one may have a better."""
 
 
-def tune(study: Study, out: Path, settings: str = "", *, say: Callable[[str], None]) -> Path:
+def tune(
+    study: Study, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True
+) -> Path:
     """Choose each arm's steps and write them where the study's races find them; returns that file.
 
     Every point of the grid gets the same budget of the race's cost, on each of the tuning's seeds; the one
@@ -53,7 +55,7 @@ def tune(study: Study, out: Path, settings: str = "", *, say: Callable[[str], No
             for seed in tuning.seeds:
                 wanted = study.experiment(arm, seed, settings, [*steps, _until(tuning, budget)])
                 folder = out / "tuning" / f"{slug(arm)}-{slug(Arm(' '.join(steps), ()))}-{seed}"
-                finished(wanted, folder, base, fork_server)
+                finished(wanted, folder, base, fork_server, quiet)
                 with Record(folder) as record:
                     rows = record.evaluations
                     costs = [float(getattr(row, tuning.over)) for row in rows]

@@ -77,6 +77,7 @@ def run(
     workload: str | None = None,
     fork_server: ForkServer | None = None,
     nodes: Nodes | None = None,
+    passing: bool = False,
 ) -> Result:
     """Run an experiment into the folder ``out``; returns its result.
 
@@ -84,6 +85,7 @@ def run(
     A ``fork_server`` starts the run's processes warm.
     ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page while it goes on.
     With ``nodes`` its clients or workers are all on those, and none here.
+    A ``passing`` run is one of many: on a terminal it is watched while it goes on, and leaves nothing there.
 
     Raises `ConfigError` before anything starts where the experiment cannot be done, `RunError` where a run
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
@@ -95,7 +97,7 @@ def run(
     out = out.absolute()
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
-        view = with_page(make_view(experiment, quiet), web, out)
+        view = with_page(make_view(experiment, quiet, passing), web, out)
         return _Supervisor(
             experiment,
             out,
@@ -116,6 +118,7 @@ def resume(
     *,
     fork_server: ForkServer | None = None,
     nodes: Nodes | None = None,
+    passing: bool = False,
 ) -> Result:
     """Carry on with the run in ``folder`` from its last checkpoint, or start it if it has not begun.
 
@@ -140,7 +143,7 @@ def resume(
         else:
             run_folder.clear(folder)
             run_folder.begin(folder, base)
-        view = with_page(make_view(experiment, quiet), web, folder)
+        view = with_page(make_view(experiment, quiet, passing), web, folder)
         return _Supervisor(
             experiment,
             folder,

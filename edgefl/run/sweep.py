@@ -72,10 +72,12 @@ def sweep(
     base: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[RenderableType], None] = lambda _: None,
+    quiet: bool = True,
 ) -> Sweep:
     """Make the runs that are not in ``out`` yet, and compare them all; returns what is there.
 
-    ``say`` is called with a line a run, ``show`` with the table at the end.
+    ``say`` is called with a line a run, ``show`` with the table at the end; on a terminal each run is
+    watched while it goes on unless ``quiet``.
 
     Each run is what `supervisor.run` makes of the experiment with one choice of the grid's values and one
     seed, to the bit. Raises `ConfigError` before the first run where one of them cannot be done, `RunError`
@@ -86,7 +88,7 @@ def sweep(
     planned = plan(experiment, out, seeds, grid or {}, base)
     with warm() as fork_server:
         for number, one in enumerate(planned, 1):
-            figures = finished(one.experiment, one.folder, base, fork_server).summary()
+            figures = finished(one.experiment, one.folder, base, fork_server, quiet).summary()
             say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
     show(_compare(out, planned, grid or {}))
     return Sweep(out)
@@ -100,23 +102,27 @@ def warm() -> Iterator[Callable[[], ForkServer]]:
 
 
 def finished(
-    wanted: Experiment, folder: Path, base: Path, fork_server: Callable[[], ForkServer] | None = None
+    wanted: Experiment,
+    folder: Path,
+    base: Path,
+    fork_server: Callable[[], ForkServer] | None = None,
+    quiet: bool = True,
 ) -> Result:
     """The finished run of an experiment in ``folder``: as it is there, resumed, or made.
 
-    Raises `ConfigError` if a run with other settings is there.
+    On a terminal it is watched while it goes on unless ``quiet``. Raises `ConfigError` if a run with other
+    settings is there.
     """
     if not (file := folder / EXPERIMENT_FILE).is_file():
         started = fork_server() if fork_server is not None else None
-        return supervisor.run(wanted, folder, quiet=True, base=base, fork_server=started)
+        return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
     if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
         raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
     with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
-    return supervisor.resume(
-        folder, quiet=True, fork_server=fork_server() if fork_server is not None else None
-    )
+    started = fork_server() if fork_server is not None else None
+    return supervisor.resume(folder, quiet, fork_server=started, passing=True)
 
 
 def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, base: Path) -> list[Planned]:

@@ -223,14 +223,21 @@ class LineView(RunView):
 
 
 class TerminalView(RunView):
-    """Draws a panel in place, which stays when the run ends; it has no thread."""
+    """Draws a panel in place, which stays when the run ends unless it is ``passing``; it has no thread."""
 
     def __init__(
-        self, experiment: Experiment, console: Console, monotonic: Callable[[], float] = time.monotonic
+        self,
+        experiment: Experiment,
+        console: Console,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        passing: bool = False,
     ) -> None:
         super().__init__(experiment, monotonic)
+        self._passing = passing
         # What Python code prints meanwhile goes above the panel, unless it has a place of its own.
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+        own_place = sys.stdout.isatty()
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=own_place, transient=passing)
         self._bar = Progress(
             "{task.description}",
             BarColumn(bar_width=None),
@@ -253,6 +260,8 @@ class TerminalView(RunView):
         self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
+        if self._passing:
+            return
         style = {"fits": "dim", "tight": "yellow", "overloaded": "bold red"}[scale.verdict]
         text = Text(scale.why, style=style).append(f"\n{remark}" if remark else "", style="dim")
         self._try(lambda: self._live.console.print(text))
@@ -340,15 +349,18 @@ class TerminalView(RunView):
         return table(("profile", ">idle", ">training", ">absent", ">trips"), [*lines[:-1], (), lines[-1]])
 
 
-def make_view(experiment: Experiment, quiet: bool) -> RunView:
-    """Returns the view for this terminal, on stderr: none if ``quiet``, a panel on a terminal, else lines."""
+def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> RunView:
+    """Returns the view for this terminal, on stderr: none if ``quiet``, a panel on a terminal, else lines.
+
+    For a ``passing`` run, one of many, the panel goes when the run ends, and there are no lines.
+    """
     if quiet:
         return RunView(experiment)
     console = PlainConsole(stderr=True, highlight=False)
     can_draw = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     if can_draw and not console.options.ascii_only:
-        return TerminalView(experiment, console)
-    return LineView(experiment)
+        return TerminalView(experiment, console, passing=passing)
+    return RunView(experiment) if passing else LineView(experiment)
 
 
 def _one_line(text: str, style: str, most: int | None = None) -> Text:

@@ -371,6 +371,24 @@ def test_cursor_and_streams_come_back(terminal: Any, error: type[BaseException] 
     assert {None: "done", KeyboardInterrupt: "interrupted"}.get(error, "ended early") in last
 
 
+def test_a_passing_run_is_watched_and_leaves_nothing(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial, tape = experiment(), terminal()
+    with make_view(trial, quiet=False, passing=True) as view:
+        describe(view)
+        view.update(progress(trial))
+        drawn = ESCAPE.sub("", tape.getvalue())
+        assert "trial: fedbuff" in drawn
+        assert "time_scale 1 was given" not in drawn  # it would stay above the panel
+    lines_drawn = tape.getvalue().split("trial: fedbuff")[-1].count("\n")
+    erased = tape.getvalue()[tape.getvalue().rindex(SHOW_CURSOR) :]
+    assert erased.count("\x1b[2K") == lines_drawn > 5  # every line of the panel
+    monkeypatch.setattr(sys, "stderr", tape := io.StringIO())  # no terminal: a line a run is the caller's
+    with make_view(trial, quiet=False, passing=True) as view:
+        describe(view)
+        view.update(progress(trial))
+    assert tape.getvalue() == ""
+
+
 def test_draws_now_and_then_and_nothing_if_quiet(terminal: Any, capsys: pytest.CaptureFixture[str]) -> None:
     trial, ticks, tape = experiment(), Hand(), terminal()
     view = make_view(trial, quiet=True)
