@@ -109,7 +109,7 @@ def reproduce(
 ) -> None:
     """A paper's claims: its figures beside ours, and a verdict each.
 
-    Its settings, with three seeds.
+    Its settings, with three seeds or more.
     """
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))

@@ -51,7 +51,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     if most is None:
         raise ConfigError(
             f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
-            "without normalize, or fedavg, fedavgm and their like with weighting = 'uniform'"
+            "without normalize, fedavg, fedavgm or their like, with weighting = 'uniform'"
         )
     if rules.min_separation * strategy.max_held(clients) > clients:
         raise ConfigError(
