@@ -60,9 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
+    if not inspect.isfunction(obj):  # others may have any attribute, as `unittest.mock.call` has
+        return
     marks = getattr(obj, "pytestmark", [])
-    marked = any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device")
-    if inspect.isfunction(obj) and marked:
+    if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
         pytest.mark.usefixtures(ITSELF)(obj)
 
 

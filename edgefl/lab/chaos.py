@@ -309,7 +309,8 @@ class _AtPlaces:
             return ""
         kind = "server" if self._places else "supervisor"
         for process in [process for process, its in command.family().items() if its == kind]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
             self._next("")
             return kind
         return ""

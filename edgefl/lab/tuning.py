@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from edgefl import toml
 from edgefl.errors import ConfigError
-from edgefl.files import write_text
+from edgefl.files import make_folder, write_text
 from edgefl.lab import races
 from edgefl.lab.claims import COSTS
 from edgefl.lab.study import Arm, Study, Tuning, slug
@@ -49,6 +50,10 @@ def tune(
     points = [(arm, list(steps)) for arm, grid in zip(arms, grids, strict=True) for steps in choices(grid)]
     scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}
     base = study.file(settings).parent
+    file = study.steps_file(settings)
+    make_folder(file.parent)
+    if not os.access(file.parent, os.W_OK):  # better now than in some hours
+        raise ConfigError(f"{file}: cannot be written")
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
             found = []
@@ -63,13 +68,7 @@ def tune(
             scores[arm.label].append((fmean(found), steps))
             say(f"{number:>3} of {len(points)}  {arm.label}, {', '.join(steps)}: {fmean(found):.1%}")
     best = [choose(arm.label, scores[arm.label], grid) for arm, grid in zip(arms, grids, strict=True)]
-    file = study.steps_file(settings)
-    try:
-        file.parent.mkdir(exist_ok=True)
-        write_text(file, written(study, tuning, settings, best, grids))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
-    return file
+    return write_text(file, written(study, tuning, settings, best, grids))
 
 
 def choices(grid: Grid) -> list[list[str]]:

@@ -126,8 +126,10 @@ class Target:
         self._fd = os.pidfd_open(pid)
         try:
             signal.pidfd_send_signal(self._fd, 0)
-        except PermissionError:
+        except OSError as error:
             os.close(self._fd)
+            if not isinstance(error, PermissionError):
+                raise
             raise ConfigError(f"process {pid} is another user's: it cannot be held") from None
 
     def cpu_ns(self) -> int:
@@ -374,16 +376,20 @@ class ThrottleThread:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edgefl-governor", daemon=True)
                 self._thread.start()
-            self.changed.notify()
+            self.changed.notify_all()
 
     def drop(self, throttled: Throttled) -> None:
         """Look after it no more; waits for the thread's end if it was the last."""
         with self.changed:
             self.queue.drop(throttled)
-            last = self._thread if not len(self.queue) else None
-            self.changed.notify()
-        if last is not None and last is not threading.current_thread():
-            last.join()
+            self.changed.notify_all()
+            thread = self._thread
+            if thread is None or thread is threading.current_thread():
+                return
+            self.changed.wait_for(lambda: self._thread is not thread or len(self.queue))
+            ended = self._thread is not thread
+        if ended:
+            thread.join()
 
     def _run(self) -> None:
         be_prompt()
@@ -391,6 +397,7 @@ class ThrottleThread:
             while (due_ns := self.queue.run_due(time.monotonic_ns())) is not None:
                 self.changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
             self._thread = None
+            self.changed.notify_all()
 
 
 KINDS = ("sigstop", "cgroup")

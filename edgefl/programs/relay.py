@@ -351,6 +351,8 @@ class Relay:
         while True:
             await asyncio.sleep(SAY_S)
             self._tell()
+            if self._channel.waiting:  # it came in while that was sent
+                self._hear()
 
     def _tell(self, all_of_them: bool = False) -> None:
         """Say what was carried since this was last said."""

@@ -160,7 +160,8 @@ class MeasuringProcess:
         except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
             process = psutil.Process(self.popen.pid)
             for each in (*process.children(recursive=True), process):
-                each.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
             self.popen.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

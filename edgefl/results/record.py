@@ -423,7 +423,10 @@ class Record:
         self.path = self.folder / FILE_NAME
         if not self.path.is_file():
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
-        self._db = self._open("")
+        try:
+            self._db = self._open("")
+        except sqlite3.Error as error:  # too many open files, say
+            raise ConfigError(f"run record {self.path} cannot be read: {error}") from None
         with self._errors():
             check_file(self._db, self.path)
             seal.check(self.path)

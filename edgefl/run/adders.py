@@ -215,7 +215,7 @@ class Adders:
         job, node.given = node.jobs[0], 0
         job.tries += 1
         if len(job.got) != job.nbytes:
-            if job.tries == MOST_TRIES:
+            if job.tries >= MOST_TRIES:
                 raise WireError(f"{len(job.got)} bytes of an answer of {job.nbytes}")
             return True
         node.jobs.popleft()

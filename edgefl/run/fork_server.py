@@ -85,7 +85,9 @@ class ForkServer:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())
             self._channel.tell(request, theirs.fileno())
         try:
-            return ForkedChild(self._expect(Forked).pid, self), Channel(ours, incoming)
+            pid = self._expect(Forked).pid
+            self._exit_codes.pop(pid, None)  # of one that had the number before
+            return ForkedChild(pid, self), Channel(ours, incoming)
         except BaseException:
             ours.close()
             raise

@@ -231,6 +231,10 @@ class Nodes:
             try:
                 said = _decoder.decode(frames[0])
             except (msgspec.DecodeError, IndexError):
+                if name.decode() not in self._nodes:  # of another edgefl, perhaps
+                    self._answer(
+                        name.decode(), f"what it says is no message of edgefl {software()['edgefl']}"
+                    )
                 yield from self._lose(name.decode(), "it sent what is no message")
                 continue
             for message in said:
@@ -320,6 +324,9 @@ class Nodes:
         self._nodes.pop(name, None)
         self._waiting.pop(name, None)
         self.say(f"node {name} was turned away: {why}")
+        self._answer(name, why)
+
+    def _answer(self, name: str, why: str) -> None:
         with contextlib.suppress(Full, Unreachable):
             self._door.send(name.encode(), [encode([control.Refused(why, config=True)])])
 

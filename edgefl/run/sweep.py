@@ -25,6 +25,7 @@ from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
 from edgefl.run import demands, supervisor
 from edgefl.run.fork_server import ForkServer
+from edgefl.run.process import allow_open_files
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
@@ -213,6 +214,7 @@ def _said(figures: Mapping[str, Any]) -> str:
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableType:
     """Write everything about all runs into ``out``; returns the table for the terminal."""
+    allow_open_files()  # a record each
     runs = compare.load([one.folder for one in planned])
     target = compare.common_target(runs)
     by_label: dict[str, list[compare.Run]] = {}
@@ -235,7 +237,7 @@ def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableTyp
     compare.write(out, runs, rows, sweep=described)
     found = Sweep(out)
     found.table().write(out / "runs.csv")
-    measure = "accuracy" if compare.common_target(runs) is not None else "loss"
+    measure = "accuracy" if target is not None else "loss"
     with contextlib.suppress(ConfigError):  # nothing was measured
         plot(found.results(), out / CURVES, y=measure)
     tables = compare.terminal_tables(runs, rows)

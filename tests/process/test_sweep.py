@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -126,6 +127,24 @@ def test_nothing_outlives_a_killed_sweep(tmp_path: Path) -> None:
     command.process.communicate()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
+
+
+def test_a_forked_process_is_not_taken_for_one_that_had_its_number_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ForkServer() as fork_server:
+        expect = fork_server._expect
+
+        def with_a_code_of_before(kind: Any) -> Any:
+            forked = expect(kind)
+            fork_server._exit_codes[forked.pid] = 7
+            return forked
+
+        monkeypatch.setattr(fork_server, "_expect", with_a_code_of_before)
+        child, channel = fork_server.start("edgefl.run.zygote", None, {})
+        assert fork_server.exit_code(child.pid, 0.0) is None
+        channel.close()
+        assert child.wait() != 7
 
 
 @pytest.mark.slow

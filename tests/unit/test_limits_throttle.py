@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,12 +12,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.limits import held, throttle
 from edgefl.limits.groups import Place
 from edgefl.limits.held import EARLY, MESSAGE_BYTES, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.limits.pacing import Pacer
-from edgefl.limits.throttle import SLICE_NS, Account, DutyCycle, Quota, TurnQueue, period
+from edgefl.limits.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -388,6 +389,35 @@ def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made:
     made[0].fails = OSError("no such group")
     with pytest.raises(RunError, match="cannot be held to its share any more: no such group"):
         governor.look(S)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ProcessLookupError, ProcessLookupError), (PermissionError, ConfigError)]
+)
+def test_a_process_that_cannot_be_held_leaves_no_descriptor(
+    error: type[OSError], raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end between the two calls."""
+    monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=error))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(raised):
+        throttle.Target(os.getpid())
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:
+    """The last one waits for the thread's end, unless the thread has somebody to look after again."""
+    looking, first, second = ThrottleThread(), Mock(), Mock()
+    looking._thread = thread = Mock()  # one that has not noticed yet that nobody is left
+    looking.queue.add(first, 0)
+    leaving = threading.Thread(target=looking.drop, args=(first,))
+    leaving.start()
+    while len(looking.queue):
+        os.sched_yield()
+    looking.add(second)
+    leaving.join(60.0)
+    assert not leaving.is_alive()
+    thread.join.assert_not_called()
 
 
 def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:

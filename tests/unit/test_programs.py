@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import msgspec
 import numpy as np
@@ -25,10 +26,10 @@ from edgefl.errors import ConfigError
 from edgefl.limits.calibration import Calibration, Measured, Rate
 from edgefl.limits.fidelity import Conditions
 from edgefl.limits.host_operations import FEMNIST_FLOP
-from edgefl.programs import Phone, cpu_share
+from edgefl.programs import Phone, cpu_share, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_doors
-from edgefl.programs.relay import LEAST_WINDOW_BYTES, EmulatedTime, Flow, carry
+from edgefl.programs.relay import LEAST_WINDOW_BYTES, EmulatedTime, Flow, Relay, carry
 from edgefl.programs.result import PhoneResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
 
@@ -90,6 +91,17 @@ def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() ->
     assert flow.finished() == [first]
     assert first.achieved_s == 2.5
     assert flow.way.busy_s == pytest.approx(3 * wire_s)
+
+
+def test_a_relay_hears_what_came_in_while_it_spoke() -> None:
+    """A channel takes that in while it sends, and its descriptor then stays still."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end = messages.EndPhones(now=True)
+        channel = Mock(waiting=True, has_room=True, fileno=ours.fileno)
+        channel.receive_ready.return_value = [end]
+        asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
+    assert channel.send.call_args == call(messages.Drained())
 
 
 def test_what_a_receiver_held_up_is_not_measured() -> None:

@@ -377,3 +377,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]
     )
+
+
+def test_a_module_may_hold_what_has_any_attribute(run: Run) -> None:
+    run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)

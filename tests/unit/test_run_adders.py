@@ -187,8 +187,12 @@ def test_answers_with_too_much_or_too_little_are_none(world: World) -> None:
         answer = messages.Answered(errand.number, 0.0)
         if turn < MOST_TRIES - 1:
             assert world.adders.answered(1, answer)
-    with pytest.raises(WireError, match="0 bytes of an answer of 80"):
-        world.adders.answered(1, answer)
+    for _ in range(2):  # the adder that is started in its place fares no better
+        with pytest.raises(WireError, match="0 bytes of an answer of 80"):
+            world.adders.answered(1, answer)
+        world.adders.again(1)
+        ((_, errand, _),) = world.errands()
+        answer = messages.Answered(errand.number, 0.0)
     world.adders.again(1)
     ((_, errand, _),) = world.errands()
     with pytest.raises(WireError, match="more than 80 bytes"):

@@ -156,6 +156,19 @@ def test_nodes_that_hold_something_else_are_turned_away(
     world.close()
 
 
+def test_a_node_of_another_edgefl_is_told_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first word may have other fields."""
+    answers: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr(world._door, "receive", lambda: [(b"a", [b"\xc1"])])
+    monkeypatch.setattr(world._door, "send", lambda name, frames: answers.append((name, *frames)))
+    assert list(world.heard()) == []
+    ((name, answer),) = answers
+    (refused,) = msgspec.msgpack.decode(answer, type=list[control.ToNode])
+    why = f"what it says is no message of edgefl {software()['edgefl']}"
+    assert (name, refused) == (b"a", control.Refused(why, config=True))
+    assert world.lines == []  # it may say so as often as it likes
+
+
 def test_clients_are_placed_by_what_each_node_carries() -> None:
     """By its own cores, of which nodes on one machine have a part each, and its own time of a step."""
     world = begun(same_bits=False)

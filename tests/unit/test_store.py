@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -344,6 +345,16 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | 
             opener(tmp_path)
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
+
+
+def test_a_record_too_many_to_be_open_is_a_clear_error(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit()
+    refused = sqlite3.OperationalError("unable to open database file")
+    monkeypatch.setattr(sqlite3, "connect", Mock(side_effect=refused))
+    with pytest.raises(ConfigError, match=r"record\.sqlite cannot be read: unable to open database file"):
+        Record(tmp_path)
 
 
 def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -354,6 +356,16 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
 def test_a_study_whose_paper_gives_the_steps_is_not_tuned(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of steps"):
         tuning.tune(fedstaleweight.study, tmp_path, "quick", say=print)
+
+
+def test_steps_that_could_not_be_kept_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(tuning, "finished", Mock(side_effect=AssertionError))
+    with pytest.raises(ConfigError, match=r"steps\.toml: cannot be written"):
+        tuning.tune(fedbuff.study, tmp_path, "quick", say=print)
 
 
 def test_an_area_takes_all_of_the_budget() -> None:
