@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,7 @@ from edgefl.run.channel import Channel, Closed
 from edgefl.run.control import Refused
 from edgefl.run.keys import public
 from edgefl.run.nodes import LOOPBACK, Nodes
-from edgefl.run.process import start_process
+from edgefl.run.process import end_child, start_process
 from edgefl.terminal import say
 
 AUTO = "auto"
@@ -57,11 +56,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
         with contextlib.closing(channel), contextlib.closing(_opened(channel, address)) as nodes:
             yield nodes
     finally:
-        try:
-            child.wait(GRACE_S)  # the actors have heard that the run is over
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_child(child, GRACE_S)  # the actors have heard that the run is over
 
 
 def _own_address(head: str) -> str:

@@ -1,6 +1,7 @@
 """The server's hot path over flat buffers: weighted sums and steps, norms, checksums, moving averages.
 
     arguments.py           what is accepted, and the words of the errors
+    exact.py               sums that may be made in parts, with the same bits in any order
     steps.py               the server optimiser's step, and the sum and the step in one pass
     quantization.py        updates in fewer bits, clipping
     layers.py              weighted averages of whole models, layer by layer

@@ -4,16 +4,21 @@ aggregate    the weighted sum against its contenders
 ingest       updates a second that the server takes in, beside what bare sockets and memory allow
 spawn        how fast clients start, and what memory they take
 fidelity     how well devices are emulated: runs, bars and verdicts
-truth        what devices are predicted to take, beside every published measurement; bars has its limits
+truth        what devices are predicted to take, beside every published measurement; bars has its limits,
+             host_truth has this host
+chaos        a run whose processes are killed and that is resumed until it is done; outcome judges what it
+             left, chaos_findings tells of it
 workloads    what the clients of a measurement do in place of training
-study        a paper's settings, arms, runs and verdicts; its table, page and summary.json
+study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
+races        smoothed passages, ratios over seeds with intervals, verdicts
 fedbuff, fedstaleweight, defedavg    one paper each
 ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
 table2_fedbuff    one of those at its full size
 deciding     what decides FedBuff against DeFedAvg
 claims       what a race says of a paper's claim
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
-             the problem in quadratic; frontier: how fair weights can be under a bounded step
+             the problem in quadratic; frontier: how fair weights can be under a bounded step; strategic: a
+             fleet that throttles itself
 """
 
 PAPERS = (

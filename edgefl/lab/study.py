@@ -185,14 +185,14 @@ class Study:
     judge: Callable[[Curves], Sequence[Finding]]
     notes: tuple[str, ...] = ()
     """Differences from the paper, and their reasons."""
+    notes_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further ones by settings."""
     seeds: tuple[int, ...] = SEEDS
     small_seeds: tuple[int, ...] = SEEDS
     """Those in small, where runs are short: more of them."""
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
     tuning: Tuning | None = None
-    notes_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The same by settings."""
 
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""

@@ -6,7 +6,6 @@ block of `SCALE_BLOCK` values. Everything else that handles an update (transport
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +59,6 @@ FORMATS = {
 }
 
 
-def with_scales(checksum: int, scales: Floats | None, of: Callable[[Floats], int] = kernels.checksum) -> int:
+def with_scales(checksum: int, scales: Floats | None) -> int:
     """The checksum of a whole update from that of its values: the scales count too."""
-    return checksum if scales is None else (checksum + _SCALES_FACTOR * of(scales)) % 2**64
+    return checksum if scales is None else (checksum + _SCALES_FACTOR * kernels.checksum(scales)) % 2**64

@@ -88,14 +88,14 @@ def cpu_share(device: Device, host: Calibration) -> float:
     return host_s / model.predict(FEMNIST_STEP).seconds
 
 
-def look_up(phones: Sequence[Phone], host: Calibration | None = None) -> list[HeldPhone]:
+def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     """The phones with their profiles; ConfigError, one line, for the first thing that cannot be.
 
-    ``host`` is measured (seconds) if it is None and a phone's share depends on it.
+    This host is measured (seconds) if a phone's share depends on it.
     """
     if not 1 <= len(phones) <= MOST_PHONES:
         raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {len(phones)}")
-    found = []
+    found, host = [], None
     for number, phone in enumerate(phones):
         where = f"phone {number}"
         device, share = load_device(phone.device), phone.share

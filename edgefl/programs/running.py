@@ -34,7 +34,7 @@ from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import allow_open_files, start_process
+from edgefl.run.process import allow_open_files, end_child, start_process
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")
@@ -203,14 +203,14 @@ class RunningPhones:
             for listener in listeners:
                 ours.callback(listener.close)
             stdio = [self._stdio(number, ours) for number in range(len(self._held))]
-            self._relay, self._relay_channel = self._process(
+            self._relay_channel = self._process(
                 "relay", messages.FromRelay, [listener.fileno() for listener in listeners]
             )
             for number, (held, some) in enumerate(zip(self._held, doors, strict=True)):
                 network = held.phone.network or held.device.network or "none"
                 ways = tuple((door.listener.fileno(), door.family, door.server) for door in some)
                 self._relay_channel.send(messages.Carry(number, network, ways))
-            self._keeper, self._keeper_channel = self._process(
+            self._keeper_channel = self._process(
                 "keeper", messages.FromKeeper, sorted({fd for three in stdio for fd in three} - {0, 1, 2})
             )
             for number, (held, three) in enumerate(zip(self._held, stdio, strict=True)):
@@ -226,13 +226,11 @@ class RunningPhones:
         self._relay_channel.send(begin)
         self._keeper_channel.send(begin)
 
-    def _process(
-        self, name: str, incoming: Any, inherited: list[int]
-    ) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
+    def _process(self, name: str, incoming: Any, inherited: list[int]) -> Channel[Any]:
         module, variables = f"edgefl.programs.{name}", dict(os.environ)
         process, channel = start_process(module, incoming, variables, self._run_id, inherited=inherited)
         self._stack.callback(self._end, process, channel)
-        return process, channel
+        return channel
 
     def _first(self, channel: Channel[Any]) -> None:
         try:
@@ -438,11 +436,7 @@ class RunningPhones:
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of our processes; where the keeper did not end its phones, do that."""
         channel.close()
-        try:
-            code = process.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
+        code = end_child(process, ENDING_S)
         for output in self._outputs.values():
             output.close()
         self._outputs.clear()

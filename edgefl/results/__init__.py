@@ -3,7 +3,8 @@
 run_folder   new or empty at the start, one process's own while it runs
 result       `Result`: what a run leaves behind, read
 record       the tables as typed rows, and `Record`, which all reports read, also while the run goes on
-store        `Store`, which writes the record
+store        `Store`, which writes the record; tail: what it was told since its last commit, seal: a checksum
+             of each of its pages
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
 report       report.html: a run on one page
 trace        trace.json: a run as a timeline
@@ -12,5 +13,6 @@ sweep        what a sweep leaves behind
 figure       learning curves for a paper
 compare      runs side by side: figures, and the table, the folder and the page made of them
 page         the frame and the look of every page and picture
-tables       tables and figures as text, for the terminal and for pages
+tables       tables and figures as text, for the terminal and for pages; terms: a page's words, explained
+spending     the ε that a private run has spent, over its versions
 """

@@ -105,13 +105,13 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
 def _columns(record: Record, name: str) -> Table:
     """The columns of a table of the record that are single values, without checksums."""
     kinds = column_types(TABLES[name])
-    known = {each: kind for each, (kind, _) in kinds.items() if kind in (int, float, str)}
-    wanted = [each for each in known if each not in (*CHECKSUMS, "metrics")]
     table = Table()
-    for each in wanted:
-        empty = "" if known[each] is str else None
+    for each, (kind, _) in kinds.items():
+        if kind not in (int, float, str) or each in CHECKSUMS:
+            continue
+        empty = "" if kind is str else None
         rows = record.select(f"SELECT {each} FROM {name} ORDER BY {next(iter(kinds))}")
-        table[each] = column((empty if value is None else value for (value,) in rows), known[each])
+        table[each] = column((empty if value is None else value for (value,) in rows), kind)
     return table
 
 

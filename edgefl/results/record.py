@@ -262,10 +262,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     throttled: float | None = None
     """Share of the run in which a core stood still because of a CPU quota around it."""
     nodes: list[NodeRow] = []
+    """Hosts of the clients or workers, where they are not the server's; shares above are of the worst."""
     network: dict[str, int] = {}
     """Bytes of messages that came ``in`` from nodes' processes and went ``out`` to them since the run was
     begun, resumed or given another server last; and the ``versions`` made since then."""
-    """Hosts of the clients or workers, where they are not the server's; shares above are of the worst."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""

@@ -13,6 +13,8 @@ clock           clocks, alarms and the agenda; progress: figures while it runs
 client, worker  the processes that train, at the device's pace or the host's; worker has the evaluator too
                 (assessor: its measurements)
 update          train → amplify → write → checksum, for all of them
+durability      what is done before a client is told that its update was taken in; witness: the clients' own
+                account of that
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers,
                 unfinished finds who sends a message without an end; sockets has what all of them share
 door            the way in from other hosts, by TCP, and their keys

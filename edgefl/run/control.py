@@ -22,7 +22,6 @@ CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
 ADDER: Role = "adder"
-ROLES = (CLIENT, WORKER, EVALUATOR, ADDER)
 
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""

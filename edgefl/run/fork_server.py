@@ -23,7 +23,7 @@ import msgspec
 from edgefl.errors import RunError
 from edgefl.processes import child_environment
 from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.process import become_child, start_process
+from edgefl.run.process import become_child, end_child, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
 """Modules that a run's processes need."""
@@ -127,10 +127,7 @@ class ForkServer:
     def close(self) -> None:
         """End the process, and with it whatever it has forked."""
         self._channel.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
-        self._process.kill()
-        self._process.wait()
+        end_child(self._process, GRACE_S)
 
     def __enter__(self) -> Self:
         return self

@@ -24,7 +24,7 @@ from edgefl.run import control, keys
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.door import CallerSocket, endpoint
 from edgefl.run.nodes import LOOPBACK, encode, software
-from edgefl.run.process import start_process
+from edgefl.run.process import end_child, start_process
 from edgefl.run.sockets import Full
 from edgefl.terminal import say
 
@@ -212,8 +212,4 @@ class _Node:
         if self._zygote is None or self._child is None:
             return
         self._zygote.close()
-        try:
-            self._child.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        end_child(self._child, GRACE_S)

@@ -419,7 +419,7 @@ class Nodes:
     # ---- what the supervisor has them do --------------------------------------------------------
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
-        """Have each node, now or when it joins, load data and model; ``same_bits`` if training must agree."""
+        """Have each node that joins from now on load data and model; ``same_bits`` if training must agree."""
         self._prepare, self._same_bits = message, same_bits
 
     def expect(self, fingerprint: control.Fingerprint | None) -> Iterator[control.FromNodes]:

@@ -35,6 +35,15 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
+def end_child(child: Child, grace_s: float) -> int:
+    """Wait for a process to leave, which a closed channel tells it, or kill it; returns its exit code."""
+    try:
+        return child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
 def start_process(
     module: str,
     incoming: Any,

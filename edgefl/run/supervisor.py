@@ -53,7 +53,7 @@ from edgefl.run.channel import Channel, Closed
 from edgefl.run.demands import checked, shape_of
 from edgefl.run.fork_server import ForkServer
 from edgefl.run.nodes import Nodes, on_nodes
-from edgefl.run.process import Child, start_process, stops
+from edgefl.run.process import Child, end_child, start_process, stops
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
@@ -586,13 +586,9 @@ class _Supervisor:
                 signal.signal(number, handler)
 
     def _end_children(self) -> None:
-        """Wait for the processes to leave, which a closed channel tells them; kill those that do not."""
+        """Wait for the processes to leave; kill those that do not."""
         for child in self._children.values():
-            try:
-                child.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            end_child(child, GRACE_S)
         if self._buffer is not None:
             self._buffer.close()
         self._selector.close()

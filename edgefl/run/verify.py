@@ -7,7 +7,6 @@ which of its examples. So one process that waits for nothing checks a run of eit
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -38,7 +37,7 @@ from edgefl.run.demands import shape_of
 from edgefl.run.engine import taken
 from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
-from edgefl.run.update import UpdateMaker
+from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
 
@@ -173,8 +172,8 @@ class _Replay:
                 f"the update of task {task} (client {client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
             )
-        loss = trained.loss if math.isfinite(trained.loss) else math.nan
-        made = (event.at_s, self._core.version - order.version, event.examples, trained.steps, loss)
+        staleness = self._core.version - order.version
+        made = (event.at_s, staleness, event.examples, trained.steps, loss_of(trained))
         for name, here, there in zip(_ARRIVAL, made, row[1:], strict=True):
             if not _same(here, there):
                 raise RunError(f"the update of task {task} has {name} {here}, the record says {there}")

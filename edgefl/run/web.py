@@ -10,7 +10,7 @@ import secrets
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from edgefl.errors import ConfigError
 from edgefl.limits.capacity import TimeScale
 from edgefl.run import control
 from edgefl.run.channel import Channel
-from edgefl.run.process import start_process
+from edgefl.run.process import end_child, start_process
 from edgefl.run.view import RunView
 from edgefl.terminal import say
 
@@ -114,10 +114,7 @@ class _PageView(RunView):
 
     def _end(self) -> None:
         if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_S)
-            self._process.kill()
-            self._process.wait()
+            end_child(self._process, GRACE_S)
 
     def _tell(self, message: control.ToWeb) -> None:
         """Tell the process, unless it is not there or has fallen behind."""

@@ -70,7 +70,7 @@ def own_training(
         check_function(strategy.train, name)
         return strategy.train, name
     if name.startswith("flower:"):
-        from edgefl.flower.client import FlowerTraining
+        from edgefl.learning.flower_client import FlowerTraining
 
         return FlowerTraining(name, [base], clients), name
     function = load_attribute(name, "training.function", [base])

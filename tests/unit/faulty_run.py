@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -196,7 +196,7 @@ class FaultyRun(Parts):
         self.clock.start()
         self.timeline.start()
         self.alarms.every(self.roster.look_every_s, lambda: self.roster.find_silent(0.0))
-        for peer in self.peers.of(*control.ROLES):
+        for peer in self.peers.of(*get_args(control.Role)):
             self.spawn(peer.role, peer.number, 0)
 
     def spawn(self, role: control.Role, number: int, epoch: int) -> None:

@@ -26,7 +26,7 @@ from edgefl.strategies.base import Given
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'edgefl[flower]'")
 
-from edgefl.flower.client import FlowerTraining
+from edgefl.learning.flower_client import FlowerTraining
 
 HEAD = """
 import random

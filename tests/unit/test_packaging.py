@@ -91,9 +91,9 @@ def test_nothing_from_outside_is_evaluated_or_unpickled() -> None:
 
 
 def rooms_imported(path: Path) -> set[str]:
-    """The packages and modules of edgefl that are imported with the file, not only when it runs."""
+    """The packages and modules of edgefl that are imported with the file, or when it runs."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edgefl":
             module = str(node.module).split(".")
             found |= {module[1]} if len(module) > 1 else {alias.name for alias in node.names}
@@ -114,6 +114,14 @@ def test_packages_import_each_other_in_one_direction() -> None:
         if room != "__init__":
             below.setdefault(room, set()).update(rooms_imported(path) - {room})
     assert circle(below) == {}
+
+
+def test_a_packages_docstring_names_its_modules() -> None:
+    """But of strategies, where an algorithm has a file of its name."""
+    for package in {path.parent for path in SOURCES} - {ROOT / "edgefl", ROOT / "edgefl" / "strategies"}:
+        says = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+        assert modules - set(re.findall(r"\w+", says)) == set(), package
 
 
 def test_files_import_each_other_in_one_direction_even_inside_functions() -> None:
