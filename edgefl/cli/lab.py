@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from edgefl.cli.run import Changes, Interrupted
 from edgefl.errors import ConfigError, unknown
 from edgefl.lab import PAPERS, module_of
 from edgefl.terminal import say
+
+if TYPE_CHECKING:
+    from edgefl.lab.study import Curves, Study
 
 Json = Annotated[
     Path | None,
@@ -130,14 +134,7 @@ def reproduce(
     kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
     if hasattr(module, "study"):
         study = module.study.changed(changes or ())
-        try:
-            if tune:
-                from edgefl.lab.tuning import tune as choose_steps
-
-                tell(f"steps in {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
-            curves = study.run(folder, settings, say=tell, quiet=quiet)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted; the same command goes on from there") from None
+        curves = _curves(study, folder, settings, tune, quiet, tell)
         findings = study.judge(curves)
         notes = study.remarks(settings)
         write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
@@ -157,3 +154,17 @@ def reproduce(
 
         show(verdict_table(findings))
         say(f"{folder / 'report.html'}")
+
+
+def _curves(
+    study: Study, folder: Path, settings: str, tune: bool, quiet: bool, tell: Callable[[str], None]
+) -> Curves:
+    """Make the runs of a study, with the steps chosen anew if ``tune``."""
+    try:
+        if tune:
+            from edgefl.lab.tuning import tune as choose_steps
+
+            tell(f"steps in {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
+        return study.run(folder, settings, say=tell, quiet=quiet)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on from there") from None

@@ -250,11 +250,11 @@ class Study:
         return made
 
     def run(self, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True) -> Curves:
-        """Make every run that is not in ``out`` yet, watched on a terminal unless ``quiet``.
+        """Make every run that is not in ``out`` yet; returns what they recorded.
 
-        Returns what they recorded.
-        Raises `ConfigError` where the data is not there, `RunError` where a run could not go on, and
-        KeyboardInterrupt after Ctrl-C: the same command then goes on from there.
+        On a terminal each is watched while it goes on unless ``quiet``. Raises `ConfigError` where the data
+        is not there, `RunError` where a run could not go on, and KeyboardInterrupt after Ctrl-C: the same
+        command then goes on from there.
         """
         records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms}
         seeds = self.small_seeds if settings == QUICK else self.seeds

@@ -89,26 +89,14 @@ class ClientProcess:
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
         workload, pacer, memory = self._workload, self._pacer, self._memory
-        base = self._transport.base(task.entry, task.version, frames)
-        if not self._transport.keeps(task):
-            np.copyto(self._copy, base)
-            self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
-            base = self._copy
-            self._transport.taken(task)
-        self._base = base
-        if (room := self._transport.room(task)) is None:
-            if self._own is None:
-                self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
-            room = self._own
-        self._raw = room
+        base = self._base = self._model(task, frames)
+        self._raw = self._room(task)
         self._buffer.fetched[task.slot] = TripPhase.DOWN
         end = None if task.cut is None else task.cut.end
         plan = workload.plan(task.client, task.trip, end, task.condition)
         vector = workload.flat.whole
         if plan.dies_s < math.inf:
-            left_ns = received_ns + plan.dies_s * pacer.ns_per_emulated_s - time.monotonic_ns()
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_ns / 1e9))
+            _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(received_ns)
 
         def load(start: int, stop: int) -> None:
@@ -173,6 +161,24 @@ class ClientProcess:
         self._witness.done(task.task, checksum)
         self._server.say(finished)
 
+    def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
+        """The version that the trip starts from: where it stays for the trip, or a copy."""
+        base = self._transport.base(task.entry, task.version, frames)
+        if self._transport.keeps(task):
+            return base
+        np.copyto(self._copy, base)
+        self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
+        self._transport.taken(task)
+        return self._copy
+
+    def _room(self, task: messages.Task) -> Raw:
+        """Where the update is written: its slot, or memory of this process."""
+        if (room := self._transport.room(task)) is not None:
+            return room
+        if self._own is None:
+            self._own = np.zeros(self._buffer.shape.update_bytes, dtype=np.uint8)
+        return self._own
+
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():
             raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
@@ -199,3 +205,9 @@ class ClientProcess:
         self._update.write(self._raw, task.client, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
+
+
+def _die_at(instant_ns: float) -> None:
+    """Have this process killed at an instant of the monotonic clock, or at once."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))
