@@ -151,23 +151,29 @@ def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
             raise checks.ProfileFault("fleet.devices", f"fleet.devices: {error}") from None
         fleet["devices"] = dict(file.devices)
         fleet.setdefault("network", file.network)
-    fleet["devices"] = _rekeyed(fleet["devices"], base)
+    fleet["devices"] = _rekeyed("fleet.devices", fleet["devices"], base)
     network = fleet.get("network", "wifi")
     if isinstance(network, str):
         fleet["network"] = _absolute(network, base)
     else:
-        fleet["network"] = {name: _absolute(net, base) for name, net in _rekeyed(network, base).items()}
+        networks = _rekeyed("fleet.network", network, base)
+        fleet["network"] = {name: _absolute(net, base) for name, net in networks.items()}
     if fleet.get("availability"):
         fleet["availability"] = _found(fleet["availability"], base)
     if "labels" in data:
-        data["labels"] = _rekeyed(data["labels"], base)
+        data["labels"] = _rekeyed("data.labels", data["labels"], base)
     if data.get("path"):
         data["path"] = _found(data["path"], base)
     return {**tables, "fleet": fleet, "data": data}
 
 
-def _rekeyed(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    return {_absolute(name, base): value for name, value in table.items()}
+def _rekeyed(key: str, table: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if (absolute := _absolute(name, base)) in found:
+            raise ConfigError(f"{key}: {name!r} names {absolute} once more; name each profile once")
+        found[absolute] = value
+    return found
 
 
 def _absolute(name: str, base: Path) -> str:
@@ -176,6 +182,7 @@ def _absolute(name: str, base: Path) -> str:
 
 
 def _found(path: str, base: Path) -> str:
+    path = os.path.expanduser(path)
     beside = os.path.join(base, path)
     return os.path.abspath(beside if os.path.exists(beside) else path)
 

@@ -152,14 +152,16 @@ class ConditionModel(NamedTuple):
 
     def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
         """Seconds and watts of each part of a trip, in order."""
-        transfer_w = power.idle_w + power.radio_w
+        transfer_w, rest_s = power.idle_w + power.radio_w, plan.tail_s if plan.rests else 0.0
         yield plan.down_s, transfer_w
         if plan.heat is None:
-            yield plan.compute_s, power.idle_w + power.busy_w
+            yield plan.compute_s - rest_s, power.idle_w + power.busy_w
         else:
             yield plan.compute_lead_s, power.idle_w
             for seconds, watts in plan.heat.powers():
                 yield seconds, power.idle_w + watts
+        if rest_s:
+            yield rest_s, power.idle_w
         yield plan.up_s, transfer_w
 
 

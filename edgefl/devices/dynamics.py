@@ -235,7 +235,8 @@ def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Tr
     kinds = {(info.profile, info.network): info for info in clients}
     cells, shared = experiment.fleet.cells, None
     if cells is not None and experiment.clock.kind == "virtual":  # on the wall, clients see to it
-        shared = SharedCells(cells.count, cell_limits(clients), cell_capacities(cells))
+        count = min(cells.count, len(clients))  # with more, each client is alone in its own
+        shared = SharedCells(count, cell_limits(clients), cell_capacities(cells))
     if shared is None and not any(changes(experiment, info) for info in kinds.values()):
         return None
     return Dynamics(experiment, clients, trips, shared)

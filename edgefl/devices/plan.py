@@ -40,11 +40,13 @@ class TripPlan(NamedTuple):
     steps: int | None = None
     """Training steps, where they are others than the experiment asks for."""
     tail_s: float = 0.0
-    """After the last of these steps, until the trip's budget is over: a step that is not finished in it."""
+    """After the last of these steps, until the trip's budget is over: see ``rests``."""
     heat: Computation | None = None
     """The training of a device that gets hot and slow; ``compute_rate_per_s`` is then its full speed."""
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed."""
+    rests: bool = False
+    """It made every step and idles for ``tail_s``; else it computes a step that it does not finish in it."""
 
     @property
     def down_s(self) -> float:
@@ -101,21 +103,24 @@ class TripPlan(NamedTuple):
         room_s = budget_s - self.down_s - self.compute_lead_s
         # A step that ends with the budget counts, whatever the rounding of its sums.
         last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
-        steps, work_s = 0, 0.0
+        steps, work_s, rests = 0, 0.0, True
         for step_s in steps_s:
             if self._takes_s(work_s + step_s) > last_s:
+                rests = False
                 break
             steps, work_s = steps + 1, work_s + step_s
         busy_s = self._takes_s(work_s)
         tail_s = max(0.0, room_s - busy_s)
         lead_s = max(0.0, min(self.compute_lead_s, budget_s - self.down_s))
-        heat = None if self.heat is None else self.heat._replace(total_s=busy_s + tail_s)
-        up = self.up
-        if up.trace is not None:
-            up = up._replace(flows_at_s=up.flows_at_s - (self.compute_s - lead_s - busy_s - tail_s))
-        return self._replace(
-            work_s=work_s, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, up=up, heat=heat
+        heat = None if self.heat is None else self.heat._replace(total_s=busy_s + (0.0 if rests else tail_s))
+        cut = self._replace(
+            work_s=work_s, compute_lead_s=lead_s, steps=steps, tail_s=tail_s, heat=heat, rests=rests
         )
+        if self.up.trace is None:
+            return cut
+        # `plan_trip` leaves the upload after a training that never ends where the trip begins.
+        later_s = cut.compute_s - self.compute_s if self.compute_s < math.inf else self.down_s + cut.compute_s
+        return cut._replace(up=self.up._replace(flows_at_s=self.up.flows_at_s + later_s))
 
 
 def plan_trip(

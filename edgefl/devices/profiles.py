@@ -85,6 +85,8 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
     else:
         network = beside(network)
     devices = {beside(name): count for name, count in fleet.devices.items()}
+    if len(devices) < len(fleet.devices):
+        raise ProfileError(f"{name_or_path}: devices: one profile has two names; name each once")
     return msgspec.structs.replace(fleet, devices=devices, network=network)
 
 

@@ -99,7 +99,7 @@ def write(file: Path, text: str) -> None:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text()
+        return os.fsdecode(file.read_bytes())  # a mount's path may be any bytes
     except OSError:
         return ""
 

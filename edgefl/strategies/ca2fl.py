@@ -35,6 +35,11 @@ class CA2FL(Buffered):
         """Returns the h_i so far, by client."""
         return {}
 
+    def lost(self, state: dict[int, Update], client: int, view: View) -> None:
+        """A cached update may turn out to be bad when it is summed."""
+        if client in state and state[client].task not in {update.task for update in view.held}:
+            del state[client]
+
     def step(self, state: dict[int, Update], view: View) -> Step | None:
         cached = {update.task for update in state.values()}
         fresh = [update for update in view.held if update.task not in cached]

@@ -46,4 +46,4 @@ class FedBuff(Buffered):
             for count, update in zip(counts, updates, strict=True)
         ]
         total = sum(scale if self.normalize else counts)
-        return [one / total for one in scale]
+        return [one / total for one in scale] if total else [1.0 / len(updates)] * len(updates)

@@ -86,7 +86,9 @@ class Pisces(Asynchronous):
         client = update.client
         state.latency_s[client] = update.at_s - state.begun_s[client]
         staleness = state.staleness.observe(client, float(update.staleness))
-        state.utility[client] = self.utility(update.examples, update.loss, staleness)
+        utility = self.utility(update.examples, update.loss, staleness)
+        if not math.isnan(utility):  # without a loss it has the utility that it had, if any
+            state.utility[client] = utility
         return super().arrive(state, update, view)
 
     def wake_s(self, state: Profiles, view: View) -> float:

@@ -93,6 +93,13 @@ class SAFA(Strategy):
     def arrive(self, state: Cache, update: Update, view: View) -> Sequence[Update]:
         return (update,) if update.staleness > self.lag_tolerance else ()
 
+    def lost(self, state: Cache, client: int, view: View) -> None:
+        """A model in the cache, or on its way there, may turn out to be bad when it is summed."""
+        held = {update.task for update in view.held}
+        for models in (state.models, state.bypassed):
+            if client in models and models[client].task not in held:
+                del models[client]
+
     def cancel(self, state: Cache, view: View) -> Sequence[int]:
         return [client for client in view.running if self.deprecated(state, client, view.version)]
 

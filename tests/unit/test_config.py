@@ -10,6 +10,8 @@ import pytest
 from tables import arrows
 
 from edgefl import config
+from edgefl.devices import load_fleet
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, ProfileError
 from edgefl.experiment import Clock, Experiment, Fleet, Stop, Training
 from edgefl.strategies import resolve
@@ -341,8 +343,6 @@ def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
 def test_paths_are_found_beside_the_file_from_any_folder(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgefl.devices.profiles import bundled_folder
-
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     (tmp_path / "data").mkdir()
@@ -360,6 +360,28 @@ def test_paths_are_found_beside_the_file_from_any_folder(
     assert found.fleet.network == {mine: "lte", "pi-4": "wifi"}
     assert found.data.labels == {mine: [0], "pi-4": [1]}
     assert found.data.path == str(tmp_path / "data")
+
+
+def test_a_path_may_be_in_the_home_folder(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config.load(toml, ["data.path='~/images'"]).data.path == str(tmp_path / "images")
+
+
+def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> None:
+    """Else one of them would take the other's clients away."""
+    own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
+    (tmp_path / "mine.toml").write_text(own)
+    toml.write_text("[fleet]\ndevices = { 'mine.toml' = 3, './mine.toml' = 2 }\n[stop]\nversions = 1\n")
+    says = f"fleet.devices: './mine.toml' names {tmp_path / 'mine.toml'} once more; name each profile once"
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        config.load(toml)
+    fleet = tmp_path / "fleet.toml"
+    head = "id = 'fleet'\nname = 'A fleet'\nsource = 'mine'\nnetwork = 'lte'\n"
+    fleet.write_text(f"{head}[devices]\n'mine.toml' = 3\n'./mine.toml' = 2\n")
+    with pytest.raises(ProfileError, match="devices: one profile has two names"):
+        load_fleet(fleet)
 
 
 def test_validating_twice_changes_nothing(toml: Path) -> None:

@@ -49,6 +49,10 @@ TABLES: list[dict[str, Any]] = [
     {"name": "defedavg-niid", "participants": 3, "pause": True},
     {"name": "defedavg-niid", "participants": 3, "takes": "newest"},
     {"name": "favano", "participants": 2, "interval_s": 3.0},
+    {"name": "safa", "participants": 2},
+    {"name": "ca2fl", "buffer_size": 2},
+    {"name": "mifa"},
+    {"name": "pisces", "concurrency": 2},
 ]
 
 # What happens next is a number: mostly something that fits, at times something that does not.

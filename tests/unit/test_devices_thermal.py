@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -196,6 +197,24 @@ def test_a_trip_cut_short_before_it_gets_too_hot_is_not_lost() -> None:
     assert phone.after_trip(before, cut, 30.0).temp_c == pytest.approx(65 - 40 * math.exp(-0.5))
 
 
+def test_an_upload_after_a_cut_training_is_where_the_trace_is_by_then(tmp_path: Path) -> None:
+    model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
+    (tmp_path / "t.trace").write_text("10\n20\n1000\n")
+    way = Direction(trace=str(tmp_path / "t.trace"), delay_ms=100.0)
+    net = Network(id="t", name="t", down=way, up=way, header_bytes=0, sources={})
+    uploads = []
+    for work_s in (50.0, 5000.0):  # with the latter it would get too hot
+        rng = np.random.default_rng(0)
+        link = Link(net, rng, at_s=7.0, shift=0.25)
+        whole = plan_trip(hot_device(), link, rng, 3000, work_s, 6000, (model, 25.0))
+        assert (whole.compute_s == math.inf) == (work_s == 5000.0)
+        cut = whole.within(30.0, [1.0] * int(work_s))
+        assert cut.up.flows_at_s == pytest.approx(7.0 + 0.25 + 30.0 + 0.1)
+        uploads.append(cut.up_s)
+    # 0.35 s into the period: the third opportunity, and those of the next period
+    assert uploads == pytest.approx([0.1 + 1.65] * 2)
+
+
 POWER = Power(idle_w=0.5, busy_w=4.0, radio_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
 MODEL = ConditionModel(HEAT, POWER)
@@ -269,6 +288,31 @@ def test_a_throttled_model_draws_less() -> None:
     drawn = 4 * hot.at_s + 2 * (plan.heat.total_s - hot.at_s)
     assert after.charge_j == pytest.approx(1000 - 0.5 * plan.total_s - 1 * 3 - drawn)
     assert after.temp_c == pytest.approx(25 + 20 * math.exp(-1 / 60))
+
+
+@pytest.mark.parametrize("model", [MODEL, COOL], ids=["heat", "no heat"])
+def test_a_client_that_made_every_step_rests_until_its_time_is_over(model: ConditionModel) -> None:
+    whole, before = trip(60.0, model=model), Condition(0.0, 25.0, 1000.0)
+    cut = whole.within(whole.down_s + whole.compute_s + 300.0, [6.0] * 10)
+    assert (cut.steps, cut.rests, cut.tail_s) == (10, True, pytest.approx(300.0))
+    trained = model.after_trip(before, whole, whole.down_s + whole.compute_s)
+    rested = model.after_rest(trained, trained.at_s + 300.0)
+    found = model.after_trip(before, cut, cut.total_s - cut.up_s)
+    for name in ("at_s", "temp_c", "charge_j"):
+        assert getattr(found, name) == pytest.approx(getattr(rested, name))
+    sent = model.after_trip(before, cut, cut.total_s)
+    assert sent.charge_j == pytest.approx(rested.charge_j - (0.5 + 1.0) * cut.up_s)
+    # its charge lasts until 20 s before the end of the rest
+    enough_j = before.charge_j - rested.charge_j + POWER.least_j - 20 * POWER.idle_w
+    stops_s = pytest.approx(trained.at_s + 280.0)
+    assert model.interruption(Condition(0.0, 25.0, enough_j), cut) == (stops_s, "battery")
+
+
+def test_a_client_with_a_step_left_computes_until_its_time_is_over() -> None:
+    cut, before = trip(60.0, model=COOL).within(2.0 + 33.0, [6.0] * 10), Condition(0.0, charge_j=900.0)
+    assert (cut.steps, cut.rests, cut.tail_s) == (5, False, pytest.approx(3.0))
+    found = COOL.after_trip(before, cut, cut.total_s)
+    assert found.charge_j == pytest.approx(900 - 0.5 * 36 - 4 * 33 - 1 * 3)
 
 
 def test_a_battery_that_gets_low_ends_the_trip_there() -> None:

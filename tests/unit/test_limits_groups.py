@@ -53,6 +53,14 @@ def test_version_1_each_controller_in_its_own_hierarchy(machine: Machine) -> Non
     assert find("memory") == Place(memory / "user", 1)
 
 
+def test_a_mount_whose_path_is_no_text_is_passed_over(machine: Machine) -> None:
+    cpu = machine.mount("cpu", "cgroup", "rw,cpu")
+    machine.process_in("1:cpu:/")
+    file = machine.root / "proc/self/mountinfo"
+    file.write_bytes(b"29 25 0:26 / /media/M\xfcller rw - vfat /dev/sdb1 rw\n" + file.read_bytes())
+    assert find("cpu") == Place(cpu, 1)
+
+
 def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     unified = machine.mount("unified", "cgroup2", "rw,nsdelegate")
     scope = unified / "user.slice" / "run.scope"

@@ -14,7 +14,9 @@ from edgefl.core.events import Arrived, Joined, Left, Release, Sum, Summed, Tick
 from edgefl.strategies import Client, Update
 from edgefl.strategies.aso_fed import ASOFed
 from edgefl.strategies.asyncfeded import AsyncFedED
+from edgefl.strategies.base import Strategy
 from edgefl.strategies.ca2fl import CA2FL
+from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedfix import FedFix
 from edgefl.strategies.mifa import MIFA
 from edgefl.strategies.pisces import Pisces
@@ -235,3 +237,63 @@ def test_pisces_bounds_staleness_whatever_the_speeds(bound: int) -> None:
     run = run_in_memory(core, lambda client, trip: durations[client] * (1 - 1e-9 * (trip + 1)))
     assert all(update.staleness <= bound for _, updates in run.sums for update in updates)
     assert max(update.staleness for _, updates in run.sums for update in updates) >= math.ceil(bound / 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clients", "happens"),
+    [
+        (SAFA(participants=1), 3, [0, (1, ()), 0, 1, (2, ()), 2, (3, (3,)), 0]),
+        (CA2FL(buffer_size=1), 2, [0, (1, ()), 1, (2, (0,)), (2, ())]),
+    ],
+    ids=["safa", "ca2fl"],
+)
+def test_a_model_in_the_cache_that_turns_out_bad_is_forgotten(
+    strategy: Strategy, clients: int, happens: list[Any]
+) -> None:
+    """It is summed when it is used first, or again: rounds after it arrived."""
+    core = Core(strategy, fleet(clients), 0, experiment.Stop())
+    for client in range(clients):
+        core.handle(Joined(client, 0.0))
+    for at_s, event in enumerate(happens, 1):
+        if isinstance(event, int):
+            task = core.task_of(event)
+            assert task is not None
+            core.handle(Arrived(event, task, core.trained_from(event), 100, 1, 0.5, float(at_s)))
+        else:
+            version, bad = event
+            core.handle(Summed(version, float(at_s), bad))
+    assert core.dropped == 1
+
+
+def test_pisces_without_losses_gives_everybody_a_turn() -> None:
+    core, started = Core(Pisces(concurrency=2), fleet(6), 0, experiment.Stop(trips=150)), [0] * 6
+    actions = [action for client in range(6) for action in core.handle(Joined(client, 0.0))]
+    running: list[Train] = []
+    at_s = 0.0
+    while core.stopped is None:
+        for action in actions:
+            if isinstance(action, Train):
+                running.append(action)
+                started[action.client] += 1
+        if sums := [action.version for action in actions if isinstance(action, Sum)]:
+            actions = core.handle(Summed(sums[0], at_s))
+        else:
+            train, at_s = running.pop(0), at_s + 1.0
+            actions = core.handle(Arrived(train.client, train.task, train.version, 100, 1, math.nan, at_s))
+    assert max(started) - min(started) < 20
+
+
+def test_pisces_knows_whose_loss_is_highest_beside_one_that_has_none() -> None:
+    strategy = Pisces(concurrency=1)
+    state = strategy.begin(fleet(5))
+    core = Core(strategy, fleet(5), 0, experiment.Stop())
+    state.begun_s.update(dict.fromkeys(range(5), 0.0))
+    for client, loss in enumerate((math.nan, 5.0, math.nan, 9.0, 1.0)):
+        strategy.arrive(state, Update(client, client, 0, 0, 100, 1, loss, 1.0, 0.0, 0.0), core)
+    assert sorted(state.utility, key=lambda client: -state.utility[client]) == [3, 1, 4]
+
+
+def test_updates_of_no_examples_are_averaged() -> None:
+    strategy = FedBuff(buffer_size=2, weighting="examples")
+    updates = [Update(client, client, 0, 0, 0, 1, 0.0, 1.0, 0.0, 0.0) for client in range(2)]
+    assert strategy.weights(None, updates, Core(strategy, fleet(2), 0, experiment.Stop())) == [0.5, 0.5]
