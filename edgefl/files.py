@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgefl import failpoints
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 
 PARTIAL = ".partial"
 """Ending of a file that is being written."""
@@ -88,6 +88,15 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         flush_folder(each.parent)
+
+
+def cache_folder() -> Path:
+    """edgefl's folder among this user's caches. `ConfigError` for a user without a home folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "edgefl"
+    except RuntimeError:  # HOME is not set and the system does not know the user
+        raise ConfigError("no home folder is known: set HOME or XDG_CACHE_HOME") from None
 
 
 def flush_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,18 +175,40 @@ def literal(value: Any) -> str:
     >>> literal([1, 2.5, "a", True, {"b": []}])
     '[1, 2.5, "a", true, { b = [] }]'
     """
+    return "".join(pieces(value))
+
+
+def pieces(value: Any) -> Iterator[str]:
+    """`literal` piece by piece: who wants its beginning alone need not go through all, which may be endless.
+
+    >>> endless = [1]
+    >>> endless.append(endless)
+    >>> "".join(piece for piece, _ in zip(pieces(endless), range(6)))
+    '[1, [1, '
+    """
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return int.__repr__(value)
-    if isinstance(value, float):
-        return float.__repr__(value)
-    if isinstance(value, str):
+        yield "true" if value else "false"
+    elif isinstance(value, int):
+        yield int.__repr__(value)
+    elif isinstance(value, float):
+        yield float.__repr__(value)
+    elif isinstance(value, str):
         # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        inside = ", ".join(_line(key, item) for key, item in value.items() if item is not None)
-        return f"{{ {inside} }}" if inside else "{}"
-    if isinstance(value, Sequence):
-        return f"[{', '.join(literal(item) for item in value)}]"
-    raise TypeError(f"a {type(value).__name__} has no TOML form")
+        yield json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    elif isinstance(value, Mapping):
+        before = "{ "
+        for key, item in value.items():
+            if item is not None:
+                yield f"{before}{_key(key)} = "
+                yield from pieces(item)
+                before = ", "
+        yield "{}" if before == "{ " else " }"
+    elif isinstance(value, Sequence):
+        before = "["
+        for item in value:
+            yield before
+            yield from pieces(item)
+            before = ", "
+        yield "[]" if before == "[" else "]"
+    else:
+        raise TypeError(f"a {type(value).__name__} has no TOML form")

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from edgefl.errors import ConfigError, near
-from edgefl.toml import literal
+from edgefl.toml import pieces
 
 T = TypeVar("T")
 _Table: TypeAlias = inspect.StructType | inspect.DataclassType
@@ -87,13 +87,17 @@ def allowed(of: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """``value`` as the user would write it in TOML, at most 60 characters.
+    """``value`` as the user would write it in TOML, at most 60 characters; no more of it is looked at.
 
     >>> shown("fast"), shown([1, True]), shown({"a": None})
     ("'fast'", '[1, true]', '{}')
     """
+    text = ""
     try:
-        text = repr(value) if isinstance(value, str) else literal(value)
+        for piece in (repr(value),) if isinstance(value, str) else pieces(value):
+            text += piece
+            if len(text) > _LONGEST:
+                break
     except TypeError:
         text = f"a {type(value).__name__}"
     except ValueError:  # an integer of thousands of digits

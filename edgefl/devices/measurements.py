@@ -25,7 +25,8 @@ from edgefl.validation import convert
 
 IMAGE = (3, 224, 224)
 """Shape of the images that networks of timm were measured on."""
-UNREADABLE = (OSError, UnicodeDecodeError, json.JSONDecodeError)
+UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
+"""What a file raises that cannot be read, or is not of its kind."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
 """What a wrong line of a file raises."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
@@ -76,7 +77,7 @@ def kinds(path: Path) -> set[Kind]:
 
 
 def _said(path: Path) -> KitResult:
-    return convert(json.loads(path.read_text()), KitResult)
+    return convert(json.loads(path.read_text("utf-8-sig")), KitResult)
 
 
 def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
@@ -89,13 +90,23 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
 
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     """The place of each line, the line, and its profile and runtime."""
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         for number, line in enumerate(csv.DictReader(file), 2):
             place = f"{path}, line {number}"
             with _said_of(place, *WRONG):
+                _check_whole(line)
                 runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
                 kind = line["profile"], runtime
             yield place, line, kind
+
+
+def _check_whole(line: Mapping[str | None, Any]) -> None:
+    """Raise `ConfigError` where a line has fewer fields than the first, or more, which come under None."""
+    missing, more = list(line.values()).count(None), line.get(None, ())
+    if missing or more:
+        fields = len(line) - bool(more)
+        got = fields - missing + len(more)
+        raise ConfigError(f"must have {fields} fields, as the first line has, got {got}")
 
 
 def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:

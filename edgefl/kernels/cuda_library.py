@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgefl.errors import ConfigError
+from edgefl.files import cache_folder
 
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/dxg")
 """There where a driver is; looking for them starts no CUDA context, which would not survive a fork."""
@@ -33,13 +34,20 @@ def problem() -> str | None:
     """The reason why the CUDA back end cannot run here, as far as can be told without starting CUDA."""
     if not any(os.path.exists(node) for node in DEVICE_NODES):
         return "no CUDA device (no NVIDIA driver on this machine)"
-    if found() is None and shutil.which("nvcc") is None:
+    try:
+        built = found() is not None
+    except ConfigError as error:
+        return f"{error}; EDGEFL_CUDA_LIBRARY may name its library"
+    if not built and shutil.which("nvcc") is None:
         return "its library is not built and nvcc is not on PATH; EDGEFL_CUDA_LIBRARY may name one"
     return None
 
 
 def found() -> Path | None:
-    """The library that EDGEFL_CUDA_LIBRARY names, else the one built of these sources."""
+    """The library that EDGEFL_CUDA_LIBRARY names, else the one built of these sources.
+
+    `ConfigError` where none is named and the user has no home folder.
+    """
     if named := os.environ.get("EDGEFL_CUDA_LIBRARY"):
         return Path(named)
     target = _target()
@@ -89,5 +97,4 @@ def _target() -> Path | None:
     digest = hashlib.sha256()
     for name in ("cuda.cu", "cuda_kernels.cuh", "edgefl_kernels.h"):
         digest.update((folder / name).read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "edgefl" / f"libedgefl_cuda-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / f"libedgefl_cuda-{digest.hexdigest()[:16]}.so"

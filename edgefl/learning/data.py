@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Data
+from edgefl.files import cache_folder
 from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
 from edgefl.learning.image_sets import (
@@ -125,12 +126,11 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
     """Folders that may hold the data; a relative ``data.path`` starts at the experiment's folder or here."""
     if spec.path is not None:
-        path = Path(spec.path).expanduser()
+        path = Path(os.path.expanduser(spec.path))  # pathlib's raises where there is no such home
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
     if home := os.environ.get("EDGEFL_DATA"):
-        return [Path(home).expanduser(), DEBIAN]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [cache / "edgefl" / "data", DEBIAN]
+        return [Path(os.path.expanduser(home)), DEBIAN]
+    return [cache_folder() / "data", DEBIAN]
 
 
 def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
@@ -158,6 +158,8 @@ def _checked(got: Any, name: str) -> Dataset:
         )
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_part(data, f"data.name: {name!r}: {part}", x, y)
+    if data.owners is not None:
+        _check_owners(data.owners, len(data.train_y), name)
     return data
 
 
@@ -171,8 +173,14 @@ def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
         return None
-    texts = (x for x, y in parts if y.ndim > 1 and x.dtype.kind == "i")
-    return 1 + max(int(values.max()) for values in (*targets, *texts))
+    texts = [_tokens(x) for x, y in parts if y.ndim > 1]
+    return 1 + max(int(values.max(initial=0)) for values in (*targets, *texts))
+
+
+def _tokens(x: Any) -> NDArray[Any]:
+    """The tokens of inputs; none of images and floats."""
+    raw = x.raw if isinstance(x, Tokens) else x
+    return raw if isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" else np.zeros(0, np.int64)
 
 
 def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
@@ -189,6 +197,19 @@ def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
         )
     if classes is not None and (top := int(y.max())) >= classes:
         raise ConfigError(f"{part}_y must be in [0, {classes}) (got {top})")
+
+
+def _check_owners(owners: Any, examples: int, name: str) -> None:
+    """Raise `ConfigError` where owners are not a whole number for each of so many training examples."""
+    if isinstance(owners, np.ndarray) and owners.dtype.kind in "iu" and owners.shape == (examples,):
+        return
+    got = (
+        f"{owners.dtype} of shape {owners.shape}" if isinstance(owners, np.ndarray) else type(owners).__name__
+    )
+    raise ConfigError(
+        f"data.name: {name!r}: owners must be an array of whole numbers of shape ({examples},), "
+        f"one a training example (got {got})"
+    )
 
 
 def _targets(values: Any, name: str, part: str) -> Targets:

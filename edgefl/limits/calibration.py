@@ -15,13 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.errors import RunError
-from edgefl.files import make_folder, replace
+from edgefl.errors import ConfigError, RunError
+from edgefl.files import cache_folder, make_folder, replace
 from edgefl.limits.capacity import host
 from edgefl.processes import child_environment
 
 MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which the calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0
+PATIENCE_S = 300
 VERSION = 3  # number of the measuring method; a calibration of another version does not hold
 
 
@@ -97,8 +98,8 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
         noise = f"(coefficient of variation: {', '.join(noisy)}; allowed: {MAX_CV:.0%})"
         again = "stop other work and run `edgefl calibrate` again"
         raise RunError(f"calibration refused: this host is too noisy now {noise}; {again}")
-    path = _path(folder)
-    with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+    with contextlib.suppress(OSError, ConfigError):  # a cache that cannot be written is no error
+        path = _path(folder)
         make_folder(path.parent)
         replace(path, [msgspec.json.format(msgspec.json.encode(measured))])
     return measured
@@ -108,19 +109,13 @@ def stored_calibration(folder: Path | None = None) -> Calibration | None:
     """The fresh calibration of this host if there is one; measures nothing."""
     try:
         stored = msgspec.json.decode(_path(folder).read_bytes(), type=Calibration)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ConfigError, msgspec.DecodeError):
         return None
     return None if stored.expired(time.time()) else stored
 
 
 def _path(folder: Path | None) -> Path:
     return (folder or cache_folder()) / f"calibration-{fingerprint()}.json"
-
-
-def cache_folder() -> Path:
-    """Returns the folder of this user's calibrations."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "edgefl"
 
 
 def fingerprint() -> str:
@@ -138,7 +133,11 @@ def library() -> str:
 def _measure_apart() -> Measured:
     env = child_environment(os.environ)
     command = [sys.executable, "-m", "edgefl.limits.host_operations"]
-    done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=300)
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        again = "stop other work and run it again"
+        raise RunError(f"calibration failed: not done within {PATIENCE_S} s; {again}") from None
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise RunError(f"calibration failed with exit code {done.returncode}: {why[-1]}")

@@ -101,7 +101,8 @@ class PrivacyAccount:
     updates in one node count as if they were all alike. Each count for a quantile adds c²/(4 σ_b²) (Andrew
     et al. 2021, theorem 1). Where each step's cohort is drawn uniformly from all clients (``sampling``: the
     chance of each, and whether each is drawn by itself), `poisson_rdp` or `sampled_rdp` gives a second bound,
-    and the lower one counts.
+    and the lower one counts. The noise of a count is for as many updates as are ``expected`` in a
+    step, whoever comes: by default the mean of ``sampling``, else each step's own number.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -111,16 +112,25 @@ class PrivacyAccount:
     6.43
     """
 
-    def __init__(self, rules: Privacy, clients: int, sampling: tuple[float, bool] | None = None) -> None:
+    def __init__(
+        self,
+        rules: Privacy,
+        clients: int,
+        sampling: tuple[float, bool] | None = None,
+        expected: float | None = None,
+    ) -> None:
         self._rules, self._versions = rules, 0
+        if expected is None and sampling is not None:
+            expected = sampling[0] * clients
+        self._expected = expected
         self._leaves: list[NDArray[np.int64]] = []
         self._of_a_step: NDArray[np.float64] | None = None
         if sampling is not None and rules.noise_multiplier and sampling[0] < 1.0:
             rate, poisson = sampling
-            counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(rate * clients)) ** -2
+            mean = expected or rate * clients
+            counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(mean)) ** -2
             together = (rules.noise_multiplier**-2 + counted) ** -0.5
             self._of_a_step = (poisson_rdp if poisson else sampled_rdp)(SAMPLED_ORDERS, rate, together)
-        self._expected = None if sampling is None else sampling[0] * clients
         self.squares = np.zeros(clients)
         """By client: the squared shift that all its updates make, in deviations of the noise."""
         self.participations = np.zeros(clients, np.int64)

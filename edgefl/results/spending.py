@@ -51,9 +51,10 @@ def spending(record: Record) -> Spending | None:
     rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None
-    counts = rules.mechanism == "gaussian" and record.meta.sampling is not None and _whole(record)
-    sampling = Sampling(*record.meta.sampling) if counts and record.meta.sampling is not None else None
-    account = PrivacyAccount(rules, clients, sampling)
+    drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
+    counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
+    expected = None if drawn is None else drawn.rate * clients
+    account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
     found = [0.0]
     for _, tasks, _ in record.sums():

@@ -172,7 +172,7 @@ class ClientProcess:
         return self._copy
 
     def _room(self, task: messages.Task) -> Raw:
-        """Where the update is written: its slot, or memory of this process."""
+        """The memory that the update is written to: its slot, or this process's own."""
         if (room := self._transport.room(task)) is not None:
             return room
         if self._own is None:

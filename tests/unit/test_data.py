@@ -194,6 +194,25 @@ def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monke
         load_data(Data(name="minst"), seed=0)
 
 
+def test_without_a_home_folder_data_need_a_path(no_other_data, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
+        load_data(Data(name="mnist"), seed=0)
+    write_mnist(no_other_data)
+    assert len(load_data(Data(name="mnist", path=str(no_other_data)), seed=0).train_y) == 20
+
+
+@pytest.mark.parametrize("path", [None, "~no-such-user/mnist"])
+def test_the_home_of_nobody_is_a_folder_that_is_not_there(no_other_data, monkeypatch, path):
+    monkeypatch.setenv("EDGEFL_DATA", "~no-such-user/mnist")
+    with pytest.raises(ConfigError, match=r"files not found; .* looked in .*~no-such-user/mnist"):
+        load_data(Data(name="mnist", path=path), seed=0)
+
+
 @pytest.mark.usefixtures("data_dir")
 def test_real_mnist():
     data = load_data(Data(name="mnist", max_examples=1000), seed=0)
@@ -206,11 +225,10 @@ USERS_MODULE = """
 import numpy as np
 from edgefl.learning.data import Dataset
 
-def made(y, classes):
+def made(y, classes, owners=None):
     x, y = np.zeros((3, 2), np.float32), np.array(y)
-    return Dataset(
-        name="mine", train_x=x, train_y=y, test_x=x, test_y=y, classes=classes, input_shape=(2,)
-    )
+    parts = {{"train_x": x, "train_y": y, "test_x": x, "test_y": y}}
+    return Dataset(name="mine", **parts, classes=classes, input_shape=(2,), owners=owners)
 
 def load(spec, seed):
     x = np.ones((3, 2))
@@ -262,6 +280,11 @@ def test_a_users_data_set_is_taken_as_it_is(users):
     assert (data.name, data.classes) == ("mine", 9)
 
 
+def test_a_users_data_set_has_owners(users):
+    data = users("made([0, 1, 0], 9, np.array([7, 5, 7]))")
+    assert data.owners.tolist() == [7, 5, 7]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -274,6 +297,11 @@ def test_a_users_data_set_is_taken_as_it_is(users):
         ("np.array([['a']]), [0], x, [0]", "train_x must be numbers of shape"),
         ("spec['seed']", "'my_data:load' raised TypeError"),
         ("made([0, 1, 2], classes=2)", r"train_y must be in \[0, 2\) \(got 2\)"),
+        ("made([0, 1, 2], 3, np.arange(2))", r"owners must be .* shape \(3,\), .* \(got int64 of shape \(2,"),
+        ("made([0, 1, 2], 3, np.arange(4))", r"owners must be .* \(got int64 of shape \(4,\)\)"),
+        ("made([0, 1, 2], 3, np.zeros((3, 1), int))", r"owners must be .* \(got int64 of shape \(3, 1\)\)"),
+        ("made([0, 1, 2], 3, np.ones(3))", r"owners must be .* \(got float64 of shape \(3,\)\)"),
+        ("made([0, 1, 2], 3, [0, 1, 2])", r"owners must be an array of whole numbers .* \(got list\)"),
     ],
 )
 def test_a_users_data_that_do_not_fit_are_one_line(users, returned, message):

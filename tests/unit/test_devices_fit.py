@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgefl.cli import main
+from edgefl.devices import measurements
 from edgefl.devices.fit import SPREAD, TYPICAL, Row, Unseen, fit, holding, summary
 from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
@@ -138,3 +141,40 @@ def test_a_row_without_time_is_refused(seconds: float) -> None:
 def test_no_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no rows to fit"):
         fit([], spread=SPREAD)
+
+
+FIRST = "device,profile,runtime,layer,inputs,outputs,steps,batch,measured_s,source"
+STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("pixel", "line 3: must have 10 fields, as the first line has, got 1"),
+        (f"{STEP},more", "line 3: must have 10 fields, as the first line has, got 11"),
+        (f"{'a' * 200_000}{STEP}", "steps.csv: field larger than field limit (131072)"),
+    ],
+    ids=["short", "long", "large"],
+)
+def test_a_line_that_does_not_fit_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{FIRST}\n{STEP}\n{line}\n", "utf-8")
+    assert main(["profiles", "fit", str(path), "--out", str(tmp_path / "mine.toml")]) == 2
+    (found,) = capsys.readouterr().err.splitlines()
+    assert found.startswith("edgefl: ")
+    assert found.endswith(said)
+
+
+def test_a_json_that_is_nested_too_deep_is_said(tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"^\S*kit\.json: maximum recursion depth"):
+        measurements.kinds(tmp_path / "kit.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{FIRST}\n{STEP.replace('Pixel', 'Pïxel')}\n", "utf-8-sig")
+    (step,) = measurements.read(path)
+    assert (step.device, step.row.seconds) == ("Pïxel 4", 0.5)

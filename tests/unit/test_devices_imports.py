@@ -435,3 +435,29 @@ def test_options_of_another_format_are_refused(
     with pytest.raises(ProfileError) as refused:
         formats.read(format_name, tmp_path / "unread", ImportOptions(**{option: given}))
     assert str(refused.value) == f"--{option}: {format_name} has no use for it; allowed: {allowed}"
+
+
+def endless() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize(
+    ("format_name", "content", "said"),
+    [
+        ("fedscale", capacities(computation=endless()), "client 1: computation: must be a number above 0"),
+        (
+            "devtools",
+            f'{{"title":"t","download":{"[" * 600}{"]" * 600},"upload":1,"latency":1}}'.encode(),
+            "t: download: must be a number",
+        ),
+    ],
+    ids=["fedscale", "devtools"],
+)
+def test_a_value_without_end_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str, content: bytes, said: str
+) -> None:
+    path = tmp_path / SAMPLE[format_name]
+    path.write_bytes(content)
+    assert said in refused(format_name, path, capsys)

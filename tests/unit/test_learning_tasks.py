@@ -204,7 +204,9 @@ def test_only_an_even_or_a_natural_split_needs_no_classes(given: Dataset) -> Non
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str) -> Dataset:
     lines = (
         "import numpy as np",
+        "from edgefl.learning.dataset import Images, Tokens",
         "x = np.arange(6.0).reshape(3, 2)",
+        "images = Images(np.full((3, 1, 2, 2), 99, np.uint8), top=255, mean=[0.0], std=[1.0])",
         "def load(spec, seed):",
         f"    return {returned}",
     )
@@ -220,6 +222,8 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str) -> Dat
         ("x, x, x[:2], x[1:]", (2,), np.float32, None, 2),
         ("np.int32(x), np.int16(x), np.int32(x) + 4, np.int16(x)", (2,), np.int64, 10, 10),
         ("x, [0, 3, 1], x, [0, 4, 1]", (), np.int64, 5, 5),
+        ("(t := Tokens(np.uint8(x + 4))), np.int16(x), t, np.int16(x)", (2,), np.int64, 10, 10),
+        ("images, np.int16(x), images, np.int16(x)", (2,), np.int64, 6, 6),
     ],
 )
 def test_a_users_targets_say_what_the_task_is(
@@ -237,6 +241,7 @@ def test_a_users_targets_say_what_the_task_is(
         ("x, [0, 1.5, np.nan], x, [0.0] * 3", "train_y must be finite numbers of float32"),
         ("x, [1e300, 0, 0], x, [0.0] * 3", "train_y must be finite"),
         ("x / 0, [0, 1, 2], x, [0, 1, 2]", "train_x must be finite"),
+        ("np.zeros((0, 2), int), np.int16(x), x, np.int16(x)", "train_x has 0 rows and train_y 3"),
         ("x, x, x, x[:, :1]", r"test_y must be floats, \(2,\) an example \(got float32 of shape \(3, 1\)\)"),
         ("x, [0, 1, 2], x, [0.0, 1, 2]", r"test_y must be whole numbers in \[0, 3\), \(\) an example"),
         ("x, ['a', 'b', 'c'], x, [0, 1, 2]", "train_y must be whole numbers ≥ 0 of shape .* or floats"),

@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, RunError
+from edgefl.files import cache_folder
+from edgefl.kernels import cuda_library
 from edgefl.limits import calibration, capacity, host_operations
 from edgefl.limits.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
 from edgefl.limits.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
@@ -314,10 +316,10 @@ def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pyt
 
 def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert calibration.cache_folder() == tmp_path / "edgefl"
+    assert cache_folder() == tmp_path / "edgefl"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert calibration.cache_folder() == tmp_path / ".cache" / "edgefl"
+    assert cache_folder() == tmp_path / ".cache" / "edgefl"
 
 
 def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,4 +364,30 @@ def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_measuring_process_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
+        calibration._measure_apart()
+
+
+def test_a_user_without_a_home_folder_keeps_no_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("EDGEFL_CUDA_LIBRARY", raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(calibration, "_measure_apart", measured)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
+        cache_folder()
+    assert stored_calibration() is None
+    assert calibrate().measured == measured()
+    assert stored_calibration() is None
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path),))
+    assert str(cuda_library.problem()).startswith("no home folder is known: set HOME or XDG_CACHE_HOME")
+
+
+def test_a_calibration_that_takes_too_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Mock(side_effect=calibration.subprocess.TimeoutExpired("python", 300))
+    monkeypatch.setattr(calibration.subprocess, "run", late)
+    said = "^calibration failed: not done within 300 s; stop other work and run it again$"
+    with pytest.raises(RunError, match=said):
         calibration._measure_apart()

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from edgefl.privacy.accounting import (
     poisson_rdp,
     sampled_rdp,
 )
+from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.tree import TreeNoise
+from edgefl.results.spending import spending
+from edgefl.strategies.fedavg import FedAvg
 
 GRID = np.linspace(-37.0, 37.0, 150_001)
 
@@ -217,6 +221,47 @@ def test_noise_of_each_version_adds_up_and_counts_for_a_quantile_cost_their_shar
         both.version(cohort)
     assert account.squares.tolist() == pytest.approx([6 / 4, 1 / 4])
     assert both.squares.tolist() == pytest.approx([6 * (1 / 4 + 1 / 1.6**2), 1 / 4 + 1 / 1.6**2])
+
+
+class Ones(Basis):
+    """Draws that are their deviations."""
+
+    def normal(self, size: int, purpose: str, *ids: int | str) -> Any:
+        return np.ones(size, np.float32)
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "gaussian"])
+def test_a_count_for_a_quantile_is_accounted_with_the_noise_that_was_drawn(mechanism: str) -> None:
+    """Of clients drawn by themselves any number comes, and the noise is of their mean."""
+    fields = {"clip_norm": 1.0, "noise_multiplier": 2.0, "mechanism": mechanism, "quantile": 0.5}
+    rules, clients = Privacy(**fields), 1000  # type: ignore[arg-type]
+    strategy = FedAvg(cohort=100, weighting="uniform", cohorts="poisson")
+    most = strategy.max_weight(clients)
+    assert most == 0.01
+    norm = Mechanism(rules, most, Ones()).next_norm(1, Clipped([most] * 127, 127), 1.0)
+    assert norm is not None
+    drawn = 100 * (math.log(norm) / -rules.quantile_rate) - 127 / 2  # of the count: it moves the norm
+    assert drawn == pytest.approx(100 / 20)
+    account = PrivacyAccount(rules, clients, expected=100.0)
+    account.version(range(127))
+    step = 1 / rules.noise_multiplier**2
+    assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
+    left = SimpleNamespace(client=3, at_s=9.0)  # which ends what is known of the draw
+    record: Any = SimpleNamespace(
+        meta=SimpleNamespace(privacy=rules, sampling=strategy.sampling(clients)),
+        fleet={"client": np.arange(clients)},
+        trips={
+            "task": np.arange(127), "client": np.arange(127), "sent_s": np.zeros(127), "fate": ["used"] * 127
+        },
+        sums=lambda: [(1, np.arange(127), None)],
+        moves=lambda: [left],
+        events=list,
+    )  # fmt: skip
+    found = spending(record)
+    assert found is not None
+    assert not found.sampled
+    assert found.account.squares.tolist() == account.squares.tolist()
+    assert found.epsilon[-1] == account.epsilon()
 
 
 def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden() -> None:

@@ -127,3 +127,22 @@ def test_a_bound_that_faults_knows_nothing_of_is_a_fault_too() -> None:
 def test_long_values_are_cut() -> None:
     assert len(shown("x" * 100)) == len(shown(list(range(100)))) == 60
     assert str(wrong("a", "short", 1j)) == "a: must be short, got a complex"
+
+
+def test_a_value_without_end_is_cut() -> None:
+    circle: list[Any] = [1]
+    circle.append(circle)
+    shared: list[Any] = []
+    deep: list[Any] = []
+    table: dict[str, Any] = {}
+    for _ in range(60):
+        shared = [shared, shared]
+    for _ in range(600):
+        deep = [deep]
+    table["a"] = table
+    for value, start in ((circle, "[1, [1, "), (shared, "[[["), (deep, "[[["), (table, "{ a = { a = ")):
+        assert shown(value).startswith(start)
+        assert len(shown(value)) == 60
+        (text,) = texts(value, Annotated[float, msgspec.Meta(ge=0)], "download")
+        assert text.startswith("download: must be a finite number of at least 0, got ")
+        assert len(text) < 120
