@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Container
 from dataclasses import dataclass
@@ -154,10 +155,11 @@ class ParameterBuffer:
         return self.memory[start : start + 4 * count].view(np.float32)
 
     @classmethod
-    def create(cls, shape: Shape, *, sparse: bool = False) -> ParameterBuffer:
+    def create(cls, shape: Shape, *, sparse: bool = False, most_bytes: int | None = None) -> ParameterBuffer:
         """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had.
 
-        One that is ``sparse`` takes memory only where something is written.
+        One that is ``sparse`` takes memory only where something is written. ``most_bytes`` is what this
+        process may use, where that is less than the machine has.
         """
         if not shape.possible:
             raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
@@ -167,7 +169,7 @@ class ParameterBuffer:
             # than there is would not fail: the system would kill processes to make room.
             if sparse:
                 os.ftruncate(fd, shape.total_bytes)
-            elif shape.total_bytes > psutil.virtual_memory().available:
+            elif shape.total_bytes > min(psutil.virtual_memory().available, most_bytes or sys.maxsize):
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             else:
                 os.posix_fallocate(fd, 0, shape.total_bytes)

@@ -37,6 +37,7 @@ from edgefl.limits.capacity import (
     TimeScale,
     UsageMeter,
     choose_time_scale,
+    memory_limit_bytes,
 )
 from edgefl.limits.confinement import Enforcement, enforced
 from edgefl.limits.memory import proportional_mib
@@ -493,7 +494,7 @@ class _Supervisor:
         if self.nodes is not None:
             self.nodes.adopt(shape)
         sparse = self.nodes is not None and self._experiment.server.partial_sums
-        self._buffer = ParameterBuffer.create(shape, sparse=sparse)
+        self._buffer = ParameterBuffer.create(shape, sparse=sparse, most_bytes=memory_limit_bytes())
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:

@@ -334,3 +334,11 @@ def test_nothing_is_left_once_every_view_is_gone() -> None:
     other.close()
     del made, other, kept
     gc.collect()
+
+
+def test_a_buffer_beyond_what_this_process_may_use_is_refused() -> None:
+    """A control group's limit: the system would kill the run at its first write beyond it."""
+    shape = Shape(size=10_000, ring=2, slots=2)
+    with pytest.raises(RunError, match="Cannot allocate memory"):
+        ParameterBuffer.create(shape, most_bytes=shape.total_bytes - 1)
+    ParameterBuffer.create(shape, most_bytes=shape.total_bytes).close()
