@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -51,7 +52,8 @@ def tune(
     scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}
     base = study.file(settings).parent
     file = study.steps_file(settings)
-    make_folder(file.parent)
+    with contextlib.suppress(OSError):
+        make_folder(file.parent)
     if not os.access(file.parent, os.W_OK):  # better now than in some hours
         raise ConfigError(f"{file}: cannot be written")
     with warm() as fork_server:
