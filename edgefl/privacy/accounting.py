@@ -120,17 +120,16 @@ class PrivacyAccount:
         expected: float | None = None,
     ) -> None:
         self._rules, self._versions = rules, 0
-        if expected is None and sampling is not None:
-            expected = sampling[0] * clients
-        self._expected = expected
         self._leaves: list[NDArray[np.int64]] = []
         self._of_a_step: NDArray[np.float64] | None = None
-        if sampling is not None and rules.noise_multiplier and sampling[0] < 1.0:
+        if sampling is not None:
             rate, poisson = sampling
-            mean = expected or rate * clients
-            counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(mean)) ** -2
-            together = (rules.noise_multiplier**-2 + counted) ** -0.5
-            self._of_a_step = (poisson_rdp if poisson else sampled_rdp)(SAMPLED_ORDERS, rate, together)
+            expected = rate * clients if expected is None else expected
+            if rules.noise_multiplier and rate < 1.0:
+                counted = 0.0 if rules.quantile is None else (2.0 * rules.count_deviation(expected)) ** -2
+                together = (rules.noise_multiplier**-2 + counted) ** -0.5
+                self._of_a_step = (poisson_rdp if poisson else sampled_rdp)(SAMPLED_ORDERS, rate, together)
+        self._expected = expected
         self.squares = np.zeros(clients)
         """By client: the squared shift that all its updates make, in deviations of the noise."""
         self.participations = np.zeros(clients, np.int64)
