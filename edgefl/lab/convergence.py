@@ -54,6 +54,19 @@ def judged(
     return Finding(claim, source, paper, ours, verdict(holds and all(one.agrees for one in quantities)), note)
 
 
+def exceeded(
+    claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
+) -> Finding:
+    """The finding on a bound that does not hold: so many ``times`` over it, once a seed.
+
+    It is "not reproduced" only by runs whose ``quantity`` is as predicted; others say nothing of the bound.
+    """
+    ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
+    if not quantity.agrees:
+        return Finding(claim, source, paper, ours, "out of reach", "the run itself is not as predicted")
+    return Finding(claim, source, paper, ours, verdict(min(times) <= 1.0), note)
+
+
 class QuadraticRun(NamedTuple):
     """A run on the quadratic, and what it is predicted to show."""
 
@@ -180,13 +193,14 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
     )
     runs = rows_of([setting], 1 if quick else 5)
     times = [row[0].mean_square() / fedbuff_bound(row[0], versions, rate, 1, 1.0) for row in runs]
-    sampled = Ratio("sampling", [row[0].mean_square() / setting.expected.sampling() for row in runs], 0.2)
-    return Finding(
+    sampled = [row[0].mean_square() / setting.expected.sampling() for row in runs]
+    return exceeded(
         "the bound as it is printed",
         "Nguyen 2022, theorem 1",
         "mean ‖∇f‖² at most the bound",
-        f"{min(times):.1f} times the bound at η·L = {rate:g}; measured ÷ η·L·σ_g²/2: {sampled}",
-        verdict(max(times) <= 1.0),
+        times,
+        f"η·L = {rate:g}",
+        Ratio("sampling, η·L·σ_g²/2,", sampled, 0.2),
         "it has σ_g² only in η² terms: equation 20 turns Jensen's inequality round",
     )
 
@@ -351,13 +365,14 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
     )
     runs = rows_of([setting], 1 if quick else 5)
     times = [row[0].mean_square() / fedstaleweight_bound(row[0], versions, rate, size) for row in runs]
-    noise = Ratio("noise", [row[0].mean_square() / setting.expected.floor() for row in runs], WITHIN)
-    return Finding(
+    noise = [row[0].mean_square() / setting.expected.floor() for row in runs]
+    return exceeded(
         "the bound as it is printed",
         "Ma 2024, theorem 1",
         "mean ‖∇f‖² at most the bound",
-        f"{min(times):.1f} times the bound at η·L = {rate:g}, τ = 0; measured ÷ η·L·σ²/(2b): {noise}",
-        verdict(max(times) <= 1.0),
+        times,
+        f"η·L = {rate:g}, τ = 0",
+        Ratio("noise, η·L·σ²/(2b),", noise, WITHIN),
         "in its T2 the squared norm of a mean stands for the mean of a squared norm, so σ_ℓ² is lost",
     )
 
@@ -413,15 +428,17 @@ def defedavg_iid_as_printed(quick: bool = False) -> Finding:
     )
     runs = rows_of([setting], 1 if quick else 5)
     printed, whole = (
-        of_bound(runs, lambda _, out, units=units: iid_bound(out, versions, n, 1, units=units))  # type: ignore[misc]
+        [row[0].mean_square() / iid_bound(row[0], versions, n, 1, units=units) for row in runs]
         for units in (False, True)
     )
-    return Finding(
+    predicted = setting.expected.descent() + setting.expected.floor()
+    return exceeded(
         "the bound (14) as it is printed",
         "Wang 2024, theorem 2",
         "mean ‖∇F‖² at most the bound",
-        f"{printed:.1f} times the bound at L = 100, σ² = 10⁴; {whole:.2g} of it with F times L·σ²",
-        verdict(printed <= 1.0),
+        printed,
+        f"L = 100, σ² = 10⁴, {max(whole):.2g} of it with F times L·σ²",
+        Ratio("descent and noise", [row[0].mean_square() / predicted for row in runs], WITHIN),
         "the proof's last line drops σ², the theorem L too, so its two sides have different units",
     )
 

@@ -20,7 +20,7 @@ NIIDS = {"nIID": "when-selected", "nIID, newest": "newest"}
 
 def _arms() -> Iterator[Arm]:
     for fleet, devices in FLEETS.items():
-        where = f'fleet={{devices="{devices}"}}'
+        where = f'fleet.devices="{devices}"'
         for label, exponent in FEDBUFFS.items():
             own = ("strategy.name=fedbuff", "strategy.buffer_size=10", f"strategy.exponent={exponent}")
             yield Arm(_name(label, fleet), (where, *own))

@@ -9,12 +9,14 @@ FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
 """A group's mean share of weight may be so far from 1/n."""
+NEAR = 0.95
+"""The race for trips is to this part of what the weakest run ends with: no run passes it at a peak of its."""
 
 
 def judge(curves: Curves) -> list[Finding]:
     """The paper's claims, and ours for the running form."""
-    target = min(min(curves.best(label)) for label in (PAPER, AVERAGE))
     final = {label: curves.accuracy(label) for label in curves.records}
+    target = NEAR * min(*final[PAPER], *final[AVERAGE])
     mean = {label: curves.accuracy(label, last=0) for label in (RUNNING, PAPER)}
     final_gain = difference(final[PAPER], final[AVERAGE])
     mean_gain = difference(mean[RUNNING], mean[PAPER])
@@ -49,7 +51,7 @@ def judge(curves: Curves) -> list[Finding]:
             "fewer",
             f"buffered FedAvg takes {trips or 'not settled'}",
             judged(trips, None),
-            "the highest smoothed accuracy that every run of the two reached; the paper gives no figure",
+            f"{NEAR:.0%} of what the weakest run of the two ends with; the paper gives no figure",
         ),
         Finding(
             "fairer than buffered FedAvg in applied weight per client",

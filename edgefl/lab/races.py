@@ -2,7 +2,7 @@
 
 A curve of accuracies swings by percents from one evaluation to the next, so a race is not decided by the
 first evaluation that touches the target: both curves are measured at equal periods, smoothed over `WINDOW`
-evaluations, and compared seed by seed.
+of them, and compared seed by seed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,28 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
     [2.0, 5.0]
     """
     return [fmean(values[at : at + window]) for at in range(len(values) - window + 1)]
+
+
+def filled(
+    at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
+) -> tuple[list[float], list[float]]:
+    """Costs and accuracies as if a model had been measured once a ``period`` until the next one was.
+
+    Where versions are further apart than evaluations are asked for, as rounds are, there is one evaluation
+    for each, and a window over so many would be wider than another's. ``at`` is where each was made.
+
+    >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
+    ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
+    """
+    x, y = list(costs[:1]), list(accuracies[:1])
+    for before in range(len(at) - 1):
+        parts = max(1, round((at[before + 1] - at[before]) / period))
+        step = (costs[before + 1] - costs[before]) / parts
+        x += [costs[before] + part * step for part in range(1, parts)]
+        y += [accuracies[before]] * (parts - 1)
+        x.append(costs[before + 1])
+        y.append(accuracies[before + 1])
+    return x, y
 
 
 def passage(
@@ -73,12 +95,25 @@ class CostRatio(NamedTuple):
     mean: float
     low: float
     high: float
+    """0 and infinity where the interval is open on that side."""
     at_least: bool = False
     """In some seed the other was not there when its run ended: that one counts with its end."""
 
     def __str__(self) -> str:
-        interval = f" ({self.low:.2g} to {self.high:.2g})" if math.isfinite(self.high) else ""
-        return f"{'> ' if self.at_least else ''}{self.mean:.1f}×{interval}"
+        """The mean, or a bound on it, and the interval where there is one.
+
+        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf), sep=", ")
+        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×
+        """
+        above, below = self.low > 0.0, math.isfinite(self.high)
+        sign, interval = "> " if self.at_least else "", ""
+        if above and below:
+            interval = f" ({self.low:.2g} to {self.high:.2g})"
+        elif above:
+            interval = f" ({self.low:.2g} or more)"
+        elif below:
+            sign, interval = "< ", f" ({self.high:.2g} or less)"
+        return f"{sign}{self.mean:.1f}×{interval}"
 
 
 def ratio(
@@ -86,32 +121,36 @@ def ratio(
 ) -> CostRatio | None:
     """The cost of the ``other`` over that of ``mine``, paired over seeds; None where a run ended too soon.
 
-    Given is what it took each of them, NaN where it did not get there, and where its run ended. The interval
-    is Student's t on the logarithms; it is infinite for one seed.
+    Given is what it took each of them, NaN where it did not get there, and where its run ended: there it
+    counts with its end, and the ratio is a bound. The interval is Student's t on the logarithms, open on the
+    side that nobody has seen, and on both for one seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
     2.0× (1.6 to 2.6)
     >>> print(ratio([nan, nan], [2.0, 2.0], [9.0, 9.0], [9.0, 9.0]))
-    > 4.5× (4.5 to 4.5)
+    > 4.5× (4.5 or more)
     >>> ratio([nan], [5.0], [3.0], [9.0]) is None  # the other might have been first
     True
     """
-    logs, at_least = [], False
+    logs, at_least, at_most = [], False, False
     for there, here, there_end, here_end in zip(other, mine, other_end, mine_end, strict=True):
         if math.isnan(here):
             if math.isnan(there) or here_end < there:
                 return None
-            here = here_end
+            here, at_most = here_end, True
         elif math.isnan(there):
             if there_end < here:
                 return None
             there, at_least = there_end, True
         logs.append(math.log(there / here))
+    if at_least and at_most:
+        return None
     found = compare.estimate(logs)
     half = math.inf if found.half is None else found.half
-    low, high = (math.exp(min(700.0, found.mean + side)) for side in (-half, half))
-    return CostRatio(math.exp(found.mean), low, high if math.isfinite(half) else math.inf, at_least)
+    low = 0.0 if at_most else math.exp(found.mean - half)
+    high = math.inf if at_least or half == math.inf else math.exp(min(700.0, found.mean + half))
+    return CostRatio(math.exp(found.mean), low, high, at_least)
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
@@ -125,7 +164,7 @@ def judged(found: CostRatio | None, paper: float | None) -> Verdict:
     ('smaller', 'reproduced')
     >>> judged(CostRatio(1.2, 0.8, 1.8), 1.2)
     'not reproduced'
-    >>> judged(None, 2.0), judged(CostRatio(2.0, 1.5, 2.5, at_least=True), 9.0)
+    >>> judged(None, 2.0), judged(CostRatio(2.0, 1.5, math.inf, at_least=True), 9.0)
     ('out of reach', 'out of reach')
     """
     if found is None:

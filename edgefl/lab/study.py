@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
@@ -87,23 +87,26 @@ class Curves:
         """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
-    def best(self, label: str) -> list[float]:
-        """The best of the smoothed accuracies."""
-        return self._each(
-            label, lambda rows: max(races.smoothed([row.accuracy for row in rows]), default=math.nan)
-        )
+    def _curves(self, label: str, over: Over) -> Iterator[tuple[list[float], list[float]]]:
+        """Costs and accuracies of each run, one for each period that the settings ask to be measured at."""
+        for record in self.records[label]:
+            rows = record.evaluations
+            costs, accuracies = [float(getattr(row, over)) for row in rows], [row.accuracy for row in rows]
+            asked = config.load(record.folder / EXPERIMENT_FILE).evaluation
+            if asked.every_trips is not None:
+                yield races.filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
+            elif asked.every_s is not None:
+                yield races.filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
+            else:
+                yield costs, accuracies
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Client trips or emulated seconds until the smoothed accuracy reached ``target``."""
-
-        def passage(rows: list[EvaluationRow]) -> float:
-            return races.passage([getattr(row, over) for row in rows], [row.accuracy for row in rows], target)
-
-        return self._each(label, passage)
+        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
+        return [races.passage(*curve, target) for curve in self._curves(label, over)]
 
     def ended(self, label: str, over: Over) -> list[float]:
-        """Client trips or emulated seconds until the last evaluation."""
-        return self._each(label, lambda rows: getattr(rows[-1], over))
+        """The cost until the smoothed curve's end; 0 where it has no point."""
+        return [max(races.smoothed(costs), default=0.0) for costs, _ in self._curves(label, over)]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> races.CostRatio | None:
         """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""

@@ -30,6 +30,7 @@ from edgefl.lab import (
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.compare import Estimate
+from edgefl.results.record import EvaluationRow
 
 STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
 EVERY = [(one, settings) for one in STUDIES for settings in one.settings()]
@@ -205,10 +206,67 @@ def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
     assert bound is not None
     assert bound.at_least
     assert races.judged(bound, 5.7) == "reproduced"  # ten times at least
+    assert bound.high == math.inf
     assert races.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
-    assert races.judged(races.ratio([100.0, 110.0, 90.0], never, ends, ends), 2.0) == "not reproduced"
+    behind = races.ratio([100.0, 110.0, 90.0], never, ends, ends)
+    assert races.judged(behind, 2.0) == "not reproduced"
+    assert str(behind).startswith("< 0.1×")
     assert races.judged(races.ratio(never, never, ends, ends), 2.0) == "out of reach"
     assert races.judged(races.ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
+
+
+def test_a_bound_from_above_certifies_nothing() -> None:
+    """Nine seeds 9 times ahead, and one that was not there when the other was: maybe far behind."""
+    mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
+    assert (
+        races.judged(races.ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
+    )
+    found = races.ratio(other, mine, ends, ends)
+    assert found is not None
+    assert (found.low, races.judged(found, 5.0)) == (0.0, "not reproduced")
+    assert races.ratio([math.nan, *other[1:]], mine, ends, ends) is None  # a bound on neither side
+
+
+class Rounds(Curves):
+    """Two arms that learn alike, measured when a version is made: of each the times, and the accuracy."""
+
+    def __init__(self, tmp_path: Path, every: Mapping[str, float], learn_s: float) -> None:
+        (tmp_path / "experiment.toml").write_text(
+            "fleet = { devices = { pi-4 = 1 } }\nevaluation = { every_s = 1.0 }\nstop = { versions = 9 }\n"
+        )
+        super().__init__(
+            {
+                label: [
+                    Mock(
+                        folder=tmp_path,
+                        evaluations=[
+                            EvaluationRow(
+                                version=at,
+                                at_s=at * every_s,
+                                wall_s=0.0,
+                                trips=at,
+                                loss=0.0,
+                                accuracy=min(0.9, at * every_s / learn_s),
+                            )
+                            for at in range(int(100 / every_s) + 1)
+                        ],
+                    )
+                ]
+                for label, every_s in every.items()
+            }
+        )
+
+
+def test_a_round_is_no_wider_a_window_than_a_version(tmp_path: Path) -> None:
+    """Versions a second apart and rounds of ten: measured once a round, five of which would be 50 s."""
+    curves = Rounds(tmp_path, {"buffered": 1.0, "rounds": 10.0}, learn_s=100.0)
+    assert curves.reached("buffered", 0.35, "at_s") == pytest.approx([35.0])
+    (passed,) = curves.reached("rounds", 0.35, "at_s")
+    assert 37.0 <= passed <= 42.0  # the round that has 0.4 is there at 40 s; a mean of five rounds at 35
+    (early,) = curves.reached("rounds", 0.1, "at_s")
+    assert early < 20.0  # which the mean of five rounds first is at 20 s
+    assert curves.reached("rounds", 0.95, "at_s") == pytest.approx([math.nan], nan_ok=True)
+    assert curves.ended("rounds", "at_s") == pytest.approx([98.0])  # the middle of the last window
 
 
 def test_one_seed_certifies_nothing() -> None:
