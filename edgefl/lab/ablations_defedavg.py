@@ -80,6 +80,8 @@ study = Study(
         "FAVANO and AsySG, table I's other baselines, race with n = 10 alone (edgefl reproduce defedavg).",
     ),
     tuning=Tuning(
-        {"training.lr": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}, "at_s", {"": 3.0, QUICK: 2.0}
+        {"strategy.server_lr": (0.1, 1.0), "training.lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+        "at_s",
+        {"": 3.0, QUICK: 3.0},
     ),
 )

@@ -57,5 +57,9 @@ study = Study(
     notes=("The first race is the papers'; the others change one thing at a time.",),
     seeds=(1, 2, 3, 4, 5),
     small_seeds=(1, 2, 3, 4, 5),
-    tuning=Tuning({"training.lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)}, "at_s", {QUICK: 1.0, "": 3.0}),
+    tuning=Tuning(
+        {"strategy.server_lr": (0.1, 1.0), "training.lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+        "at_s",
+        {"": 3.0, QUICK: 2.0},
+    ),
 )

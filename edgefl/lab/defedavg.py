@@ -64,7 +64,7 @@ _FEDAVG = (*FEDAVG, "strategy.cohort=10")
 _FEDBUFF = (*FEDBUFF, "strategy.buffer_size=10")
 _ASYSG = ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1")
 IID_DATA = ("data.partition=iid",)
-_LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1)
+_LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 # FAVANO and AsySG have one step: the table gives FAVANO no η, AsySG no local one.
 _ONE = {"training.lr": _LOCAL}
 
@@ -103,6 +103,6 @@ study = Study(
     tuning=Tuning(
         {"strategy.server_lr": (0.1, 1.0), "training.lr": _LOCAL},
         "at_s",
-        {"": 3.0, "cifar10": 6.0, QUICK: 1.0},
+        {"": 3.0, "cifar10": 6.0, QUICK: 2.0},
     ),
 )
