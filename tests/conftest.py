@@ -37,6 +37,8 @@ collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's ``&``, and tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine, and no bar in seconds; HYPOTHESIS_PROFILE=explore looks further.
 hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True)

@@ -44,9 +44,9 @@ def opened(sealed: bytes, nonce: bytes, key: bytes, secret: bytes) -> bytes:
 class RawCaller(Raw):
     """One who has the ``secret`` key and knows the door's public ``key``."""
 
-    def __init__(self, address: str, secret: bytes, key: bytes, timeout_s: float = 20.0) -> None:
+    def __init__(self, address: str, secret: bytes, key: bytes) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout_s)
+        self.socket = socket.create_connection((host, int(port)))
         self._secret, self._key = secret, key
         self._mine = os.urandom(32)
         self._theirs = b""

@@ -52,13 +52,11 @@ class Raw:
 class RawPeer(Raw):
     """The peer of this name, which waits ``where`` the server calls it; on Linux."""
 
-    def __init__(self, where: str, name: bytes, password: str, timeout_s: float = 20.0) -> None:
+    def __init__(self, where: str, name: bytes, password: str) -> None:
         with socket.socket(socket.AF_UNIX) as waiting:
-            waiting.settimeout(timeout_s)
             waiting.bind("\0" + where.removeprefix("ipc://@"))
             waiting.listen(1)
             self.socket, _ = waiting.accept()
-        self.socket.settimeout(timeout_s)
         self._name, self._password = name, password.encode()
 
     def greet(self) -> None:

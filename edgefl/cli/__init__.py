@@ -152,8 +152,6 @@ def _misused(error: Any) -> int:
 
 
 def _flush() -> None:
-    if sys.stdout is None:  # started with it closed
-        return
     try:
         sys.stdout.flush()
     except OSError as error:

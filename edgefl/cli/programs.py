@@ -108,7 +108,7 @@ def phones_of(
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
-    from edgefl.programs.phone import read_connect
+    from edgefl.programs.phone import check_count, read_connect
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
@@ -121,6 +121,7 @@ def phones_of(
         counts = [*found.devices.items()]
         of = found.network
         networks = of if isinstance(of, dict) else dict.fromkeys(found.devices, of)
+    check_count(sum(copies for _, copies in counts))
     connects = dict(map(read_connect, connect))
     if len(connects) < len(connect):
         raise ConfigError(f"--connect {' '.join(connect)}: each port must be given once")

@@ -26,14 +26,16 @@ from edgefl.seeds import stream
 Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
+MOST_COUNTED = 10_000
+"""Classes that are counted each: a message has no room for more."""
 
 
 class EvalResult(NamedTuple):
     """Mean loss, share of right answers; right answers and examples by class, int64 of shape (classes,).
 
     ``accuracy`` is NaN where targets are no classes or the outputs no logits for them; there are no counts
-    then, and none for tokens. ``metrics`` are those of a user's own function, ``problem`` is the reason why
-    there are none.
+    then, and none for tokens or above `MOST_COUNTED`. ``metrics`` are those of a user's own function,
+    ``problem`` is the reason why there are none.
     """
 
     loss: float
@@ -147,7 +149,7 @@ def _result(loss: float, right: list[NDArray[np.bool_]], y: NDArray[Any], classe
         return EvalResult(loss, math.nan)
     hits = np.concatenate(right)
     accuracy = int(hits.sum()) / hits.size
-    if y.ndim > 1:  # a vocabulary may have more entries than a message has room for
+    if y.ndim > 1 or classes > MOST_COUNTED:
         return EvalResult(loss, accuracy)
     correct, total = (np.bincount(labels, minlength=classes) for labels in (y[hits], y))
     return EvalResult(loss, accuracy, correct, total)

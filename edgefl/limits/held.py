@@ -107,10 +107,14 @@ class HeldPhase:
 
     def end(self) -> PhaseTime:
         """Close the phase: be held no more, wait out what is left of it, and report it."""
+        self._cost.learn(self._phase.work, self.let_go() - self._began_ns)
+        return self._phase.end()
+
+    def let_go(self) -> int:
+        """Be held no more; returns the CPU time that the process has used."""
         used_ns = cpu_ns(0)
         os.write(self._governor, HoldRequest(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
-        self._cost.learn(self._phase.work, used_ns - self._began_ns)
-        return self._phase.end()
+        return used_ns
 
     def _tell(self, now_ns: int) -> None:
         """The share with which the rest is done just before the device would have done it."""

@@ -409,7 +409,8 @@ _thread = ThrottleThread()
 def open(kind: str, pid: int, share: float) -> Throttle:
     """Hold process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until it is closed.
 
-    ``sigstop`` needs no privileges, and stops this very process, all its threads, for milliseconds at a time.
+    ``sigstop`` needs no privileges, and stops that process alone, all its threads, for milliseconds at a
+    time; it must be another than the caller's own.
     ``cgroup`` needs a control group that may be written to, and holds what the process starts too.
     ConfigError if the mechanism is unknown or does not work here; ProcessLookupError if there is no such
     process; ValueError if ``share`` is not a finite number above 0.
@@ -417,6 +418,8 @@ def open(kind: str, pid: int, share: float) -> Throttle:
     checked_share(share)
     if kind not in KINDS:
         raise ConfigError(unknown("throttle", kind, KINDS))
+    if kind == "sigstop" and pid == os.getpid():
+        raise ConfigError("throttle 'sigstop': a process cannot stop itself; another can, or use 'cgroup'")
     with contextlib.ExitStack() as undo:
         target = Target(pid)
         undo.callback(target.close)

@@ -40,7 +40,7 @@ def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, st
         with (
             open(kit.__file__) as source,
             subprocess.Popen(
-                command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace"
             ) as process,
         ):
             assert process.stdout is not None

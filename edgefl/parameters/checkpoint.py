@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from edgefl import failpoints, kernels
 from edgefl.errors import ConfigError
-from edgefl.files import PARTIAL, make_folder, replace
+from edgefl.files import PARTIAL, flush_folder, make_folder, replace
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.update_format import Raw
 
@@ -67,7 +67,7 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
         "emulated_s": repr(checkpoint.emulated_s),
         "wall_s": repr(checkpoint.wall_s),
     }
-    path = folder / f"journal-{checkpoint.journal_seq:010d}.safetensors"
+    path = _file(folder, checkpoint.journal_seq)
     tensors = _tensors(checkpoint)
     replace(path, _safetensors(tensors, metadata))
     failpoints.pass_by("named")
@@ -95,6 +95,18 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
     raise ConfigError("; ".join([f"{folder} holds no checkpoint to resume from", *problems]))
+
+
+def forget_after(folder: Path, journal_seq: int) -> None:
+    """Remove the checkpoints beyond this entry of the journal, which now goes on otherwise from there."""
+    for path in folder.glob("journal-*.safetensors"):
+        if path > _file(folder, journal_seq):
+            path.unlink()
+    flush_folder(folder)
+
+
+def _file(folder: Path, journal_seq: int) -> Path:
+    return folder / f"journal-{journal_seq:010d}.safetensors"
 
 
 def _read(path: Path) -> SavedState:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -27,6 +28,7 @@ from edgefl.programs import messages
 from edgefl.programs.tree import ProcessTree, children_of, phone_of
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.process import (
+    STOPS,
     adopt_orphans,
     allow_open_files,
     become_child,
@@ -168,7 +170,8 @@ class Keeper:
     def __init__(self, channel: Channel[messages.ToKeeper]) -> None:
         self._channel = channel
         self._phones: dict[int, KeptPhone] = {}
-        self._groups: Groups | None = None
+        self._groups: dict[tuple[str, ...], Groups] = {}
+        """Those of phones by the controllers that hold them."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
         self._ending = False
@@ -211,8 +214,8 @@ class Keeper:
     def close(self) -> None:
         """Kill what lives and leave nothing."""
         end_children()
-        if self._groups is not None:
-            self._groups.close()
+        for groups in self._groups.values():
+            groups.close()
 
     def _hear(self, message: messages.ToKeeper) -> None:
         match message:
@@ -231,7 +234,7 @@ class Keeper:
             case messages.Pass():
                 for phone in self._phones.values():
                     if phone.tree is not None:
-                        with contextlib.suppress(ProcessLookupError):
+                        with contextlib.suppress(ProcessLookupError, PermissionError):
                             os.killpg(phone.tree.root, message.number)
                     elif not phone.over:  # away, and to be started again: it is not any more
                         self._over(phone, -message.number)
@@ -251,13 +254,14 @@ class Keeper:
             self._over(phone, -signal.SIGKILL)
 
     def _group(self, launch: messages.Launch) -> ControlGroup | None:
-        wanted = [
+        wanted = tuple(
             name for name, by in (("cpu", launch.throttle), ("memory", launch.memory)) if by == "cgroup"
-        ]
+        )
         if not wanted:
             return None
-        self._groups = self._groups or Groups(wanted)
-        return self._groups.group(f"phone-{launch.phone}")
+        if wanted not in self._groups:
+            self._groups[wanted] = Groups(wanted)
+        return self._groups[wanted].group(f"phone-{launch.phone}")
 
     def _start(self, phone: KeptPhone) -> None:
         phone.start()
@@ -318,9 +322,14 @@ class Keeper:
             self._adopt(pid)
 
     def _adopt(self, pid: int) -> KeptPhone | None:
-        """Give an orphan back to its phone, if it is known."""
-        number = next((n for n, p in self._phones.items() if p.tree is not None and pid in p.tree), None)
-        number = phone_of(pid) if number is None else number
+        """Give an orphan back to its phone, if it is known: all are the only one's."""
+        session = os.getsid(pid)
+        seen = (
+            n
+            for n, p in self._phones.items()
+            if p.tree is not None and (pid in p.tree or p.tree.root == session)
+        )
+        number = 0 if len(self._phones) == 1 else next(seen, phone_of(pid))
         phone = self._phones.get(-1 if number is None else number)
         if phone is not None and phone.tree is not None:
             phone.tree.orphans.add(pid)
@@ -372,6 +381,8 @@ class Keeper:
 
     def _over(self, phone: KeptPhone, code: int) -> None:
         phone.over = True
+        if all(one.over for one in self._phones.values()):
+            end_children()  # that hid whose they are
         self._unsaid.append(messages.PhoneEnded(phone.state(), code, phone.why))
         self._tell()
         phone.remove()
@@ -395,14 +406,7 @@ def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | 
     try:
         os.setsid()
         become_child(keeper, "edgefl-phone")
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-            signal.SIGTSTP,
-        ):
+        for number in {*STOPS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP} - {*launch.ignored}:
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -413,13 +417,16 @@ def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | 
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
         os.closerange(len(launch.stdio), os.sysconf("SC_OPEN_MAX"))  # the channel, and other phones' pipes
+        if launch.open_files is not None:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (launch.open_files, most))
         if launch.folder is not None:
             os.chdir(launch.folder)
         os.execvpe(launch.command[0], launch.command, launch.environment)
     except (OSError, ConfigError) as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTED
         why = error.strerror if isinstance(error, OSError) else error
-        os.write(2, f"edgefl: {launch.command[0]}: {why}\n".encode())
+        os.write(2, b"edgefl: %b: %b\n" % (launch.command[0], str(why).encode()))
     finally:
         os._exit(code)
 

@@ -30,15 +30,19 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     """One phone's command, for the keeper."""
 
     phone: int
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    folder: str | None
+    command: tuple[bytes, ...]
+    environment: dict[bytes, bytes]
+    folder: bytes | None
     share: float
     """Cores of this host, wall time."""
     limit_mib: float | None
     throttle: ThrottleBy
     memory: MemoryKept
     stdio: tuple[int, int, int]
+    ignored: tuple[int, ...] = ()
+    """Of the signals that stop a command those that are ignored, as under ``nohup``."""
+    open_files: int | None = None
+    """The limit; None: the keeper's own."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):
@@ -117,7 +121,7 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     refused: int
     """Connections that the server refused, or that were asked for while the phone was away."""
     broken: int
-    """Connections that the link broke, or the phone's absence."""
+    """Connections that the link broke, or the phone's absence, or a server that took nothing at the end."""
     radio_s: float
     """Emulated seconds in which bytes were on the wire, both directions together."""
 

@@ -93,8 +93,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
 
     This host is measured (seconds) if a phone's share depends on it.
     """
-    if not 1 <= len(phones) <= MOST_PHONES:
-        raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {len(phones)}")
+    check_count(len(phones))
     found, host = [], None
     for number, phone in enumerate(phones):
         where = f"phone {number}"
@@ -114,6 +113,12 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     return found
 
 
+def check_count(phones: int) -> None:
+    """Refuse too many phones, or none."""
+    if not 1 <= phones <= MOST_PHONES:
+        raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {phones}")
+
+
 def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
         raise ConfigError(f"{where}: no command; give one after --")
@@ -127,8 +132,8 @@ def _check_command(phone: Phone, where: str) -> None:
         raise ConfigError(f"{where}: its folder {phone.folder!r} is none")
     path = phone.environment.get("PATH", os.environ.get("PATH", os.defpath))
     program = phone.command[0]
-    here = Path(phone.folder or ".") / program if "/" in program else Path(program)
-    if _PLACEHOLDER.search(program) is None and shutil.which(str(here), path=path) is None:
+    here = os.path.join(phone.folder or ".", program) if "/" in program else program
+    if _PLACEHOLDER.search(program) is None and shutil.which(here, path=path) is None:
         raise ConfigError(f"{where}: command {program!r} not found, or not to be executed")
 
 

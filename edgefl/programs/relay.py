@@ -37,6 +37,8 @@ AHEAD_S = 0.02
 """Emulated seconds by which bytes may be read before the way has room for them."""
 LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
 """Bytes of one direction of a connection that may be on their way, not yet taken by the receiver."""
+STALL_S = 20.0
+"""Seconds in which a server may take nothing of what phones that have ended had sent."""
 SAY_S = 0.5
 MOST_TOLD = 500
 """Transmissions of a direction that one message tells of."""
@@ -121,6 +123,9 @@ class PhoneLink:
             for name in names
         }
         self.connections: set[asyncio.Task[None]] = set()
+        self.sending: set[asyncio.Task[None]] = set()
+        """The connections on which the server has not been passed the phone's end."""
+        self._taken, self._waited_s = 0, 0.0
         self.count = self.refused = self.broken = 0
         self.here = self.resets = True
 
@@ -130,11 +135,13 @@ class PhoneLink:
         radio_s = sum(flow.way.busy_s for flow in self.flows.values())
         return messages.TrafficState(self.phone, up, down, len(self.connections), *counts, radio_s)
 
-    @property
-    def sending(self) -> bool:
-        """True while bytes that the phone has sent are on their way to a server."""
-        now = self.flows["up"].way.now
-        return now is not None and now.on_its_way > 0
+    def delivers(self) -> bool:
+        """Returns True while what the phone has sent is on its way, and is taken; asked every `AHEAD_S`."""
+        up = self.flows["up"]
+        if up.nbytes != self._taken or self.clock.now() < up.way.due_s:
+            self._taken, self._waited_s = up.nbytes, 0.0
+        self._waited_s += AHEAD_S  # not by the clock: where all stands still, servers do
+        return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
     async def come_and_go(self, absence: messages.Absence, seed: int) -> None:
         """Cut the connections whenever the phone leaves."""
@@ -161,11 +168,19 @@ class PhoneLink:
                 continue
             self.count += 1
             task = asyncio.create_task(self._connection(near, family, server))
-            self.connections.add(task)
-            task.add_done_callback(self.connections.discard)
+            for tasks in (self.connections, self.sending):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
 
     async def _connection(self, near: socket.socket, family: int, server: tuple[Any, ...]) -> None:
         """Live the whole life of a connection; it ends in order, or is reset."""
+        this = asyncio.current_task()
+        assert this is not None
+
+        async def send(from_s: float) -> None:
+            await carry(near, far, self.flows["up"], from_s)
+            self.sending.discard(this)
+
         try:
             far = socket.socket(family, socket.SOCK_STREAM)
         except OSError:  # too many open files
@@ -181,11 +196,11 @@ class PhoneLink:
                 raise ConnectionRefusedError
             opened_s = self.clock.now() + self.flows["down"].way.delay_s
             async with asyncio.TaskGroup() as both:
-                both.create_task(carry(near, far, self.flows["up"], opened_s))
+                both.create_task(send(opened_s))
                 both.create_task(carry(far, near, self.flows["down"], 0.0))
         except BaseException as error:
             self.broken += _holds(error, Disconnected)
-            for end in (near, far) if self.resets else ():
+            for end in (near, far) if self.resets or this in self.sending else ():
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
             if not _holds(error, OSError, Disconnected, asyncio.CancelledError):
                 raise
@@ -307,13 +322,16 @@ class Relay:
         self._channel.send(messages.Started())
         telling = asyncio.create_task(self._tell_now_and_then())
         await self._ended.wait()
-        while self._drain and any(link.sending for link in self._links):
-            await asyncio.sleep(AHEAD_S)
+        while self._drain:
+            await asyncio.sleep(AHEAD_S)  # at first for connections that nobody has taken yet
+            if not sum(link.delivers() for link in self._links):  # each is asked
+                break
         loop.remove_reader(self._channel.fileno())
         telling.cancel()
         tasks = [*self._tasks, *(task for link in self._links for task in link.connections)]
         for link in self._links:
             link.resets = not self._drain  # programs that have ended leave their connections in order
+            link.broken += len(link.sending) if self._drain else 0
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

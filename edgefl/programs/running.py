@@ -34,7 +34,7 @@ from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import allow_open_files, end_child, start_process
+from edgefl.run.process import STOPS, allow_open_files, end_child, start_process
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")
@@ -43,6 +43,7 @@ LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
 """Transmissions of one direction of a phone's link of which each is kept; of more the first ones."""
 ENDING_S = 20.0
+MOST_MEAN_S = 1e9
 
 
 class ProgramOptions(NamedTuple):
@@ -87,10 +88,11 @@ def start(
             make_folder(options.out)
         except OSError as error:
             raise ConfigError(f"--out {options.out}: cannot be made: {error.strerror}") from None
-    if (absence := options.absence) is not None and not (
-        absence.mean_online_s > 0 and absence.mean_offline_s > 0
-    ):
-        raise ConfigError("churn: both mean times must be above 0")
+    if (absence := options.absence) is not None:
+        for mean_s in (absence.mean_online_s, absence.mean_offline_s):
+            if not 0 < mean_s <= MOST_MEAN_S:
+                allowed = f"must be above 0 and at most {MOST_MEAN_S:g} s"
+                raise ConfigError(f"churn: both mean times {allowed}, got {mean_s:g}")
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
     held = look_up(phones)
@@ -196,7 +198,7 @@ class RunningPhones:
     # ---- start ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        allow_open_files()
+        self._open_files = allow_open_files()
         doors = open_doors(self._held)
         listeners = [door.listener for some in doors for door in some]
         with contextlib.ExitStack() as ours:  # what only the others need
@@ -245,14 +247,21 @@ class RunningPhones:
         throttle: Any = self.options.throttle
         return messages.Launch(
             phone=number,
-            command=tuple(filled(word, number, held.device.id, host) for word in held.phone.command),
-            environment=environment(held, number, host, base),
-            folder=held.phone.folder,
+            command=tuple(
+                os.fsencode(filled(word, number, held.device.id, host)) for word in held.phone.command
+            ),
+            environment={
+                os.fsencode(key): os.fsencode(value)
+                for key, value in environment(held, number, host, base).items()
+            },
+            folder=None if held.phone.folder is None else os.fsencode(held.phone.folder),
             share=held.share / self.scale.value,
             limit_mib=held.limit_mib,
             throttle=throttle,
             memory=memory,
             stdio=stdio,
+            ignored=tuple(number for number in STOPS if signal.getsignal(number) is signal.SIG_IGN),
+            open_files=self._open_files,
         )
 
     def _stdio(self, number: int, theirs: contextlib.ExitStack) -> tuple[int, int, int]:
@@ -382,17 +391,18 @@ class RunningPhones:
 
     @contextlib.contextmanager
     def passing_signals(self) -> Iterator[None]:
-        """Pass SIGINT, SIGTERM and SIGHUP on; the second of them kills."""
+        """Pass SIGINT, SIGTERM and SIGHUP on, if they are not ignored; the second of them kills."""
         seen = 0
 
         def hear(number: int, _: object) -> None:
             nonlocal seen
+            if number == signal.SIGHUP and seen:
+                return  # shell and kernel both say that a terminal has closed
             seen += 1
             self.pass_signal(number) if seen == 1 else self.kill()
 
-        before = {
-            number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, hear) for number in heard}
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
 """The processes of one phone: what its command is, what that has started, and what these have started.
 
 A throttle looks at them as at one process. Those that lost their parent fall to the keeper, which gives them
-back to the phone whose number is in their environment.
+back to the phone that they were seen in, or whose session or environment they have.
 """
 
 from __future__ import annotations
@@ -82,19 +82,23 @@ class ProcessTree:
         self._members = alive
         self._waited_for_ns = sum(map(waited_for_ns, alive))
 
-    def cpu_ns(self) -> int:
-        """`used_ns`; ProcessLookupError once all are gone."""
+    def _keep_up(self) -> None:
         if time.monotonic_ns() - self._looked_ns > LOOK_NS:
             self.look()
+
+    def cpu_ns(self) -> int:
+        """`used_ns`; ProcessLookupError once all are gone."""
+        used_ns = self.used_ns()
         if not self._members:
             raise ProcessLookupError(f"no process {self.root}")
-        return self.used_ns()
+        return used_ns
 
     def used_ns(self) -> int:
         """CPU time of all of them so far, those that have ended too, ns.
 
         What has ended and was waited for by one that lives counts to a tick.
         """
+        self._keep_up()
         used_ns = self.ended_ns + self._waited_for_ns
         for target in self._members.values():
             with contextlib.suppress(ProcessLookupError):
@@ -154,8 +158,7 @@ class ProcessTree:
         if not self.stopped:
             self.stopped, self._stopped_at_ns = True, time.monotonic_ns()
         self._each(Target.stop)
-        if time.monotonic_ns() - self._looked_ns > LOOK_NS:
-            self.look()
+        self._keep_up()
 
     def go(self) -> None:
         """Let them run on, children first."""
@@ -188,6 +191,7 @@ class ProcessTree:
 
     def rss_mib(self) -> float:
         """Their resident memory that is neither a file's nor shared, MiB; a forked child's counts again."""
+        self._keep_up()
         pages = 0
         for pid in self._members:
             with contextlib.suppress(OSError, ValueError, IndexError):

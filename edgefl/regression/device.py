@@ -154,12 +154,13 @@ class EdgeDevice:
     ) -> DeviceResult:
         """Run ``function(*args, **kwargs)`` as this device would, in processes of their own.
 
-        The function is at the top of a module; its arguments are what JSON holds: numbers, strings, lists,
-        tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but within the
-        device's memory; what it returns is the function's first argument. A parameter named ``edge_device``
-        is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has not enough
-        memory, ConfigError for what cannot be handed over. Figures that cannot be believed are `Invalid`: at
-        once where they are saved or compared, else unless `DeviceResult.assert_budget` finds them far below.
+        The function is at the top of a module; its arguments are what JSON holds: numbers of 64 bits,
+        strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
+        within the device's memory; what it returns is the function's first argument. A parameter named
+        ``edge_device`` is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has
+        not enough memory, ConfigError for what cannot be handed over. Figures that cannot be believed are
+        `Invalid`: at once where they are saved or compared, else unless `DeviceResult.assert_budget` finds
+        them far below.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -304,11 +305,12 @@ def _plain(name: str, value: Any) -> Any:
     """Return the value, if another process gets the same from its JSON."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
-    except (TypeError, ValueError):
+        msgspec.msgpack.encode(value)  # as it is sent
+    except (TypeError, ValueError, OverflowError):
         same = False
     if not same:
         raise ConfigError(
-            f"{name} must be what JSON holds, so that another process gets it: numbers, strings, lists, "
-            f"tables (got a {type(value).__name__}); let setup= make anything else"
+            f"{name} must be what JSON holds, so that another process gets it: numbers of 64 bits, "
+            f"strings, lists, tables (got a {type(value).__name__}); let setup= make anything else"
         )
     return value

@@ -100,8 +100,8 @@ class Peak:
 def kib(file: str, pid: int | str = "self") -> dict[str, int]:
     """Return what a file of the process in /proc gives in kB, by name; nothing of one that is gone."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-        words = (line.split() for line in lines if line.endswith(" kB"))
+        lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]  # after a name, of any bytes
+        words = (line.decode().split() for line in lines if line.endswith(b" kB"))
         return {name.removesuffix(":"): int(count) for name, count, _ in words}
     return {}
 

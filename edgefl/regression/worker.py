@@ -28,12 +28,21 @@ from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.regression import process
 from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import adopt_orphans, become_child, end_children, has_children, outlive_parent
+from edgefl.run.process import (
+    STOPS,
+    adopt_orphans,
+    become_child,
+    end_children,
+    has_children,
+    outlive_parent,
+)
 
 if TYPE_CHECKING:
     from edgefl.regression.memory import TreeWatch
 
 _ADDR_NO_RANDOMIZE = 0x0040000
+_STOPS = {number: signal.getsignal(number) for number in STOPS}
+"""What stops the function and all that it starts, as where the tests run: under ``nohup`` no SIGHUP."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
@@ -130,7 +139,8 @@ class RegressionWorker:
                 if data:
                     return _decoder.decode(data)
                 if code < 0:
-                    return process.Failure("signal", signal.Signals(-code).name)
+                    known = (one.name for one in signal.Signals if one == -code)
+                    return process.Failure("signal", next(known, f"signal {-code}"))
                 return process.Failure("raised", f"the function ended its process with exit code {code}")
         return process.Failure("late", f"{self._limit_s:g}")
 
@@ -139,6 +149,8 @@ def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: b
     """Live the whole life of a repetition's process."""
     try:
         become_child(parent, "edgefl-device")
+        for number, handler in _STOPS.items():
+            signal.signal(number, handler)
         own = os.getpid()
         if quiet:  # what the function prints is wanted once, not once a repetition
             nowhere = os.open(os.devnull, os.O_WRONLY)

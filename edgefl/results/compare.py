@@ -487,7 +487,12 @@ def _curves(rows: Sequence[RunGroup], over: str, value: Callable[[Run, Evaluatio
             curves.append(Curve(series(k), row.label, *seeds[0]))
         elif seeds:
             x, mean, *_ = summary_curve(seeds)
-            curves.append(Curve(series(k), row.label, x, mean, seeds))
+            if len(x):
+                curves.append(Curve(series(k), row.label, x, mean, seeds))
+            else:  # there is no time at which all were there
+                curves += [
+                    Curve(series(k), f"{row.label}: run {n}", *seed) for n, seed in enumerate(seeds, 1)
+                ]
     return curves
 
 

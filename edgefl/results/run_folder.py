@@ -18,7 +18,7 @@ from edgefl.results.store import Store
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
-"""The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on this file."""
+"""The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on the folder."""
 SUMMARY_FILE = "summary.json"
 """The findings of a run, a comparison or a reproduction."""
 DATA_FILES = "data-*.safetensors"
@@ -45,21 +45,21 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
         raise FolderTaken(f"{folder}: taken, expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
-    try:
-        _lock(file, folder)
-        _write(file, folder, experiment)
-        yield file
-    except BaseException:
-        if not resumable(folder):
-            with contextlib.suppress(OSError):
-                clear(folder)
-            with contextlib.suppress(OSError):
-                (folder / EXPERIMENT_FILE).unlink()
-                if made:
-                    folder.rmdir()
-        raise
-    finally:
-        os.close(file)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, file)
+        try:
+            lock = stack.enter_context(held(folder))
+            _write(file, folder, experiment)
+            yield lock
+        except BaseException:
+            if not resumable(folder):
+                with contextlib.suppress(OSError):
+                    clear(folder)
+                with contextlib.suppress(OSError):
+                    (folder / EXPERIMENT_FILE).unlink()
+                    if made:
+                        folder.rmdir()
+            raise
 
 
 def _write(file: int, folder: Path, experiment: str) -> None:
@@ -121,19 +121,20 @@ def check_experiment(folder: Path, recorded: str) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
-    """Hold the ``folder`` of a run; gives the lock's descriptor.
+    """Hold the ``folder`` of a run, whoever replaces files in it; gives the lock's descriptor.
 
-    Raises `ConfigError` if another process holds it for longer than ``patience_s``, or there is no run.
+    Raises `ConfigError` if another process holds it for longer than ``patience_s``, or there is none.
     """
-    try:
-        file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR)
-    except OSError as error:
-        raise ConfigError(f"{folder / EXPERIMENT_FILE}: cannot be written: {error.strerror}") from None
-    try:
-        _lock(file, folder, patience_s)
-        yield file
-    finally:
-        os.close(file)
+    with contextlib.ExitStack() as stack:
+        for path, how in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / EXPERIMENT_FILE, os.O_RDWR)):
+            try:
+                lock = os.open(path, how)
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
+            stack.callback(os.close, lock)
+            if _lock(lock, folder, patience_s):
+                break  # NFS locks what can be written alone; other file systems nothing
+        yield lock
 
 
 def resumable(folder: Path) -> bool:
@@ -224,11 +225,12 @@ def clear(folder: Path) -> None:
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 
 
-def _lock(file: int, folder: Path, patience_s: float = 0.0) -> None:
+def _lock(lock: int, folder: Path, patience_s: float) -> bool:
+    """Returns False where the file system has no such lock."""
     until = time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
                 way_on = "wait for its end or stop it"
@@ -236,5 +238,5 @@ def _lock(file: int, folder: Path, patience_s: float = 0.0) -> None:
             time.sleep(0.05)  # a lock that is waited for has no time-out
             continue
         except OSError:
-            pass  # a file system without locks
-        return
+            return False
+        return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edgefl.config.checks import check_measured
 from edgefl.errors import ConfigError, EdgeflError
@@ -18,6 +19,7 @@ from edgefl.learning.losses import Loss
 from edgefl.learning.partition import Parts
 from edgefl.run.messages import NO_SCORES, ClientScores
 from edgefl.seeds import stream
+from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
 """Characters of it that go on record."""
@@ -60,26 +62,29 @@ class Assessor:
     ) -> tuple[EvalResult, ClientScores]:
         """Measure the model on the server's examples and, where that is asked for, on the clients' own.
 
-        ``personalise`` trains the model in `flat` as that client would, ``beat`` is called between clients.
+        ``personalise`` trains the model in `flat` as that client would, ``beat`` is called for every batch.
         Where a function of the user's fails the result has the ``problem``, and what was measured before.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
-        try:
-            found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
-            if self._own is not None:
-                found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
-            return found, self._on_clients(personalise, beat)
-        except EdgeflError as error:
-            return found._replace(problem=str(error)[:LONGEST_PROBLEM]), NO_SCORES
 
-    def _on_clients(self, personalise: Callable[[int], None], beat: Callable[[], None]) -> ClientScores:
+        def be_heard(*_: object) -> None:
+            beat()
+
+        try:
+            with register_module_forward_pre_hook(be_heard):  # also from within the user's function
+                found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
+                if self._own is not None:
+                    found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
+                return found, self._on_clients(personalise)
+        except EdgeflError as error:
+            return found._replace(problem=printable(str(error))[:LONGEST_PROBLEM]), NO_SCORES
+
+    def _on_clients(self, personalise: Callable[[int], None]) -> ClientScores:
         base, clients = self._flat.array.copy(), self._clients
         scores, personal = [], []
         for client in clients:
-            beat()
             scores.append(self._score(client))
         for client in clients if self._asked.clients == "personal" else ():
-            beat()
             np.copyto(self._flat.array, base)
             personalise(client)
             personal.append(self._score(client))

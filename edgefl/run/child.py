@@ -32,9 +32,10 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
 def _tell(channel_fd: int, what: str) -> None:
     from edgefl.run.channel import Channel
     from edgefl.run.control import Refused
+    from edgefl.terminal import printable
 
     channel: Channel[Any] = Channel.inherit(channel_fd, Any)
-    channel.tell(Refused(what, config=False))
+    channel.tell(Refused(printable(what), config=False))
 
 
 if __name__ == "__main__":

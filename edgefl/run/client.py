@@ -116,7 +116,14 @@ class ClientProcess:
             self._server.beat()
 
         cpu_started = time.thread_time()
-        result = self._update.train(task.client, task.trip, task.version, base, done, task.cut, plan.steps)
+        try:
+            result = self._update.train(
+                task.client, task.trip, task.version, base, done, task.cut, plan.steps
+            )
+        except BaseException:
+            if isinstance(phase, HeldPhase):
+                phase.let_go()  # what comes next is no training
+            raise
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
         if plan.tail_s:

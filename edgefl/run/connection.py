@@ -30,6 +30,7 @@ from edgefl.run import control, keys, messages
 from edgefl.run.door import CallerSocket, DoorSocket
 from edgefl.run.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
 from edgefl.run.unfinished import Unfinished
+from edgefl.terminal import printable
 
 ABSTRACT = "ipc://@edgefl-"
 Message = tuple[messages.FromServer, Sequence[Frame]]
@@ -247,7 +248,7 @@ class Connection:
             self.give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
     def give_back(self, task: messages.Task, reason: str) -> None:
-        self.say(messages.Gone(task.client, task.task, reason, task.order))
+        self.say(messages.Gone(task.client, task.task, printable(reason), task.order))
 
     def receive(self) -> Message:
         """The next message and its payload frames."""

@@ -7,11 +7,11 @@ experiment. Only the supervisor talks to both.
 from __future__ import annotations
 
 import hmac
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from edgefl.experiment import Experiment
+from edgefl.experiment import MOST_PROCESSES, Experiment
 from edgefl.learning.operations import BatchWork
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
@@ -25,6 +25,8 @@ ADDER: Role = "adder"
 
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""
+Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+"""What a node says that it has; it may be a stranger."""
 OUT_OF_MEMORY = "device out of memory"
 """Start of the reason why a process ended that was killed at its memory limit."""
 
@@ -87,9 +89,10 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """An activity besides training, as `RunView.say` takes it."""
+    """An activity besides training, as `RunView.say` takes it, or `RunView.restarted`."""
 
     text: str
+    restarted: bool = False
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
@@ -228,11 +231,11 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """CPU, usable cores and system, as `edgefl.limits.capacity.Host`."""
     machine: str
     """The running system that it is on: nodes on one share its cores."""
-    cores: float
+    cores: Figure
     """Those that it may use, by affinity and quota."""
     software: dict[str, str]
     """Versions of what the bits depend on, by name."""
-    workers: int
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
     """Workers that it hosts under the virtual clock."""
     device: str = ""
     """The profile of the one client that it is, if it is one."""
@@ -244,7 +247,7 @@ class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
     """The node has data and model, and what a step costs there in CPU seconds: node → supervisor."""
 
     fingerprint: Fingerprint
-    host_step_s: float
+    host_step_s: Figure
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):

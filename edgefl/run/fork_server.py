@@ -22,6 +22,7 @@ import msgspec
 
 from edgefl.errors import RunError
 from edgefl.processes import child_environment
+from edgefl.run import child
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.process import become_child, end_child, start_process
 
@@ -176,7 +177,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
 
 
 def _fork(channel: Channel[Fork], request: Fork) -> int:
-    """Fork what would be ``python -m MODULE FD PID ARGUMENTS``; returns its process id."""
+    """Fork what would be ``python -m edgefl.run.child FD PID MODULE ARGUMENTS``; returns its process id."""
     fd, parent = channel.descriptor(), os.getpid()
     if (pid := os.fork()) != 0:
         os.close(fd)
@@ -187,7 +188,7 @@ def _fork(channel: Channel[Fork], request: Fork) -> int:
         os.environ.clear()
         os.environ.update(request.environment)
         os.chdir(request.folder)
-        code = import_module(request.module).main(fd, parent, *request.arguments) or 0
+        code = child.main(fd, parent, request.module, *request.arguments)
     except BaseException:  # the child must never return into the loop
         with contextlib.suppress(Exception):
             traceback.print_exc()

@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
 
 MOST_IDLE = 1000
-"""Messages of a peer between two looks at the peers that ask for nothing to be done: more are a flood."""
+"""Messages of a peer that ask for nothing to be done, since a task or a look at it: more are a flood."""
 MOST_REPEATS = 2
 """A peer with a task that says its last word so often again has not heard of it: once may have crossed."""
 Checked = (
@@ -304,8 +304,8 @@ class Gate:
             return False
         except Unreachable:
             return False
-        if isinstance(message, messages.Task):
-            peer.order = message
+        if isinstance(message, messages.Task) and message is not peer.order:  # else it is told it again
+            peer.order, peer.idle = message, 0
         if not isinstance(message, messages.Cancel | messages.Withdraw):
             peer.repeats = 0
         return True

@@ -230,7 +230,7 @@ class Nodes:
         for name, frames in self._door.receive():
             try:
                 said = _decoder.decode(frames[0])
-            except (msgspec.DecodeError, IndexError):
+            except (msgspec.DecodeError, RecursionError, ValueError, IndexError):
                 if name.decode() not in self._nodes:  # of another edgefl, perhaps
                     self._answer(
                         name.decode(), f"what it says is no message of edgefl {software()['edgefl']}"
@@ -304,6 +304,7 @@ class Nodes:
             case control.NodeEnded(usage=usage):
                 self.rows.append(node.row(usage=usage))
                 del self._nodes[name]
+                self._waiting.pop(name, None)
 
     # ---- who comes and goes ---------------------------------------------------------------------
 

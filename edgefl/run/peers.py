@@ -55,7 +55,7 @@ class Peer:
     waiting: deque[messages.FromServer] = field(default_factory=deque)
     """Its messages from the first on that is about a version which its node has not got yet."""
     idle: int = 0
-    """Messages that asked for nothing to be done, since the last look at the peers."""
+    """Messages that asked for nothing to be done, since its last task or the last look at the peers."""
 
     @cached_property
     def identity(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -166,22 +167,34 @@ def has_children() -> bool:
 
 
 def end_children() -> None:
-    """Kill every child, and theirs, which fall to this process by `adopt_orphans`."""
-    while has_children():
+    """Kill every child, and theirs, which fall to this process by `adopt_orphans`; leave another user's."""
+    refused: set[psutil.Process] = set()  # as what ``sudo`` starts
+    while has_children() and (own := {*psutil.Process().children()} - refused):
         for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
+            try:
                 child.kill()
-        with suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+            except psutil.AccessDenied:
+                refused.add(child)
+            except psutil.NoSuchProcess:
+                pass
+        for child in own - refused:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
 
 
-def allow_open_files() -> None:
-    """Let this process open as many files as the system allows it: each client is a socket."""
+@functools.cache
+def allow_open_files() -> int | None:
+    """Let this process open as many files as the system allows it: each client is a socket.
+
+    Returns the limit that it had; None where that stays.
+    """
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return before
+    return None
 
 
 def hear_no_stops_of_children() -> None:

@@ -133,6 +133,7 @@ def restore(
         log, beyond = update_log.read(folder / CHECKPOINTS), store.replay(after=reached)
         reached = _roll_forward(replay, core, aggregator, log, beyond) or reached
         entries = _versions(aggregator)
+    checkpoint.forget_after(folder / CHECKPOINTS, last.journal_seq)
     store.truncate(reached)
     return replay.state(last, entries, _answers.decode(last.answers) if last.answers else ())
 

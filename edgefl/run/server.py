@@ -230,6 +230,9 @@ class ServerLoop:
             peer, given_up = departure
             if peer.role == control.EVALUATOR and given_up:
                 self._evaluation.give_up()
+                stop = self._experiment.stop
+                if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
+                    raise RunError("the evaluator died too often, and only a measurement ends this run")
             elif peer.role == control.ADDER:
                 if given_up:
                     raise RunError(f"the adder of node {number} died too often; see the incidents on record")

@@ -60,6 +60,7 @@ from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Client, Strategy
+from edgefl.terminal import printable
 
 SPARE_DESCRIPTORS = 32
 """For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
@@ -299,7 +300,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         what = (
             str(error) if isinstance(error, EdgeflError) else f"the run's folder cannot be written: {error}"
         )
-        channel.send(control.Refused(what, config=isinstance(error, ConfigError)))
+        channel.send(control.Refused(printable(what), config=isinstance(error, ConfigError)))
         return 1
     return 0
 

@@ -58,7 +58,7 @@ from edgefl.run.process import Child, end_child, start_process, stops
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
-from edgefl.terminal import say
+from edgefl.terminal import printable, say
 
 GRACE_S = 10.0
 """Time that a process is given to leave before it is killed."""
@@ -92,6 +92,7 @@ def run(
     could not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
     """
     base = (base or Path.cwd()).absolute()
+    _require_text(base, out)
     experiment = checked(experiment, base)
     if nodes is not None:
         experiment = on_nodes(experiment, base)
@@ -100,15 +101,7 @@ def run(
         run_folder.begin(out, base)
         view = with_page(make_view(experiment, quiet, passing), web, out)
         return _Supervisor(
-            experiment,
-            out,
-            base,
-            view,
-            enforcement,
-            lock,
-            workload=workload,
-            fork_server=fork_server,
-            nodes=nodes,
+            experiment, out, base, view, enforcement, lock, fork_server, nodes, workload=workload
         ).run()
 
 
@@ -128,9 +121,12 @@ def resume(
     Raises `ConfigError` if no checkpoint can be read, if the run is over, or if another process is at it.
     """
     folder = folder.absolute()
-    run_folder.restore_experiment(folder)
-    experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
-    with enforced(experiment) as enforcement, run_folder.held(folder, LAST_CHECKPOINT_S) as lock:
+    _require_text(folder)
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(run_folder.held(folder, LAST_CHECKPOINT_S))
+        run_folder.restore_experiment(folder)
+        experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+        enforcement = stack.enter_context(enforced(experiment))
         if missing := run_folder.missing_results(folder):
             write_results(folder, missing)
             return Result(folder)
@@ -146,16 +142,19 @@ def resume(
             run_folder.begin(folder, base)
         view = with_page(make_view(experiment, quiet, passing), web, folder)
         return _Supervisor(
-            experiment,
-            folder,
-            base,
-            view,
-            enforcement,
-            lock,
-            resuming=begun,
-            fork_server=fork_server,
-            nodes=nodes,
+            experiment, folder, base, view, enforcement, lock, fork_server, nodes, resuming=begun
         ).run()
+
+
+def _require_text(*folders: Path) -> None:
+    """`ConfigError` for a folder whose name neither a record nor a message can hold."""
+    for folder in folders:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{printable(str(folder))}: a name that is not UTF-8, expected one that is"
+            ) from None
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
@@ -179,10 +178,10 @@ class _Supervisor:
     _enforcement: Enforcement
     _lock: int
     """Descriptor of the folder's lock: the server, which may live a little longer, has it too."""
+    fork_server: ForkServer | None
+    nodes: Nodes | None
     resuming: bool = False
     workload: str | None = None
-    fork_server: ForkServer | None = None
-    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         experiment, base = self._experiment, self._base
@@ -575,7 +574,9 @@ class _Supervisor:
             yield
             return
 
-        def note(*_: object) -> None:
+        def note(number: int, _: object) -> None:
+            if number == signal.SIGHUP and self._interrupts:
+                return  # shell and kernel both say that a terminal has closed: nobody asks again
             self._interrupts += 1
             os.write(self._wakeup[1], b"!")
 

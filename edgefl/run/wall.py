@@ -172,6 +172,10 @@ class WallTimeline(Timeline):
             self.cancel(client, task)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
-        """The processes of before are gone, and their tasks with them."""
-        for client in sorted((*self.core.running, *self.core.idle, *self.core.resting)):
+        """The processes of before are gone, and their tasks with them.
+
+        Those without a task go first: nobody is left to be started in the place of one that had a task.
+        """
+        core = self.core
+        for client in (*sorted(core.idle), *sorted(core.resting), *sorted(core.running)):
             yield Left(client, self.clock.now_s(), "interrupted")

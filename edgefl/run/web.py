@@ -78,6 +78,11 @@ class _PageView(RunView):
         self._view.say(text, at_once=at_once)
         self._tell(control.Said(text))
 
+    def restarted(self, text: str) -> None:
+        self.running, self.note = False, text
+        self._view.restarted(text)
+        self._tell(control.Said(text, restarted=True))
+
     def describe(
         self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:

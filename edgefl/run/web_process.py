@@ -125,8 +125,8 @@ class LivePage:
     def take(self, message: control.ToWeb) -> None:
         """Take in what the supervisor says; at most one picture a second comes of it."""
         match message:
-            case control.Said(text=text):
-                self._view.say(text)
+            case control.Said(text=text, restarted=again):
+                (self._view.restarted if again else self._view.say)(text)
             case control.Described():
                 self._fleet, view = message.fleet, self._view
                 view.total = sum(count for _, _, count in message.fleet)

@@ -39,6 +39,7 @@ from edgefl.run.process import (
     take_forks_along,
 )
 from edgefl.run.worker import VirtualWorker, run_evaluator
+from edgefl.terminal import printable
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
@@ -106,7 +107,8 @@ class Zygote:
                         prepared = msgspec.structs.replace(prepared, fingerprint=fingerprint)
                     self._channel.send(prepared)
                 except EdgeflError as error:
-                    self._channel.send(control.Refused(str(error), config=isinstance(error, ConfigError)))
+                    what = printable(str(error))
+                    self._channel.send(control.Refused(what, config=isinstance(error, ConfigError)))
             case control.Adopt(initialise=initialise, shape=shape):
                 assert self._workload is not None
                 if shape is None:

@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.ascending import Changed, drawn
 from edgefl.errors import ConfigError
-from edgefl.experiment import Count, Positive
+from edgefl.experiment import Count
 from edgefl.strategies.base import Arrivals, Strategy, Update, View
 
 
@@ -27,7 +27,7 @@ class Asynchronous(Strategy):
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
     """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` an emulated second: one
     is drawn uniformly from the idle ones, and turned away where ``concurrency`` are training."""
-    arrival_rate_per_s: Positive | None = None
+    arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
     """Clients that come in an emulated second, with ``constant`` and ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Tasks that would be staler are cancelled as soon as that is certain, and their updates discarded."""

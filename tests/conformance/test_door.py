@@ -148,17 +148,23 @@ def test_of_two_with_one_key_the_later_holds(door: DoorSocket, closing: ExitStac
 
 
 def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, closing: ExitStack) -> None:
-    peer, other = caller(door, ONE, closing), caller(door, TWO, closing)
+    ends = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    peer, other = CallerSocket(door.address, ONE, door.key, events=ends), caller(door, TWO, closing)
+    closing.callback(peer.close)
+    closing.callback(peer._monitor.close)
     says(door, peer, b"one", b"ready")
+    came = [int.from_bytes(peer._monitor.recv_multipart()[0][:2], sys.byteorder)]
     door.hang_up(b"one")
     door.hang_up(b"one")  # a second time is nothing
     with pytest.raises(Unreachable):
         door.send(b"one", [b"hello?"])
-    for _ in range(20):
+    while not peer._monitor.poll(1):  # it tries again by itself
         with suppress(Full):
             peer.send([b"still here"])
-        door.wait(1)
+        door.wait(0)
         assert list(door.receive()) == []
+    came.append(int.from_bytes(peer._monitor.recv_multipart()[0][:2], sys.byteorder))
+    assert came == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH]
     says(door, other, b"two", b"me too")
 
 

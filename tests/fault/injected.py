@@ -149,7 +149,8 @@ class Runs:
         )
         try:
             _, said = self._end_of(process)
-            for _ in range(100):  # what the kernel kills with its parent takes a moment to be gone
+            patience = Patience(20.0)  # what the kernel kills with its parent takes a moment to be gone
+            while not patience.over():
                 os.killpg(process.pid, 0)
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.process.runs import (
     needs_groups,
     summary,
     versions_of,
+    wait_for,
     wait_for_versions,
 )
 
@@ -74,19 +76,19 @@ def test_what_was_acknowledged_outlives_a_kill_of_each_process(tmp_path: Path) -
     """Server and zygote are replaced within the run; of one whose supervisor is killed nothing is left."""
     folder = tmp_path / "run"
     command = running(folder, experiment(stop=Stop(versions=100_000), checkpoint=Checkpoint(every_s=1e6)))
+    killed: list[str] = []
     for more, name in ((4, "server"), (8, "server"), (4, "zygote"), (8, "server")):
         more += versions_of(folder)
         command.child(f"edgefl-{name}").kill()
+        killed.append(f"the {name}")
+        wait_for(lambda: len(incidents(folder, "restart")) == len(killed), "it was replaced", command)
         wait_for_versions(folder, more, command)
-    assert [row.detail.split(" was")[0] for row in incidents(folder, "restart")] == [
-        "the server", "the server", "the zygote", "the server"
-    ]  # fmt: skip
+    assert [row.detail.split(" was")[0] for row in incidents(folder, "restart")] == killed
     family = command.family()
     assert len(family) >= 9  # zygote, server, evaluator, six clients
     command.process.kill()
     command.finish()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    psutil.wait_procs(family)  # which the test's own time limit sees to
     check_every_update_counted_once(folder)
     assert len(witness.read(account_of(folder))) > 50
     assert witness.problems(account_of(folder), folder) == []
@@ -123,20 +125,22 @@ def test_a_full_disk_ends_the_run_with_one_line_that_says_how_to_carry_on(tmp_pa
 
 
 def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
-    """As when a connection breaks: the whole foreground group hears of it."""
+    """As when a connection breaks: the whole foreground group hears of it, of the shell and of the kernel."""
     folder = tmp_path / "run"
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would pass their deafness on
     try:
         command = running(folder, long_run())
     finally:
         signal.signal(signal.SIGHUP, before)
-    os.killpg(command.process.pid, signal.SIGHUP)
+    for _ in range(2):
+        os.killpg(command.process.pid, signal.SIGHUP)
+        time.sleep(0.001)  # two that are pending are one
     command.ends(130)
     assert summary(folder)["status"] == "interrupted"
 
 
 HANG_S = 5.0
-"""Who is silent for so long hangs: long enough that a busy host does not make another so silent."""
+"""Who is silent for so long is taken for one that hangs: on a busy host others may be, too."""
 EVERYONE = {"name": "fedavg", "cohort": 6}
 """A run that can only end if each client delivers, however far ahead the others would be."""
 FAILURES = {
@@ -173,10 +177,11 @@ def test_a_failure_costs_its_task_and_no_bad_update_reaches_the_model(transport:
 def test_a_client_that_hangs_is_replaced(tmp_path: Path) -> None:
     wanted = experiment(strategy=EVERYONE, server=Server(heartbeat_s=HANG_S), stop=Stop(versions=4))
     record = finished(wanted, tmp_path / "run", "hang:2:1")
-    assert {(row.client, row.kind) for row in record.incidents} >= {(2, "hang")}
-    assert {row.client for row in record.incidents} == {2}
+    assert (2, "hang") in {(row.client, row.kind) for row in record.incidents}
+    assert {row.kind for row in record.incidents} == {"hang"}
     figures = summary(tmp_path / "run")
-    assert (figures["versions"], figures["trips"]["applied"], figures["trips"]["lost"]) == (4, 24, 1)
+    assert (figures["versions"], figures["trips"]["applied"]) == (4, 24)
+    assert 1 <= figures["trips"]["lost"] <= len(record.incidents)
     assert figures["integrity"]["checksum_mismatches"] == 0
 
 
@@ -211,8 +216,6 @@ def test_a_limit_that_is_off_kills_nobody_and_a_dropped_device_stays_away(tmp_pa
 
 def test_no_one_left_is_an_error_and_not_a_silence(tmp_path: Path) -> None:
     fleet = Fleet(devices={"pi-zero-2w": 2}, network="fios", on_death="drop")
-    wanted = experiment(
-        fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2}, server=Server(heartbeat_s=HANG_S)
-    )
+    wanted = experiment(fleet=fleet, strategy={"name": "fedbuff", "buffer_size": 2})
     environment = {"EDGEFL_FAILPOINTS": "die:0:0,die:1:0"}
     Command.run(wanted, tmp_path / "run", environment=environment).ends(1, "no client is training")

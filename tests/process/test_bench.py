@@ -34,11 +34,14 @@ CLIENTS = 3
 
 @pytest.mark.parametrize("transport", ["shm", "wire"])
 def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path) -> None:
-    turn = ingest.measured(transport, 1000, CLIENTS, 0.3, tmp_path / "run")
-    with Record(tmp_path / "run") as record:
+    turn, seconds = ingest.IngestFigures(0, 0.0, 0.0, {}), 0.2
+    while turn.trips <= 2 * CLIENTS:  # a host may stall for as long as the run is
+        seconds *= 2
+        turn = ingest.measured(transport, 1000, CLIENTS, seconds, folder := tmp_path / f"{seconds:g}")
+    with Record(folder) as record:
         trips, meta = record.trips, record.meta
         applied = trips["fate"] == "applied"
-        assert turn.trips == (~np.isnan(trips["arrived_s"])).sum() > CLIENTS
+        assert turn.trips == (~np.isnan(trips["arrived_s"])).sum()
         assert (trips["checksum_sent"][applied] == trips["checksum_seen"][applied]).all()
         # each client's delta is its own, so an update in another's slot would show
         sums = {int(c): set(trips["checksum_sent"][applied & (trips["client"] == c)]) for c in range(CLIENTS)}
@@ -50,7 +53,7 @@ def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path
     assert turn.server_trip_us > 0
     assert set(turn.stages_us) == set(ingest.STAGES)
     assert min(turn.stages_us.values()) >= 0
-    model = Result(tmp_path / "run").model()["parameters"]
+    model = Result(folder).model()["parameters"]
     assert model[0] >= DELTA / 2
     assert not model[1:].any()
 

@@ -285,7 +285,7 @@ def test_groups_of_a_run_that_was_killed_whole_are_swept_away_by_the_next(tmp_pa
     ]
     assert all(sum(leaf.is_dir() for leaf in folder.iterdir()) >= 4 for folder in made)
     command.kill_group()
-    psutil.wait_procs(family, timeout=20)
+    psutil.wait_procs(family)
     command.finish()
     Command.run(experiment(fleet=fleet), tmp_path / "next").ends()
     assert not any(folder.exists() for folder in made)

@@ -149,6 +149,7 @@ def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: C
         ),
         (steps.step, {"size": 1}, "unexpected keyword argument 'size'"),
         (steps.dies, {}, "dies on pixel-3a: its process was ended by SIGSEGV"),
+        (steps.dies_of_a_real_time_signal, {}, "on pixel-3a: its process was ended by signal 40"),
         (steps.leaves, {}, "leaves failed on .*\nthe function ended its process with exit code 3"),
     ],
 )
@@ -177,6 +178,10 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
             function = measuring.FunctionLocation(file.stem, str(file), "step")
             with pytest.raises(ConfigError, match=rf"{file.name}: importing it {says}"):
                 own.ask(msgspec.structs.replace(request(steps.step), function=function))
+
+
+def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
+    assert len(once(process, steps.ends_what_it_started).cpu_s) > 1
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])

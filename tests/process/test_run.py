@@ -264,6 +264,23 @@ def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says:
     assert files(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda named: supervisor.run(experiment(), named),
+        lambda named: supervisor.run(experiment(), named.parent / "run", base=named),
+        supervisor.resume,
+    ],
+    ids=["a run's", "an experiment's", "one to resume"],
+)
+def test_a_folder_whose_name_no_record_can_hold_is_one_line(
+    start: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"caf\?: a name that is not UTF-8, expected one that is$"):
+        start(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("made", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"

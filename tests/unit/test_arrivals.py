@@ -14,7 +14,7 @@ from edgefl.core import Core
 from edgefl.core.arrivals import Schedule
 from edgefl.core.events import Joined, Left, Ticked, Train, Wake
 from edgefl.errors import ConfigError, RunError
-from edgefl.strategies import View
+from edgefl.strategies import View, resolve
 from edgefl.strategies.base import Arrivals
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import MemoryRun, fleet, run_in_memory
@@ -107,6 +107,13 @@ def test_a_rate_goes_with_a_process() -> None:
     for fields in ({"arrival_process": "constant"}, rate, {"arrival_process": "as-needed"} | rate):
         with pytest.raises(ConfigError, match=r"^strategy\.arrival_rate_per_s must be given with arrival_"):
             FedBuff(**fields).check(20)
+
+
+def test_a_rate_at_which_nothing_else_would_be_done_is_refused() -> None:
+    fields = {"name": "fedbuff", "arrival_process": "constant"}
+    resolve({**fields, "arrival_rate_per_s": 1e6})
+    with pytest.raises(ConfigError, match=r"strategy\.arrival_rate_per_s.* 1e\+06, got 1000000000\.0$"):
+        resolve({**fields, "arrival_rate_per_s": 1e9})
 
 
 def test_a_strategy_that_starts_more_than_have_come_is_named() -> None:

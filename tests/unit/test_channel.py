@@ -20,12 +20,12 @@ import pytest
 from edgefl.errors import RunError
 from edgefl.run import control, server_process
 from edgefl.run.channel import Channel, Closed, pair
+from tests.patience import Patience
 
 BOUND_S = 20.0
 """How long something that must happen may take at most: a bound, not a delay."""
 
 Ends = tuple[Channel[Any], Channel[Any]]
-"""How long something that must happen may take at most: a bound, not a delay."""
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def ended(thread: threading.Thread) -> bool:
-    thread.join(BOUND_S)
+    patience = Patience(BOUND_S)
+    while thread.is_alive() and not patience.over():
+        thread.join(1.0)
     return not thread.is_alive()
 
 

@@ -28,7 +28,6 @@ from edgefl.experiment import (
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
 NUMBERS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
 PLAIN = st.recursive(
     TEXT | NUMBERS,

@@ -274,7 +274,6 @@ def unknown(view: View) -> Update:
     return view.held[0]._replace(task=77)
 
 
-BUSY = "Scripted.assign must give clients that are idle, each once, got client 0"
 RAISED = "strategy Scripted.%s raised "
 NOT_ITERABLE = "TypeError: 'NoneType' object is not iterable"
 NO_FLOAT = "ValueError: could not convert string to float: "

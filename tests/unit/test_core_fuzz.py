@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgefl import experiment
@@ -32,7 +32,7 @@ from edgefl.core.events import (
     event_decoder,
     event_encoder,
 )
-from edgefl.strategies import resolve
+from edgefl.strategies import names, resolve
 from edgefl.testing import fleet
 
 CLIENTS = 5
@@ -53,10 +53,22 @@ TABLES: list[dict[str, Any]] = [
     {"name": "ca2fl", "buffer_size": 2},
     {"name": "mifa"},
     {"name": "pisces", "concurrency": 2},
+    {"name": "asysg", "buffer_size": 2},
+    {"name": "defedavg-iid", "buffer_size": 2},
+    {"name": "aso-fed"},
+    {"name": "asyncfeded"},
+    {"name": "fedfix", "interval_s": 5.0},
+    {"name": "quafl", "participants": 2, "interval_s": 3.0},
+    {"name": "scaffold", "cohort": 3},
+    {"name": "feddyn", "cohort": 3},
+    {"name": "fedbuff", "buffer_size": 2, "privacy": {"max_participations": 2, "min_separation": 2}},
 ]
+AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi"}
+"""Strategies of which the core sees no more than of FedAvg: another optimiser, local rule or weight."""
 
 # What happens next is a number: mostly something that fits, at times something that does not.
 MOVES = st.lists(st.tuples(st.integers(0, 19), st.integers(-1, CLIENTS), st.integers(0, 40)), max_size=150)
+LONG = [(13 * k % 20, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
 
 
 class Rules:
@@ -72,6 +84,17 @@ class Rules:
         self.started = -1
         self.over = False
         self.evaluated: Counter[int] = Counter()
+        self.owners: dict[int, int] = {}
+        self.used: dict[int, list[int]] = {}
+        """By client, the versions in which an update of it was used."""
+        self.limited = core.privacy is not None
+
+    def rests(self, client: int) -> bool:
+        """Tells whether a client without a task may not be given one: it may be used twice, not in a row."""
+        used, held = self.used.get(client, []), {self.owners[update.task] for update in self.core.held}
+        return self.limited and (
+            client in held or len(used) == 2 or self.core.version + 1 - max(used, default=-1) < 2
+        )
 
     def tell(self, event: Event) -> list[Action]:
         was_over = self.over
@@ -97,7 +120,9 @@ class Rules:
         held = {update.task for update in self.core.held}
         assert self.core.training == len(self.running)
         assert set(self.core.running) == set(self.running)
-        assert self.core.idle == sorted(self.connected - set(self.running))
+        free = self.connected - set(self.running)
+        assert self.over or self.core.resting == {client for client in free if self.rests(client)}
+        assert self.core.idle == sorted(free - self.core.resting)
         assert self.started + 1 == len(self.running) + len(self.fates) + len(held - set(self.fates))
         assert not held & set(self.fates)
         return actions
@@ -112,6 +137,7 @@ class Rules:
                 assert (task, version) == (self.started + 1, self.core.version)
                 self.started = task
                 self.running[client] = action
+                self.owners[task] = client
             case Revoke(client, task):
                 assert self.running[client].task == task
             case Sum(version, tasks, weights, _):
@@ -125,6 +151,11 @@ class Rules:
                 self.fates[task] += 1
                 assert self.fates[task] == 1
                 assert fate in {"applied", "discarded", "dropped", "lost"}
+                if fate == "applied":
+                    client, version = self.owners[task], self.core.version
+                    used = self.used.setdefault(client, [])
+                    assert not self.limited or (len(used) < 2 and version - max(used, default=-1) >= 2)
+                    used.append(version)
             case Evaluate(version):
                 self.evaluated[version] += 1
                 assert self.evaluated[version] == 1
@@ -161,21 +192,32 @@ def event_for(rules: Rules, move: tuple[int, int, int], at_s: float) -> Event:
     return Ticked(at_s)
 
 
+def core_of(table: dict[str, Any], stop: experiment.Stop) -> Core:
+    strategy = resolve({key: value for key, value in table.items() if key != "privacy"})
+    limits = experiment.Privacy(clip_norm=1.0, **table["privacy"]) if "privacy" in table else None
+    return Core(strategy, fleet(CLIENTS), 3, stop, 3, limits)
+
+
 def joined(table: dict[str, Any], stop: experiment.Stop) -> tuple[Rules, list[tuple[Event, list[Action]]]]:
     """A core that all clients have joined, watched; and what was said so far."""
-    rules = Rules(Core(resolve(table), fleet(CLIENTS), 3, stop, 3))
+    rules = Rules(core_of(table, stop))
     return rules, [(event, rules.tell(event)) for event in (Joined(client, 0.0) for client in range(CLIENTS))]
+
+
+def test_every_strategy_is_among_these() -> None:
+    assert {table["name"] for table in TABLES} | AS_ANOTHER == set(names())
 
 
 @pytest.mark.parametrize("table", TABLES, ids=str)
 @given(moves=MOVES)
+@example(moves=LONG)
 def test_any_order_of_events(table: dict[str, Any], moves: list[tuple[int, int, int]]) -> None:
     stop = experiment.Stop(versions=12, trips=60, emulated_s=140.0, accuracy=1.0)
     rules, history = joined(table, stop)
     for index, move in enumerate(moves):
         event = event_for(rules, move, float(index))
         history.append((event, rules.tell(event)))
-    again, core = Core(resolve(table), fleet(CLIENTS), 3, stop, 3), rules.core
+    again, core = core_of(table, stop), rules.core
     for event, actions in history:
         journaled = event_decoder.decode(event_encoder.encode(event))
         assert again.handle(journaled) == actions

@@ -337,7 +337,7 @@ def test_a_fifth_of_all_images_can_be_the_test(tmp_path):
     assert other.test_x.raw.tobytes() != drawn.test_x.raw.tobytes()
 
 
-def test_only_images_are_drawn_anew(tmp_path, monkeypatch):
+def test_only_images_are_drawn_anew(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n"
         "def load(spec, seed): x = np.zeros((4, 2)); y = np.arange(4) % 2; return x, y, x, y\n"

@@ -199,6 +199,7 @@ def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
     world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
     world.run()
     left = [event for event in world.journal if isinstance(event, Left)]
+    assert len(left) >= 5
     for event in left[:5]:
         later = world.journal[world.journal.index(event) :]
         back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)

@@ -14,7 +14,6 @@ from edgefl.devices.imports import read_bytes
 from edgefl.devices.link import read_trace
 from edgefl.devices.presence import read_availability
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
 from edgefl.regression import baseline
 
 READERS: list[Callable[[Path], object]] = [
@@ -62,9 +61,3 @@ def test_a_long_path_of_keys_takes_no_memory() -> None:
 def test_the_look_for_long_paths_is_one_pass(text: str) -> None:
     """A look that began anew at every letter would take hours for the first."""
     assert toml._DEEP_KEY.search(text) is None
-
-
-def test_a_pickle_whose_keys_collide_is_refused() -> None:
-    keys = {k * (2**61 - 1): None for k in range(4)}
-    with pytest.raises(PickleError):
-        read_plain_pickle(write_plain_pickle(keys))

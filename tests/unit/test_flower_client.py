@@ -190,7 +190,7 @@ def test_what_is_no_app_is_refused(name: str, message: str, trip: Any) -> None:
         trip("", name)
 
 
-def test_without_flower_one_line_says_what_to_install(trip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flower_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.clientapp", None)
     with pytest.raises(ConfigError, match=r"'flower:apps:app' needs Flower: pip install 'edgefl\[flower\]'"):
         FlowerTraining("flower:apps:app", [], 2)

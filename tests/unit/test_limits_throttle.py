@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from trip_parts import device, network, paced, plan, rng
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.limits import held, throttle
@@ -18,6 +21,9 @@ from edgefl.limits.groups import Place
 from edgefl.limits.held import EARLY, MESSAGE_BYTES, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.limits.pacing import Pacer
 from edgefl.limits.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
+from edgefl.run import messages
+from edgefl.run.client import ClientProcess
+from edgefl.run.connection import Cancelled
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -311,6 +317,28 @@ def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
     assert (last.share, last.at_ns) == (0.0, 18 * S)  # it is held no more while it waits
 
 
+@pytest.mark.parametrize("kind", ["cgroup", "sigstop"])
+def test_a_client_whose_training_raises_is_held_no_more(kind: str) -> None:
+    """Else the downloads and uploads of its next task would have what was left of the training's share."""
+    reads, writes = os.pipe()
+    client = ClientProcess.__new__(ClientProcess)
+    client._model = client._room = lambda *_: np.zeros(2, np.float32)  # type: ignore[method-assign, assignment]
+    client._pacer, _ = paced()
+    trip = plan(device(), network(), rng())
+    client._workload = Mock(
+        **{"plan.return_value": trip, "share.return_value": None, "flat.whole": np.zeros(2)}
+    )
+    client._buffer, client._update = Mock(fetched=[0]), Mock(**{"train.side_effect": Cancelled})
+    client._memory, client._governor, client._throttle, client._cost = None, writes, kind, Cost(1.0)
+    task = messages.Task(client=0, task=1, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
+    with pytest.raises(Cancelled):
+        client._trip(task, [], 0)
+    requests = HoldRequest.decode(os.read(reads, 1 << 16))
+    assert [request.share > 0.0 for request in requests] == [True, False]
+    os.close(reads)
+    os.close(writes)
+
+
 def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 12.0)
@@ -403,6 +431,16 @@ def test_a_process_that_cannot_be_held_leaves_no_descriptor(
     with pytest.raises(raised):
         throttle.Target(os.getpid())
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_process_cannot_stop_itself() -> None:
+    code = "import os; from edgefl import limits; limits.open('sigstop', os.getpid(), 0.2)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as child:
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        child.kill()
+        assert os.WIFEXITED(status)  # and does not stand still
+        assert child.stderr is not None
+        assert "ConfigError: throttle 'sigstop': a process cannot stop itself" in child.stderr.read()
 
 
 def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:

@@ -49,11 +49,13 @@ class Site:
         yield b"data: 2\n\n"
 
     async def _flood(self) -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                yield b"x" * (1 << 20)
-        finally:
-            self.gone.set()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(web_http, "PATIENCE_S", 0.05)  # its request is in
+            try:
+                while True:
+                    yield b"x" * (1 << 20)
+            finally:
+                self.gone.set()
 
     async def ask(self, request: str, host: str = HOST) -> bytes:
         """The whole answer to a request, until the server closes; b"" if it closes without one."""
@@ -144,12 +146,12 @@ def test_a_long_request_is_refused_and_costs_no_more_than_its_bound() -> None:
 
 
 def test_who_sends_nothing_or_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_http, "PATIENCE_S", 0.05)
-
     async def body(site: Site) -> None:
         async with connected(site.port) as (reader, writer):
-            writer.write(b"GET / HT")
-            assert await reader.read() == b""
+            with monkeypatch.context() as patch:
+                patch.setattr(web_http, "PATIENCE_S", 0.05)
+                writer.write(b"GET / HT")
+                assert await reader.read() == b""
         async with connected(site.port) as (reader, writer):
             writer.write(f"GET /flood HTTP/1.1\r\n{HOST.format(site.port)}\r\n".encode())
             await site.gone.wait()  # nothing was read, and what a connection holds is full

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import json
 import re
+import socket
 from base64 import b64decode
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -20,6 +22,8 @@ from edgefl.limits.capacity import TimeScale
 from edgefl.results.record import ClientRow, EvaluationRow, TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, web_process
+from edgefl.run.view import RunView
+from edgefl.run.web import with_page
 from edgefl.run.web_process import MOST_POINTS, LivePage
 
 EVIL = "</script><script>alert(1)</script>"
@@ -119,6 +123,22 @@ def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_pat
         "median error 50.0%, at most 5% is allowed",
         "bad",
     ]
+
+
+def test_a_restart_is_said_until_the_clients_are_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, trial = page_of(tmp_path), Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
+    inner = RunView(trial)
+    view = with_page(inner, cast(socket.socket, Mock()), tmp_path)
+    monkeypatch.setattr(view, "_tell", page.take)
+    notes = []
+    for trips in (10, 20):
+        view.update(progress(trial, trips=trips))
+        notes.append((inner.note, picture(page)["note"]))
+        view.restarted("the server was killed: starting it again")
+        notes.append((inner.note, picture(page)["note"]))
+    assert notes == 2 * [("", ""), 2 * ("the server was killed: starting it again",)]
 
 
 def test_one_picture_a_second_and_the_curves_keep_their_ends(

@@ -22,7 +22,7 @@ from edgefl.devices.time_model import COSTS
 from edgefl.errors import ConfigError
 from edgefl.lab import host_truth
 from edgefl.learning.operations import StepWork
-from edgefl.measure import kit
+from edgefl.measure import kit, remote
 
 QUICK = ["--minutes", "0.01", "--threads", "1"]
 PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for name in parts]
@@ -130,6 +130,13 @@ def test_what_fails_there_is_one_line(
     assert main(["measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json")]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_what_a_device_says_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, r"printf 'Gr\374\337e\n' >&2; echo '{}'", monkeypatch)
+    told: list[str] = []
+    assert remote.run([], told.append, ssh="pi") == {}
+    assert told == ["Gr\ufffd\ufffde"]
 
 
 def test_a_device_without_torch_is_one_line(

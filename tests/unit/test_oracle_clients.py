@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgefl import Data, Experiment, Fleet, Model, Server, Stop, Training, experiment
+from edgefl import Data, Experiment, Fleet, Model, Stop, Training, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Joined, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
-from edgefl.parameters.buffer import ParameterBuffer, blocks
+from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run.demands import shape_of
 from edgefl.run.engine import taken
 from edgefl.run.slots import Aggregator
@@ -145,18 +145,17 @@ CLASSES, PIXELS = 10, 64
 class RealParts:
     """A run of everything that computes, in one process, whose updates arrive in the order of their tasks."""
 
-    def __init__(self, named: dict[str, Any], update_format: Any = "float32") -> None:
+    def __init__(self, named: dict[str, Any]) -> None:
         self.wanted = Experiment(
             fleet=Fleet(devices={"pixel-4": N}),
             data=Data(name="digits"),
             model=Model(name="linear_model:make"),
             training=Training(steps=STEPS, batch_size=BATCH, lr=LR),
             strategy=named,
-            server=Server(update_format=update_format),
             stop=Stop(versions=ROUNDS),
         )
 
-    def run(self, folder: Path) -> tuple[list[Array], list[list[int]], Workload, list[Array]]:
+    def run(self, folder: Path) -> tuple[list[Array], list[list[int]], Workload]:
         (folder / "linear_model.py").write_text(
             "from torch import nn\n"
             "def make(input_shape, classes):\n"
@@ -202,8 +201,7 @@ class RealParts:
                             queue.append(Summed(version, 1.0, bad))
                         case Release(task=task):
                             aggregator.release(task)
-            vectors = [buffer.model(buffer.latest[1])[place].copy() for place in blocks(size, 1)[1:]]
-            return models, cohorts, workload, vectors if strategy.vectors else []
+            return models, cohorts, workload
 
 
 def softmax_gradient(workload: Workload) -> Callable[..., Array]:
@@ -231,7 +229,7 @@ def softmax_gradient(workload: Workload) -> Callable[..., Array]:
 def test_the_parts_of_a_run_make_the_papers(
     named: dict[str, Any], oracle: Any, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    models, cohorts, workload, _ = RealParts({**named, **fields}).run(tmp_path)
+    models, cohorts, workload = RealParts({**named, **fields}).run(tmp_path)
     start = np.asarray(models[0], np.float64)
     expected = oracle(start, cohorts, softmax_gradient(workload), fields.get("server_lr", 1.0))
     assert len(models) == ROUNDS + 1

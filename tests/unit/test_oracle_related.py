@@ -220,8 +220,6 @@ def test_pisces_starts_whose_examples_times_loss_promise_most_less_the_stale() -
 
 def test_pisces_utility_falls_with_the_mean_staleness_of_the_last_updates() -> None:
     strategy = Pisces(staleness_penalty=1.0, window=2, concurrency=2)
-    core = Core(strategy, fleet(2), 0, experiment.Stop(versions=30))
-    run_in_memory(core, [1.0, 3.0])
     state = strategy.begin(fleet(1))
     assert strategy.utility(100, 3.0, float(state.staleness.observe(0, 2.0))) == 100.0
     assert strategy.utility(100, 3.0, float(state.staleness.observe(0, 0.0))) == 150.0

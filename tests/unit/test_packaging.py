@@ -138,14 +138,6 @@ def test_files_import_each_other_in_one_direction_even_inside_functions() -> Non
     assert circle(below) == {}
 
 
-def test_importing_edgefl_imports_nothing_heavy() -> None:
-    heavy = {"torch", "numba", "sklearn", "matplotlib", "scipy"}
-    top = ast.parse((ROOT / "edgefl" / "__init__.py").read_text()).body
-    for node in top:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert not heavy & {name.partition(".")[0] for name in ast.unparse(node).split()}
-
-
 def test_files_are_short_enough_to_read() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert {path: length for path, length in lengths.items() if length > 600} == {}

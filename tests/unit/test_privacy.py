@@ -25,7 +25,7 @@ from edgefl.privacy.tree import TreeNoise, nodes
 from edgefl.run.demands import checked
 from edgefl.run.slots import Aggregator
 from edgefl.seeds import stream
-from edgefl.strategies.base import ServerOptimizer, Step
+from edgefl.strategies.base import ServerOptimizer, Step, VectorSum
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet, run_in_memory
@@ -211,7 +211,7 @@ def test_an_update_that_is_not_finite_is_found_all_the_same(aggregator: Aggregat
     assert aggregator.buffer.latest == (0, 0)
 
 
-def test_noise_of_each_version_alone(aggregator: Aggregator) -> None:
+def test_noise_of_each_version_alone() -> None:
     mechanism = Mechanism(msgspec.structs.replace(RULES, mechanism="gaussian"), 0.5, Seeded(3))
     first, second = (mechanism.noise(version, SIZE) for version in (1, 2))
     assert np.std(first) == pytest.approx(1.0, rel=0.03)
@@ -337,13 +337,32 @@ def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
     assert any(set(clients) & set(after) for clients, after in pairwise(versions))
 
 
-def test_a_step_that_weighs_more_than_it_said_ends_the_run() -> None:
+TOO_HEAVY = r"step must give weights of at most max_weight, 0\.5, got 0\.6"
+NOT_ALONE = r"step must give weights alone with \[privacy\], got keep, a base_scale or parts"
+
+
+@pytest.mark.parametrize(
+    ("updates", "weights", "others", "message"),
+    [
+        (1, [0.6], {}, TOO_HEAVY),
+        (1, [-0.6], {}, TOO_HEAVY),
+        (2, [0.3, -0.3], {}, TOO_HEAVY),  # of the same
+        (1, [0.5], {"keep": True}, NOT_ALONE),
+        (1, [0.5], {"base_scale": 0.9}, NOT_ALONE),
+        (1, [0.5], {"parts": {"x": VectorSum([1.0])}}, NOT_ALONE),
+    ],
+)
+def test_a_step_that_says_more_of_an_update_than_the_noise_hides_ends_the_run(
+    updates: int, weights: list[float], others: dict[str, Any], message: str
+) -> None:
     class Heavy(FedBuff):
+        vectors = ("x",)
+
         def step(self, state: Any, view: Any) -> Step | None:
-            return Step(view.held[:1], [0.6]) if view.held else None
+            return Step(view.held[:1] * updates, weights, **others) if view.held else None
 
     core = Core(Heavy(buffer_size=2), fleet(2), 0, experiment.Stop(versions=1), privacy=RULES)
-    with pytest.raises(RunError, match=r"step must give weights of at most max_weight, 0\.5, got 0\.6"):
+    with pytest.raises(RunError, match=message):
         run_in_memory(core, [1.0, 1.0])
 
 

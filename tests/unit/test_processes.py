@@ -7,10 +7,13 @@ import site
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from edgefl.processes import child_environment
+from edgefl.run import process
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -41,3 +44,16 @@ def test_a_module_of_the_user_is_not_hidden_by_what_lies_beside_edgefl(tmp_path:
     given = child_environment({**os.environ, "PYTHONPATH": str(tmp_path)})
     command = [sys.executable, "-c", "import edgefl.errors, tests; assert tests.mine"]
     subprocess.run(command, env=given, cwd="/", check=True, timeout=60)
+
+
+def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what ``sudo`` starts: they cannot be killed."""
+    mine, others = Mock(pid=6), Mock(pid=7)
+    others.kill.side_effect = psutil.AccessDenied
+    children = {mine, others}
+    monkeypatch.setattr(process, "has_children", lambda: bool(children))
+    monkeypatch.setattr(psutil, "Process", lambda: Mock(children=lambda recursive=False: [*children]))
+    monkeypatch.setattr(process.os, "waitpid", lambda pid, _: children.remove(mine))
+    process.end_children()
+    assert children == {others}
+    mine.kill.assert_called_once()

@@ -7,9 +7,10 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import MagicMock, Mock, call
 
 import msgspec
 import numpy as np
@@ -26,10 +27,19 @@ from edgefl.errors import ConfigError
 from edgefl.limits.calibration import Calibration, Measured, Rate
 from edgefl.limits.fidelity import Conditions
 from edgefl.limits.host_operations import FEMNIST_FLOP
-from edgefl.programs import Phone, cpu_share, messages
+from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_doors
-from edgefl.programs.relay import LEAST_WINDOW_BYTES, EmulatedTime, Flow, Relay, carry
+from edgefl.programs.relay import (
+    AHEAD_S,
+    LEAST_WINDOW_BYTES,
+    STALL_S,
+    EmulatedTime,
+    Flow,
+    PhoneLink,
+    Relay,
+    carry,
+)
 from edgefl.programs.result import PhoneResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
 
@@ -102,6 +112,25 @@ def test_a_relay_hears_what_came_in_while_it_spoke() -> None:
         channel.receive_ready.return_value = [end]
         asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
     assert channel.send.call_args == call(messages.Drained())
+
+
+def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
+    async def delivered() -> None:
+        link = PhoneLink(0, load_network("3g-slow"), Begin(0, 2.0, 0))
+        now, up = [10.0], link.flows["up"]
+        link.clock = up.clock = SimpleNamespace(now=lambda: now[0], scale=2.0)  # type: ignore[assignment]
+        assert not link.delivers()
+        link.sending.add(asyncio.current_task())  # type: ignore[arg-type]
+        part = up.enter(1000, waited=False)
+        looks = int(STALL_S / AHEAD_S)
+        assert all(link.delivers() for _ in range(2 * looks))
+        now[0] = up.way.due_s
+        assert all(link.delivers() for _ in range(looks))
+        assert not all(link.delivers() for _ in range(looks))
+        up.arrived(part, 1000, held_up=True)
+        assert link.delivers()
+
+    asyncio.run(delivered())
 
 
 def test_what_a_receiver_held_up_is_not_measured() -> None:
@@ -210,6 +239,31 @@ def test_what_cannot_be_is_one_line(changes: dict[str, object], says: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_command_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "command").touch(mode=0o755)
+    command = msgspec.structs.replace(CAT, command=("./command",))
+    look_up([msgspec.structs.replace(command, folder=str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    look_up([command])
+
+
+def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def groups(controllers: Iterable[str]) -> Mock:
+        places = dict.fromkeys(controllers, Path())
+        return Mock(group=lambda _: Mock(place=places.__getitem__))
+
+    monkeypatch.setattr(keeper, "Groups", groups)
+    memory = Mock()
+    monkeypatch.setattr(keeper, "GroupMemory", memory)
+    held = keeper.Keeper(Mock())
+    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "cgroup", "off", (0, 1, 2))
+    held._hear(launch)
+    held._hear(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
+    memory.assert_called_once_with(Path(), 64.0)
+
+
 @pytest.mark.parametrize(
     ("connects", "says"),
     [
@@ -233,6 +287,8 @@ def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> 
         ["--device", "moto-g4", "--share", "0.1", "--connect", "80", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--churn", "5", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--churn", "5,-1", "cat"],
+        ["--device", "moto-g4", "--share", "0.1", "--churn", "inf,20", "cat"],
+        ["--device", "moto-g4", "--share", "0.1", "--churn", "20,1e300", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "x", "--churn", "5,5", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "kil", "cat"],
         ["--device", "moto-g4", "--share", "0.1", "--leave", "kill", "cat"],
@@ -256,6 +312,17 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "many", [["--count", "1000000000", "--device", "moto-g4"], ["-d", "moto-g4=1000000000"]]
+)
+def test_too_many_phones_are_refused_before_one_is_made(
+    many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
+    assert main(["exec", *many, "--share", "0.1", "cat"]) == 2
+    assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
+
+
 def phone_result(**changes: object) -> PhoneResult:
     still = way_result(0, [], [])
     fields = {
@@ -277,13 +344,40 @@ def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
     assert reasons[-1].startswith("transmissions took 50.0% longer")
 
 
+def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, away_ns = SimpleNamespace(ns=0), 3_000_000_000
+    tree = MagicMock(**{"used_ns.return_value": 0, "wanting_ns.side_effect": lambda now_ns: now_ns})
+    tree.rss_mib.return_value = 0.0
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic_ns=lambda: clock.ns))
+    monkeypatch.setattr(keeper, "os", SimpleNamespace(getpid=os.getpid, fork=lambda: 1))
+    monkeypatch.setattr(keeper, "ProcessTree", lambda *_: tree)
+    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
+    kept = keeper.KeptPhone(launch, None)
+    for happens in (kept.start, kept.leave, kept.come_back, kept.leave):
+        happens()
+        clock.ns += 2_000_000_000 if happens != kept.leave else away_ns
+    assert kept.state().wall_s == 4.0
+    kept.ended()
+    assert kept.state().wall_s == 4.0
+    assert tree.skip.call_args_list == [call(away_ns)] * 2
+
+
+def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what ``sudo`` starts: nothing can be sent to it."""
+    kept = keeper.Keeper(Mock())
+    kept._phones[0] = Mock(tree=SimpleNamespace(root=7))
+    monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
+    kept._hear(messages.Pass(2))
+    assert refused.call_args == call(7, 2)
+
+
 def test_what_is_too_little_to_measure_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
     assert judge([slept], [(0.001, 0.01)], 1.0, Conditions()) == ([], None, None)
 
 
-def test_a_page_says_all_of_it(tmp_path: Path) -> None:
+def test_a_page_says_all_of_it() -> None:
     from edgefl.programs.report import programs_page
     from edgefl.programs.result import ProgramsResult
 

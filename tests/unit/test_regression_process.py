@@ -17,6 +17,7 @@ import torch
 from edgefl.devices import load_device, load_network
 from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
+from edgefl.regression.memory import kib
 from edgefl.regression.process import FunctionLocation, find, locate
 from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
@@ -209,6 +210,17 @@ def test_the_model_is_waited_for_where_it_is_longer_and_nothing_without_a_time_s
     clock = DeviceClock(slowdown=1.0, time_scale=0.0)
     clock.transfer(1e6)
     assert clock.end(0.0).declared_s >= 1e6
+
+
+@pytest.mark.parametrize("name", [b"\xc3", b"a kB"])
+def test_a_process_may_have_any_name(name: bytes) -> None:
+    file = Path("/proc/self/comm")
+    before = file.read_bytes()
+    file.write_bytes(name)
+    try:
+        assert kib("status")["VmRSS"] > 0
+    finally:
+        file.write_bytes(before)
 
 
 def _burn(seconds: float) -> float:

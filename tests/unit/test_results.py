@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
+import os
 import re
 import resource
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -19,9 +24,11 @@ from rich.console import Console
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
 from edgefl.errors import ConfigError, FolderTaken, RunError
+from edgefl.experiment import Privacy
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
+from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
@@ -133,6 +140,27 @@ def test_what_training_logged_is_a_column_a_trip_and_a_row_of_the_report(tmp_pat
     page = Page(write_report(run)).text
     assert "Figures of the training" in page
     assert "drift" in page
+
+
+def test_a_private_run_says_what_each_evaluation_and_version_had_spent(tmp_path: Path) -> None:
+    rules, clients, measured = Privacy(clip_norm=1.0, noise_multiplier=8.0), 4, [0, 4, 12]
+    write_run(tmp_path, clients=clients, evaluations=False, privacy=rules)
+    with Store(tmp_path) as store:
+        for number in measured:
+            store.evaluation(evaluation(number, 5.0 * number))
+    account, spent = PrivacyAccount(rules, clients), [0.0]
+    for first in range(0, 60, 5):
+        account.version([task % clients for task in range(first, first + 5)])
+        spent.append(account.epsilon())
+    assert 0.0 < spent[4] < spent[12]
+    assert Result(tmp_path).evaluations()["epsilon"].tolist() == [spent[number] for number in measured]
+    found = read_json(write_summary(tmp_path))
+    assert found["curve"]["epsilon"] == [rounded(spent[number]) for number in measured]
+    assert found["privacy"]["epsilon"] == spent[-1]
+    page = Page(write_report(tmp_path))
+    assert f"ε = {spent[-1]:.3g}" in page.text
+    (drawn,) = (unquote(link) for link in page.downloads if "ε" in unquote(link))
+    assert [row.split(",")[-1] for row in drawn.split("\n")[1:-1]] == [f"{one:.10g}" for one in spent]
 
 
 def write_numbers(folder: Path, last: float = 0.25, **fields: Any) -> Path:
@@ -489,6 +517,39 @@ def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
+    with run_folder.new(tmp_path / "run", "seed = 1\n"):
+        path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
+        write_text(path, path.read_text())  # another file of this name, as an editor's or rsync's
+        with (
+            pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+            run_folder.held(tmp_path / "run"),
+        ):
+            pass
+    with run_folder.held(tmp_path / "run"):  # it let go
+        pass
+
+
+def test_where_folders_cannot_be_locked_the_experiment_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which locks what is open for writing alone."""
+    lock = fcntl.flock
+
+    def of_files(fd: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    with (
+        run_folder.new(tmp_path / "run", "seed = 1\n"),
+        pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+        run_folder.held(tmp_path / "run"),
+    ):
+        pass
 
 
 def test_of_many_runs_begun_at_once_in_one_folder_one_has_it(tmp_path: Path) -> None:

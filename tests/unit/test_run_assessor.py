@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Evaluation, Experiment, Fleet, MetricGoal, Model, Stop, Training
-from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
+from edgefl.learning.evaluate import EvalResult, OwnEvaluation, _result, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.partition import hold_out
+from edgefl.run import messages
 from edgefl.run.control import column
 from edgefl.run.messages import NO_SCORES
 from edgefl.run.workload import Workload
@@ -102,6 +104,16 @@ def test_measures_that_are_none_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("classes", "counted"), [(10_000, 10_000), (40_000, 0)])
+def test_a_measurement_of_any_number_of_classes_can_be_told(classes: int, counted: int) -> None:
+    found = _result(0.5, [np.ones(300 * classes, np.bool_)], np.arange(300 * classes) % classes, classes)
+    counts = found.correct.tolist(), found.total.tolist()
+    said = messages.Assessed(3, found.loss, found.accuracy, *counts, {}, NO_SCORES, "")
+    heard = messages.decode_from_client(messages.encode(said))
+    assert isinstance(heard, messages.Assessed)
+    assert (heard.accuracy, len(heard.correct), len(heard.total)) == (1.0, counted, counted)
+
+
 def test_own_loss_and_accuracy_take_the_place_of_ours() -> None:
     found = EvalResult(0.5, 0.25).with_metrics({"loss": 2.0, "accuracy": 0.75, "f1": 0.1})
     assert found == EvalResult(2.0, 0.75, metrics={"f1": 0.1})
@@ -128,6 +140,45 @@ def test_an_own_evaluation_that_fails_before_the_run_is_refused_and_later_is_a_p
     offer(monkeypatch, lambda model, x, y: 1 / 0)
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         workload(evaluation=evaluation)
+
+
+def test_an_evaluator_is_heard_at_every_batch_also_in_a_users_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long a version takes: who is silent for too long is ended as one that hangs."""
+    did: list[str] = []
+
+    def one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+        did.append("own")
+        return {"worst": max(float((model(row) - y).abs().max()) for row in x.split(1))}
+
+    offer(monkeypatch, one_by_one)
+    made = workload(evaluation=Evaluation(function="measuring:evaluate", clients="personal"))
+    made.flat.module.register_forward_hook(lambda *_: did.append("batch"))
+    did.clear()
+    made.assess(0, lambda: did.append("beat"))
+    of = {"evaluate": did[: did.index("own")], "own": did[did.index("own") + 1 :]}
+    for part in of.values():
+        batches = [place for place, what in enumerate(part) if what == "batch"]
+        assert len(batches) > 1
+        assert all("beat" in part[last:place] for last, place in itertools.pairwise([0, *batches]))
+    did.clear()
+    made.flat.module(torch.zeros(1, 10))
+    assert did == ["batch"]  # nobody is told of what is not measured
+
+
+def test_a_problem_can_be_told_whatever_characters_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def once(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+        calls.append(0)
+        if len(calls) > 1:
+            raise OSError("no caf\udce9.csv")  # a name that is not UTF-8, as the system has it
+        return {}
+
+    offer(monkeypatch, once)
+    found, _ = workload(evaluation=Evaluation(function="measuring:evaluate")).assess(0, int)
+    assert found.problem.endswith("raised OSError: no caf?.csv")
 
 
 def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,15 +232,14 @@ def test_each_client_holds_a_seeded_share_of_its_own_examples_out() -> None:
 
 def test_clients_are_measured_on_what_they_hold_out_and_never_train_on() -> None:
     made = workload()
-    data, first, beats = made.data, made.flat.array.copy(), []
+    data, first = made.data, made.flat.array.copy()
     known = made.prepared()
     examples, held_out = column(known.examples).tolist(), column(known.held_out).tolist()
     assert [mine + out for mine, out in zip(examples, held_out, strict=True)] == [89, 89, 88, 88]
     assert held_out == [22, 22, 22, 22]
     assert column(known.classes).tolist() == [0, 0, 0, 0]
-    found, scores = made.assess(7, lambda: beats.append(0))
+    found, scores = made.assess(7, int)
     assert scores.clients == [0, 1, 2, 3]
-    assert len(beats) == 8
     assert scores.accuracy == scores.personal_accuracy == []
     held_out, loss = made._assessor.held_out, made._loss
     for client, rows in enumerate(held_out):

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_world import SIZE, World
+from engine_world import SIZE, Faults, World
 
 from edgefl import experiment, failpoints
 from edgefl.core.events import Arrived, Left
 from edgefl.errors import ConfigError
 from edgefl.results.record import Record
+from edgefl.results.store import Store
 from edgefl.run import messages, resume
 from edgefl.run.timeline import Ahead, Delivery, Happening
 from edgefl.strategies.fedasync import FedAsync
@@ -239,6 +240,26 @@ def test_a_torn_log_ends_the_way_back_where_it_is_torn(tmp_path: Path, kill: dic
         world.close()
     assert trips == sorted(trips)
     assert trips[0] == 0 < trips[1] < trips[3]
+
+
+def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
+    """One that was the same but for an update that is not finite."""
+    bad = {"one": Faults(), "other": Faults(nan=frozenset({(3, 0)})), "fresh": Faults()}
+    servers = {}
+    for name, faults in bad.items():
+        (tmp_path / name).mkdir()
+        servers[name] = Server(tmp_path / name, "fedbuff", "disk", faults=faults)
+    for name in ("one", "other"):
+        servers[name].begin()
+        while servers[name].core.version < 5:
+            assert servers[name].turn()
+        servers[name].close()
+    (log,) = (tmp_path / "one" / "checkpoints").glob("updates-*.log")
+    shutil.copy(tmp_path / "other" / "checkpoints" / log.name, log)
+    fresh = servers["fresh"]
+    with Store(tmp_path / "one") as store, pytest.raises(ConfigError, match="log is not of this run"):
+        resume.restore(tmp_path / "one", fresh.core, fresh.aggregator, store, durable=True)
+    fresh.close()
 
 
 def test_a_buffer_of_another_run_is_refused(tmp_path: Path, kill: dict[str, int]) -> None:

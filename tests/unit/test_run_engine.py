@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from engine_world import CLIENTS, SIZE, Faults, World, assessed
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.events import Halted, Left, Sum
+from edgefl.errors import ConfigError
+from edgefl.parameters import checkpoint
+from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.record import FATES, Record, TripRow
+from edgefl.results.run_folder import CHECKPOINTS
+from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume
 from edgefl.run.slots import PartialSum, SumResult
 from edgefl.run.timeline import Ahead, Delivery, Happening
@@ -78,7 +84,7 @@ def test_two_hundred_trips_are_on_record_as_they_were(tmp_path: Path, name: str,
         if row.fate == "applied":
             assert row.applied_version is not None
             assert row.staleness is not None
-            assert row.applied_version > row.base_version + row.staleness - 1
+            assert row.applied_version > row.base_version + row.staleness
             assert row.weight is not None
             assert row.weight > 0
 
@@ -258,6 +264,51 @@ def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, c
                 assert row.trained_version == row.base_version
         applied = [int(task) for _, tasks, _ in record.sums() for task in tasks]
     assert len(applied) == len(set(applied)) == world.core.applied
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda last: {"version": last.version + 1}, "does not belong to its record"),
+        (lambda last: {"model": last.model[1:]}, "does not belong to its record"),
+        (lambda last: {"bases": dict.fromkeys(range(3), last.model)}, "holds 4 versions; a ring of 4 has no"),
+        (lambda last: {"held": {}}, "lacks the update of task"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
+    tmp_path: Path, change: Callable[[SavedState], dict[str, Any]], message: str
+) -> None:
+    for name in ("run", "fresh"):
+        (tmp_path / name).mkdir()
+    first = World(tmp_path / "run", STRATEGIES["fedbuff"], TRIPS).join()
+    while first.core.version < 5 or not first.core.held:
+        assert first.turn()
+    resume.save(tmp_path / "run", first.engine, Ahead(), [])
+    first.close()
+    last = checkpoint.latest(tmp_path / "run" / CHECKPOINTS)
+    checkpoint.write(tmp_path / "run" / CHECKPOINTS, replace(last, **change(last)), [])
+    fresh = World(tmp_path / "fresh", STRATEGIES["fedbuff"], TRIPS)
+    with Store(tmp_path / "run") as store, pytest.raises(ConfigError, match=message):
+        resume.restore(tmp_path / "run", fresh.core, fresh.aggregator, store)
+    fresh.close()
+
+
+def test_a_checkpoint_of_what_the_record_has_lost_is_not_that_of_what_follows(tmp_path: Path) -> None:
+    first, folder = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join(), tmp_path / CHECKPOINTS
+    ends = []
+    for version in (3, 6):
+        while first.core.version < version:
+            assert first.turn()
+        resume.save(tmp_path, first.engine, Ahead(), [])
+        ends.append(first.store.seq)
+    first.close()
+    with Store(tmp_path, create=False) as store:
+        store.truncate(ends[0])  # as where its newest pages are damaged
+    assert len(list(folder.iterdir())) == 2
+    World(tmp_path, STRATEGIES["fedbuff"], TRIPS, resuming=True).close()
+    (left,) = folder.iterdir()
+    assert checkpoint.latest(folder).journal_seq == ends[0]
+    assert left.name == f"journal-{ends[0]:010d}.safetensors"
 
 
 def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) -> None:

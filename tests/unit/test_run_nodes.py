@@ -324,6 +324,52 @@ def test_on_nodes_numbers_go_over_the_wire() -> None:
     assert on_nodes(given, Path()).server.transport == "wire"
 
 
+NOTHING = control.Refused("", config=False)
+WORDS = msgspec.to_builtins([joining(), control.Agreed(SAME, 0.001)])
+
+
+def words(**changed: object) -> bytes:
+    """What a node says first, with some of it changed."""
+    return msgspec.msgpack.encode(
+        [{**word, **{k: v for k, v in changed.items() if k in word}} for word in WORDS]
+    )
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"\xc1"],
+        [msgspec.msgpack.encode([NOTHING]).replace(b"\xa0", b"\xa1\xff")],  # no UTF-8
+        [b"\x91\x82\xa4type\xa7refused\xa1x" + b"\x91" * 100_000 + b"\xc0"],
+        [words(workers=0)],
+        [words(workers=10**9)],
+        [words(cores=float("nan"))],
+        [words(host_step_s=0.0)],
+        [words(host_step_s=float("inf"))],
+    ],
+)  # fmt: skip
+def test_what_is_no_message_costs_the_node_that_says_it(
+    world: World, frames: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world._door, "send", lambda *_: None)
+    heard = iter([(b"b", [words()]), (b"a", [words()]), (b"a", frames)])
+    monkeypatch.setattr(world._door, "receive", lambda: heard)
+    world.adopt(Shape(8, 5, 3))
+    said = list(world.heard())
+    assert said == [control.Gathered(1), control.Gathered(2)]
+    assert world.lines[-1] == "node a is lost: it sent what is no message"
+    assert [node.name for node in world.agreed] == ["b"]
+
+
+def test_a_node_that_ends_before_it_could_be_compared_is_forgotten() -> None:
+    world = World()
+    world.prepare(control.Prepare(WANTED, "", nodes=True), same_bits=True)
+    assert world.hear("a", joining(), control.Agreed(SAME, 0.001), control.NodeEnded({})) == []
+    assert list(world.expect(SAME)) == world.agreed == []
+    world.close()
+
+
 def test_what_clients_would_keep_is_refused_before_anybody_joins() -> None:
     for changes in ({"strategy": {"name": "scaffold"}}, {"server": Server(update_format="int8")}):
         with pytest.raises(ConfigError, match="cannot be kept on nodes"):

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 from run_parts import Parts, done, experiment, take
 
 from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.dynamics import Transition
+from edgefl.errors import RunError
+from edgefl.experiment import Stop
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import messages, wall
+from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Roster
+from edgefl.run.server import ServerLoop
 from edgefl.run.timeline import Delivery
 from edgefl.run.wall import WallTimeline
-
-NEVER = Transition(math.inf, "back")
+from edgefl.strategies.fedbuff import FedBuff
 
 
 class Book:
@@ -277,6 +283,14 @@ def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
     assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
 
 
+def test_after_an_interruption_no_client_is_started_in_the_place_of_one_that_has_left(world: Wall) -> None:
+    world.core.strategy = FedBuff(buffer_size=2, concurrency=2)
+    started(world)
+    assert (list(world.core.running), list(world.core.idle)) == ([0, 1], [2])
+    take(world.engine, world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    assert (world.core.lost, world.core.training, any(world.core.present)) == (2, 0, False)
+
+
 def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(world: Wall) -> None:
     started(world)
     world.timeline.flush()
@@ -289,3 +303,26 @@ def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(wo
     del world.aggregator.leases[99]  # it was lost with its client before it was sent
     world.timeline.flush()
     assert world.socket.sent == []
+
+
+@pytest.mark.parametrize("endless", [True, False])
+def test_a_run_that_only_a_measurement_ends_fails_once_nobody_measures(world: Wall, endless: bool) -> None:
+    stop = Stop(accuracy=0.9) if endless else Stop(accuracy=0.9, trips=10)
+    wanted, sent = msgspec.structs.replace(experiment(), stop=stop), list[object]()
+    plan = SimpleNamespace(experiment=wanted, prepared=SimpleNamespace(host_step_s=0.0))
+    channel: Any = SimpleNamespace(send=sent.append)
+    alarms = Alarms(world.hand)
+    roster = Roster(world.peers, wanted, world.store, world.clock, alarms, channel)
+    parts = (world.engine, world.evaluation, world.peers, roster, alarms, world.gauge, world.watch)
+    loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts)  # type: ignore[arg-type]
+    world.peer(EVALUATOR, 0)
+    world.the(CLIENT, 0).ready = False  # the others wait for it
+    world.engine.carry_out([Evaluate(0)])
+    for epoch in range(MOST_DEATHS_IN_A_ROW - 1):
+        loop._departed(Departed(EVALUATOR, 0, epoch, "signal 9"))
+        alarms.run_due()
+    assert len(sent) == MOST_DEATHS_IN_A_ROW - 1  # it was started again each time
+    fails = pytest.raises(RunError, match="the evaluator died too often") if endless else nullcontext()
+    with fails:
+        loop._departed(Departed(EVALUATOR, 0, MOST_DEATHS_IN_A_ROW - 1, "signal 9"))
+    assert not world.evaluation.waiting

@@ -169,6 +169,8 @@ def test_a_quantity_agrees_within_its_tolerance_on_the_mean() -> None:
     assert Ratio("noise", [0.9, 1.12], 0.02).agrees
     assert not Ratio("noise", [1.05, 1.0], 0.02).agrees
     assert not Ratio("noise", [math.nan, 1.0], 0.02).agrees
+    assert Ratio("noise", [0.99, 1.0, 1.01], 0.03).agrees
+    assert not Ratio("noise", [0.9, 1.0, 1.1], 0.1).agrees  # ±0.25
     assert convergence.worst("rate", [[1.0, 0.7], [1.2, 0.9]], 0.1).ratios == [0.7, 0.9]
 
 

@@ -300,7 +300,8 @@ def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.Monkey
         with LineView(experiment()) as view:
             view.say("one")
             view.say("two")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), write)  # so that closing the stream has somewhere to flush
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), write)  # so that closing the stream has somewhere to flush
 
 
 class Tape(io.StringIO):
@@ -423,4 +424,5 @@ def test_a_terminal_that_is_gone_ends_the_drawing_and_not_the_run(monkeypatch: p
                 view.say("still there")
         assert sys.stderr is stream
         monkeypatch.undo()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), slave)
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), slave)
