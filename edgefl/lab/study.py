@@ -67,6 +67,10 @@ Over = Literal["trips", "at_s", "version"]
 """A run's cost until an evaluation: client trips, emulated seconds, or versions."""
 
 
+Curve = tuple[list[float], list[float]]
+"""Costs and accuracies."""
+
+
 class Curves:
     """The records of a study, by arm and seed.
 
@@ -87,26 +91,33 @@ class Curves:
         """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
-    def _curves(self, label: str, over: Over) -> Iterator[tuple[list[float], list[float]]]:
-        """Costs and accuracies of each run, one for each period that the settings ask to be measured at."""
+    def _curves(self, label: str, over: Over) -> Iterator[tuple[Curve, Curve]]:
+        """Costs and accuracies of each run: those measured, and one for each period that was asked for."""
         for record in self.records[label]:
             rows = record.evaluations
             costs, accuracies = [float(getattr(row, over)) for row in rows], [row.accuracy for row in rows]
             asked = config.load(record.folder / EXPERIMENT_FILE).evaluation
+            full: Curve = (costs, accuracies)
             if asked.every_trips is not None:
-                yield races.filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
+                full = races.filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
             elif asked.every_s is not None:
-                yield races.filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
-            else:
-                yield costs, accuracies
+                full = races.filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
+            yield (costs, accuracies), full
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
-        return [races.passage(*curve, target) for curve in self._curves(label, over)]
+        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``.
+
+        A run stops at the mean of its last measurements, before which the curve may stay just below.
+        """
+        found = []
+        for measured, full in self._curves(label, over):
+            passed = races.passage(*full, target)
+            found.append(races.passage(*measured, target) if math.isnan(passed) else passed)
+        return found
 
     def ended(self, label: str, over: Over) -> list[float]:
         """The cost until the smoothed curve's end; 0 where it has no point."""
-        return [max(races.smoothed(costs), default=0.0) for costs, _ in self._curves(label, over)]
+        return [max(races.smoothed(full[0]), default=0.0) for _, full in self._curves(label, over)]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> races.CostRatio | None:
         """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""

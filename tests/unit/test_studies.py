@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -267,6 +268,17 @@ def test_a_round_is_no_wider_a_window_than_a_version(tmp_path: Path) -> None:
     assert early < 20.0  # which the mean of five rounds first is at 20 s
     assert curves.reached("rounds", 0.95, "at_s") == pytest.approx([math.nan], nan_ok=True)
     assert curves.ended("rounds", "at_s") == pytest.approx([98.0])  # the middle of the last window
+
+
+def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
+    """The mean of its last five measurements is; as rounds of 2 s the last stands for a second alone."""
+    curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
+    rows = curves.records["rounds"][0].evaluations
+    for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
+        rows[row] = msgspec.structs.replace(rows[row], accuracy=accuracy)
+    ((_, (_, full)),) = curves._curves("rounds", "at_s")
+    assert max(races.smoothed(full)) == pytest.approx(0.56)
+    assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
 def test_one_seed_certifies_nothing() -> None:
