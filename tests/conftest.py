@@ -37,8 +37,9 @@ collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's ``&``, and tests send it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # a script's ``&``, ``nohup``; and tests send it
+        signal.signal(number, handler)
 
 # The same examples on every machine, and no bar in seconds; HYPOTHESIS_PROFILE=explore looks further.
 hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True)

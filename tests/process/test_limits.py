@@ -226,14 +226,15 @@ def unprivileged(code: str) -> str:
         ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be made"),
         ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be made"),
         ("open('sigstop', os.getppid(), 0.5)", "is another user's: it cannot be held"),
-        ("open('sigstop', os.getpid(), 0.5).close()", ""),
+        ("open('sigstop', own.pid, 0.5).close()", ""),
     ],
 )
 def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message: str) -> None:
     said = unprivileged(
-        "import os\n"
+        "import os, subprocess\n"
         "from edgefl import ConfigError\n"
         "from edgefl import limits\n"
+        "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
         f"try: limits.{call}\n"
         "except ConfigError as error: print(error)\n"
     )
