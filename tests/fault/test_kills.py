@@ -127,11 +127,7 @@ def test_a_full_disk_ends_the_run_with_one_line_that_says_how_to_carry_on(tmp_pa
 def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
     """As when a connection breaks: the whole foreground group hears of it, of the shell and of the kernel."""
     folder = tmp_path / "run"
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would pass their deafness on
-    try:
-        command = running(folder, long_run())
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    command = running(folder, long_run())
     for _ in range(2):
         os.killpg(command.process.pid, signal.SIGHUP)
         time.sleep(0.001)  # two that are pending are one

@@ -304,28 +304,20 @@ def test_a_signal_is_passed_on_and_what_is_left_running_ends(number: int) -> Non
     assert child.returncode == 7
 
 
-def test_a_second_signal_kills() -> None:
-    deaf = "trap '' INT; (setsid sleep 300 &); echo up; while :; do sleep 0.05; done"
-    running = start([phone("sh", "-c", deaf) for _ in range(2)], options(print_lines=False))
+@pytest.mark.parametrize(
+    ("number", "trap", "code"), [(signal.SIGINT, "''", 137), (signal.SIGHUP, "'sleep 1; exit 7'", 7)]
+)
+def test_a_second_signal_kills_but_one_of_a_closed_terminal(number: int, trap: str, code: int) -> None:
+    """A terminal that closes says so twice, by its shell and by the kernel."""
+    traps = f"trap {trap} {number}; (setsid sleep 300 &); echo up; while :; do sleep 0.05; done"
+    running = start([phone("sh", "-c", traps) for _ in range(2)], options(print_lines=False))
     with running, running.passing_signals():
         until_up(running)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         assert running.running
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         running.wait()
-    assert [one.exit_code for one in running.result().phones] == [137, 137]
-
-
-def test_a_terminal_that_closes_says_so_twice_and_asks_once() -> None:
-    """Shell and kernel both send SIGHUP."""
-    leaves = "trap 'sleep 1; exit 7' HUP; (setsid sleep 300 &); echo up; while :; do sleep 0.05; done"
-    running = start([phone("sh", "-c", leaves) for _ in range(2)], options(print_lines=False))
-    with running, running.passing_signals():
-        until_up(running)
-        os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGHUP)
-        running.wait()
-    assert [one.exit_code for one in running.result().phones] == [7, 7]
+    assert [one.exit_code for one in running.result().phones] == [code, code]
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
