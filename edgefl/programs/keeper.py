@@ -406,8 +406,8 @@ def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | 
     try:
         os.setsid()
         become_child(keeper, "edgefl-phone")
-        for number in {*STOPS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP} - {*launch.ignored}:
-            signal.signal(number, signal.SIG_DFL)
+        for number in (*STOPS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP):
+            signal.signal(number, signal.SIG_IGN if number in launch.ignored else signal.SIG_DFL)
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         set_time_slice(0)

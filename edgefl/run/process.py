@@ -90,10 +90,17 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _leave_to_supervisor(*_: object) -> None:
+    pass
+
+
 def become_child(parent_pid: int, name: str) -> None:
-    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name."""
+    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name.
+
+    SIGTERM has a handler: what a user's code starts would inherit that it is ignored, and could not be ended.
+    """
     for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _leave_to_supervisor if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _libc is not None:
@@ -104,21 +111,29 @@ def become_child(parent_pid: int, name: str) -> None:
 
 
 def take_forks_along() -> None:
-    """Have what is forked in this process, by a user's code too, die with it; likewise what that forks."""
-    libc, parent = _libc, 0
+    """Have what is forked in this process, by a user's code too, die with it; likewise what that forks.
+
+    It can be ended by SIGTERM, as what is started by any other program.
+    """
+    libc, parent, mask = _libc, 0, set[int]()
     if libc is None:
         return
 
     def note_parent() -> None:
-        nonlocal parent
-        parent = os.getpid()
+        nonlocal parent, mask
+        parent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def hear_again() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def die_with_it() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        hear_again()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the signal was armed
             os._exit(0)
 
-    os.register_at_fork(before=note_parent, after_in_child=die_with_it)
+    os.register_at_fork(before=note_parent, after_in_parent=hear_again, after_in_child=die_with_it)
 
 
 def keep_freed_memory() -> None:

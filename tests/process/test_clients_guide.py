@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,39 @@ def test_half_way_starts_where_it_says(guide: Path) -> None:
     (guide / "half_way.py").write_text(FILES["half_way.py"].replace("= model\n", "= model + 1.0\n"))
     moved = weights(run(guide / "moved", strategy=rounds, **wanted))
     np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)  # half of 1.0 each, twice as far by the server
+
+
+STARTING = """
+import multiprocessing
+import subprocess
+import time
+
+from my_training import train
+
+
+def starts(model, examples, context):
+    train(model, examples, context)
+    program = subprocess.Popen(["sleep", "300"])
+    function = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
+    function.start()
+    program.terminate()
+    function.terminate()
+    function.join()
+    context.log(program=program.wait(), function=function.exitcode)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_what_a_function_starts_can_be_terminated(guide: Path) -> None:
+    (guide / "starting.py").write_text(STARTING)
+    for name, made in (("virtual", virtual), ("wall", experiment)):
+        training = Training(steps=1, function="starting:starts")
+        with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / name).record as record:
+            ends = record.metrics
+        for kind in ("program", "function"):
+            codes = ends[kind][~np.isnan(ends[kind])]  # of all but trips that the end cut off
+            assert len(codes) >= 4
+            assert set(codes) == {-signal.SIGTERM}
 
 
 FAILING = """
