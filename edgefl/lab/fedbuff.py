@@ -56,6 +56,9 @@ def judge(curves: Curves) -> list[Finding]:
 
 _LR: Mapping[str, tuple[float, ...]] = {"training.lr": (0.01, 0.03, 0.1, 0.3, 1.0)}
 _GRID = {"strategy.server_lr": (1.0, 2.0, 4.0), **_LR}
+# At the paper's size a client has ten examples, so one local epoch is one step: only its product with the
+# server's matters, but for FedAsync's α, which says how much of a stale model is mixed in.
+_STEP = {"training.lr": (0.03, 0.1, 0.3, 1.0)}
 _FULL = {"1000": ("strategy.concurrency=1000",)}
 _ASYNC = ("strategy.concurrency=100",)
 _ROUND, _FULL_ROUND = ("strategy.cohort=100",), {"1000": ("strategy.cohort=1000",)}
@@ -65,7 +68,8 @@ def _fedbuff(size: int, label: str) -> Arm:
     # Appendix D: a client that is in the buffer is not sampled again before the next step.
     own = (f"strategy.buffer_size={size}", "strategy.restart=after-step")
     changes = ("strategy.name=fedbuff", *own, *_ASYNC)
-    return Arm(label, changes, _FULL, steps_of="" if label == FEDBUFF else FEDBUFF)
+    grid_at = {"1000": {"training.lr": (0.01, 0.03, 0.1, 0.3)}}
+    return Arm(label, changes, _FULL, grid_at=grid_at, steps_of="" if label == FEDBUFF else FEDBUFF)
 
 
 study = Study(
@@ -79,18 +83,26 @@ study = Study(
             ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC),
             _FULL,
             {"strategy.alpha": (0.1, 0.3, 0.9), **_LR},
+            grid_at={"1000": {"strategy.alpha": (0.01, 0.03, 0.1), "training.lr": (0.1, 0.3, 1.0)}},
         ),
         Arm(
             "FedAvgM",
             ("strategy.name=fedavgm", "strategy.momentum=0.9", *_ROUND),
             _FULL_ROUND,
             {"strategy.server_lr": (0.3, 1.0, 2.0), **_LR},
+            grid_at={"1000": _STEP},
         ),
-        Arm("FedAvg", ("strategy.name=fedavg", "strategy.server_lr=2", *_ROUND), _FULL_ROUND),
+        Arm(
+            "FedAvg",
+            ("strategy.name=fedavg", "strategy.server_lr=2", *_ROUND),
+            _FULL_ROUND,
+            grid_at={"1000": _STEP},
+        ),
         Arm(
             "FedProx",
             ("strategy.name=fedprox", "strategy.mu=0.01", "strategy.server_lr=2", *_ROUND),
             _FULL_ROUND,
+            grid_at={"1000": _STEP},
         ),
     ),
     judge=judge,
@@ -103,5 +115,5 @@ study = Study(
     notes_at={
         "": ("100 clients train at once where the paper has 1,000, so staleness is a tenth of the paper's.",)
     },
-    tuning=Tuning(_GRID, "trips", {"": 3000, "1000": 30_000, "quick": 600}),
+    tuning=Tuning(_GRID, "trips", {"": 3000, "1000": 30_000, "quick": 600}, seeds_at={"1000": (101,)}),
 )

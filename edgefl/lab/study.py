@@ -171,6 +171,8 @@ class Arm:
     """Keys to the values that tuning tries, where they are others than the study's."""
     steps_of: str = ""
     """The arm whose tuned steps are this one's too."""
+    grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    """A grid by settings, where those have one of their own."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,8 @@ class Tuning:
     """By settings, as much of that cost as each run gets."""
     seeds: tuple[int, ...] = (101, 102)
     """Other than those of the races."""
+    seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The same by settings, where those have fewer: their runs are long."""
 
 
 @dataclass(frozen=True)

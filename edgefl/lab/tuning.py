@@ -45,9 +45,9 @@ def tune(
     tuning = study.tuning
     if tuning is None:
         raise ConfigError(f"--tune: {study.name} has no grid of steps: its paper gives them")
-    budget = tuning.budget[settings]
+    budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
     arms = [arm for arm in study.arms if not arm.steps_of]
-    grids = [tuning.grid if arm.grid is None else arm.grid for arm in arms]
+    grids = [arm.grid_at.get(settings, tuning.grid if arm.grid is None else arm.grid) for arm in arms]
     points = [(arm, list(steps)) for arm, grid in zip(arms, grids, strict=True) for steps in choices(grid)]
     scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}
     base = study.file(settings).parent
@@ -59,7 +59,7 @@ def tune(
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
             found = []
-            for seed in tuning.seeds:
+            for seed in seeds:
                 wanted = study.experiment(arm, seed, settings, [*steps, _until(tuning, budget)])
                 folder = out / "tuning" / f"{slug(arm)}-{slug(Arm(' '.join(steps), ()))}-{seed}"
                 finished(wanted, folder, base, fork_server, quiet)
@@ -105,7 +105,7 @@ def written(
     of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)
-    seeds = ", ".join(map(str, tuning.seeds))
+    seeds = ", ".join(map(str, tuning.seeds_at.get(settings, tuning.seeds)))
     lines = [
         f"# {command}{given}: of each arm's grid, the steps of the largest",
         f"# mean accuracy over {tuning.budget[settings]:g} {of}, mean of seeds {seeds}.",

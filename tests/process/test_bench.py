@@ -244,13 +244,15 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
 
 def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path: Path) -> None:
     grid = {"training.lr": (1e-6, 0.3)}  # with the first nothing is learnt
-    one = replace(small, tuning=Tuning(grid, "trips", {"quick": 40.0}, seeds=(101,)))
-    one = replace(one, arms=(Arm("a", ()), Arm("b", ("strategy.buffer_size=2",), steps_of="a")))
+    tuning = Tuning({"training.lr": (1e-7,)}, "trips", {"quick": 40.0}, seeds_at={"quick": (101,)})
+    arms = Arm("a", (), grid_at={"quick": grid}), Arm("b", ("strategy.buffer_size=2",), steps_of="a")
+    one = replace(small, tuning=tuning, arms=arms)
     said: list[str] = []
     file = tune(one, tmp_path / "out", "quick", say=said.append)
     assert len(said) == 2
     assert [one.experiment(arm, 1, "quick").training.lr for arm in one.arms] == [0.3, 0.3]
     stamps = [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
+    assert len(stamps) == 2
     before = file.read_text()
     assert tune(one, tmp_path / "out", "quick", say=said.append).read_text() == before
     assert stamps == [path.stat().st_mtime_ns for path in tmp_path.glob("out/tuning/*/summary.json")]
