@@ -44,7 +44,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
-	$(BIN)/python -m pytest -q -n 2 -m "process and not slow"
+	$(BIN)/python -m pytest -q -n 3 -m "process and not slow"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
