@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgefl.lab import races
-from edgefl.lab.claims import Race
-from edgefl.lab.study import QUICK, UNSETTLED, Arm, Curves, Finding, Study, Tuning
+from edgefl.lab.claims import Race, growing_lead
+from edgefl.lab.study import QUICK, Arm, Curves, Finding, Study, Tuning
 from edgefl.learning.partition import Rows
 
 FEDBUFF, ASYNC, AVGM = "FedBuff", "FedAsync", "FedAvgM"
@@ -45,25 +43,15 @@ whose clients are of unlike sizes."""
 
 def judge(curves: Curves) -> list[Finding]:
     """The races, and how FedBuff's lead over FedAvgM grows with the clients that train at once."""
-    return [*(race.finding(curves) for race in RACES), _growth(curves)]
+    few = Race(f"{FEDBUFF}, {FEW}", f"{AVGM}, {FEW}", "", "")
+    many = next(race for race in RACES if race[:2] == (FEDBUFF, AVGM))
+    return [*(race.finding(curves) for race in RACES), lead_grows(curves, many, few)]
 
 
-def _growth(curves: Curves) -> Finding:
-    target = curves.target(FEDBUFF)
-    lead = {}
-    for many in ("", f", {FEW}"):
-        other, mine = (curves.reached(f"{label}{many}", target, "trips") for label in (AVGM, FEDBUFF))
-        lead[many] = [theirs / ours for theirs, ours in zip(other, mine, strict=True)]
-    large, small = lead.values()
-    found = None if any(map(math.isnan, (*large, *small))) else races.ratio(large, small, large, small)
-    return Finding(
-        f"the lead over FedAvgM grows from {FEW} to all",
-        "figure 3",
-        "at 10 much the same, at 1,000 far ahead",
-        f"{found or 'not settled'}",
-        races.judged(found, None),
-        "" if found else UNSETTLED,
-    )
+def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
+    """Figure 3's claim."""
+    what = f"the lead over FedAvgM grows from {FEW} to all"
+    return growing_lead(curves, what, "figure 3", "at 10 much the same, at 1,000 far ahead", many, few)
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:

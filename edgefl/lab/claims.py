@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from edgefl.lab.races import judged
+from edgefl.lab import races
 from edgefl.lab.study import UNSETTLED, Curves, Finding, Over
 
 COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "version": "versions"}
@@ -31,7 +31,7 @@ class Race(NamedTuple):
         target = curves.target(self.mine)
         ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
         found = curves.race(self.mine, self.other, target, self.over)
-        says = judged(found, self.size)
+        says = races.judged(found, self.size)
         return Finding(
             f"{self.mine} takes fewer {COSTS[self.over]} to {target:.0%} than {self.other}",
             self.source,
@@ -40,6 +40,19 @@ class Race(NamedTuple):
             says,
             UNSETTLED if says == "out of reach" else "",
         )
+
+
+def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:
+    """The claim that the lead is larger in ``many`` than in ``few``, seed by seed."""
+    lead = []
+    for race in (many, few):
+        target = curves.target(race.mine)
+        other, mine = (curves.reached(label, target, race.over) for label in (race.other, race.mine))
+        lead.append([theirs / ours for theirs, ours in zip(other, mine, strict=True)])
+    large, small = lead
+    found = None if any(map(math.isnan, (*large, *small))) else races.ratio(large, small, large, small)
+    note = "" if found else UNSETTLED
+    return Finding(what, source, paper, f"{found or 'not settled'}", races.judged(found, None), note)
 
 
 def _cost(reached: Sequence[float]) -> str:

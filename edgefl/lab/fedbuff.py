@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
+from edgefl.lab.ablations_fedbuff import FEW, lead_grows
 from edgefl.lab.claims import Race
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict
 
-FEDBUFF, ASYNC = "FedBuff, K = 10", "FedAsync"
+FEDBUFF, ASYNC, AVGM = "FedBuff, K = 10", "FedAsync", "FedAvgM"
+FULL = "1000"
+"""The settings of the paper's size."""
 TABLE_1 = {
     FEDBUFF: (31.9, 124.7, 67.5),
     ASYNC: (37.1, 308.9, 73.3),
-    "FedAvgM": (104.0, 216.0, 122.7),
+    AVGM: (104.0, 216.0, 122.7),
     "FedAvg": (231.0, 600.0, 386.7),
     "FedProx": (228.0, 600.0, 292.7),
 }
@@ -32,13 +35,16 @@ def ratios(label: str) -> tuple[float, ...]:
 
 
 def judge(curves: Curves) -> list[Finding]:
-    """Trips to target against each baseline, and staleness over K."""
+    """Trips to target against each baseline, staleness over K, and at the paper's size figure 3's ends."""
     findings = []
     for label in list(TABLE_1)[1:]:
         celeba, sent140, cifar = ratios(label)
         over = ">" if TABLE_1[label][1] == 600.0 else ""
         says = f"{celeba:.1f}×, {over}{sent140:.1f}×, {cifar:.1f}× (judged by the last, CIFAR-10)"
         findings.append(Race(FEDBUFF, label, "table 1", says, cifar).finding(curves))
+    if curves.settings == FULL:
+        ends = [Race(f"{FEDBUFF}{many}", f"{AVGM}{many}", "", "") for many in ("", f", {FEW}")]
+        findings.append(lead_grows(curves, *ends))
     means = {size: fmean(curves.staleness(label)) for size, label in BUFFERS.items()}
     halves = [means[5] / means[10], means[10] / means[20]]
     findings.append(
@@ -59,17 +65,20 @@ _GRID = {"strategy.server_lr": (1.0, 2.0, 4.0), **_LR}
 # At the paper's size a client has ten examples, so one local epoch is one step: only its product with the
 # server's matters, but for FedAsync's α, which says how much of a stale model is mixed in.
 _STEP = {"training.lr": (0.03, 0.1, 0.3, 1.0)}
-_FULL = {"1000": ("strategy.concurrency=1000",)}
+_ALL = {FULL: ("strategy.concurrency=1000",)}
 _ASYNC = ("strategy.concurrency=100",)
-_ROUND, _FULL_ROUND = ("strategy.cohort=100",), {"1000": ("strategy.cohort=1000",)}
+_ROUND, _ALL_ROUND = ("strategy.cohort=100",), {FULL: ("strategy.cohort=1000",)}
+
+
+# Appendix D: a client that is in the buffer is not sampled again before the next step.
+_BUFFERED = ("strategy.name=fedbuff", "strategy.restart=after-step")
+_BUFFERED_STEP = {FULL: {"training.lr": (0.01, 0.03, 0.1, 0.3)}}
+_MOMENTUM = ("strategy.name=fedavgm", "strategy.momentum=0.9")
 
 
 def _fedbuff(size: int, label: str) -> Arm:
-    # Appendix D: a client that is in the buffer is not sampled again before the next step.
-    own = (f"strategy.buffer_size={size}", "strategy.restart=after-step")
-    changes = ("strategy.name=fedbuff", *own, *_ASYNC)
-    grid_at = {"1000": {"training.lr": (0.01, 0.03, 0.1, 0.3)}}
-    return Arm(label, changes, _FULL, grid_at=grid_at, steps_of="" if label == FEDBUFF else FEDBUFF)
+    changes = (*_BUFFERED, f"strategy.buffer_size={size}", *_ASYNC)
+    return Arm(label, changes, _ALL, grid_at=_BUFFERED_STEP, steps_of="" if label == FEDBUFF else FEDBUFF)
 
 
 study = Study(
@@ -81,28 +90,41 @@ study = Study(
         Arm(
             ASYNC,
             ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC),
-            _FULL,
+            _ALL,
             {"strategy.alpha": (0.1, 0.3, 0.9), **_LR},
-            grid_at={"1000": {"strategy.alpha": (0.01, 0.03, 0.1), "training.lr": (0.1, 0.3, 1.0)}},
+            grid_at={FULL: {"strategy.alpha": (0.01, 0.03, 0.1), "training.lr": (0.1, 0.3, 1.0)}},
         ),
         Arm(
-            "FedAvgM",
-            ("strategy.name=fedavgm", "strategy.momentum=0.9", *_ROUND),
-            _FULL_ROUND,
+            AVGM,
+            (*_MOMENTUM, *_ROUND),
+            _ALL_ROUND,
             {"strategy.server_lr": (0.3, 1.0, 2.0), **_LR},
-            grid_at={"1000": _STEP},
+            grid_at={FULL: _STEP},
         ),
         Arm(
             "FedAvg",
             ("strategy.name=fedavg", "strategy.server_lr=2", *_ROUND),
-            _FULL_ROUND,
-            grid_at={"1000": _STEP},
+            _ALL_ROUND,
+            grid_at={FULL: _STEP},
         ),
         Arm(
             "FedProx",
             ("strategy.name=fedprox", "strategy.mu=0.01", "strategy.server_lr=2", *_ROUND),
-            _FULL_ROUND,
-            grid_at={"1000": _STEP},
+            _ALL_ROUND,
+            steps_of="FedAvg",  # and its runs: with one local step the proximal term is zero
+        ),
+        # Figure 3's other end.
+        Arm(
+            f"{FEDBUFF}, {FEW}",
+            (*_BUFFERED, "strategy.buffer_size=10", "strategy.concurrency=10"),
+            grid_at=_BUFFERED_STEP,
+            only=(FULL,),
+        ),
+        Arm(
+            f"{AVGM}, {FEW}",
+            (*_MOMENTUM, "strategy.cohort=10"),
+            grid_at={FULL: {"training.lr": (0.003, 0.01, 0.03, 0.1)}},
+            only=(FULL,),
         ),
     ),
     judge=judge,
@@ -115,5 +137,5 @@ study = Study(
     notes_at={
         "": ("100 clients train at once where the paper has 1,000, so staleness is a tenth of the paper's.",)
     },
-    tuning=Tuning(_GRID, "trips", {"": 3000, "1000": 30_000, "quick": 600}, seeds_at={"1000": (101,)}),
+    tuning=Tuning(_GRID, "trips", {"": 3000, FULL: 30_000, "quick": 600}, seeds_at={FULL: (101,)}),
 )

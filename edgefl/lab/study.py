@@ -173,6 +173,8 @@ class Arm:
     """The arm whose tuned steps are this one's too."""
     grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     """A grid by settings, where those have one of their own."""
+    only: tuple[str, ...] = ()
+    """The settings that it is part of; all where none is named."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,10 @@ class Study:
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
     tuning: Tuning | None = None
+
+    def arms_of(self, settings: str) -> list[Arm]:
+        """The arms that run under these settings."""
+        return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
@@ -274,9 +280,9 @@ class Study:
         is not there, `RunError` where a run could not go on, and KeyboardInterrupt after Ctrl-C: the same
         command then goes on from there.
         """
-        records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms}
+        records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms_of(settings)}
         seeds = self.small_seeds if settings == QUICK else self.seeds
-        runs = [(arm, seed) for seed in seeds for arm in self.arms]
+        runs = [(arm, seed) for seed in seeds for arm in self.arms_of(settings)]
         with warm() as fork_server:
             for number, (arm, seed) in enumerate(runs, 1):
                 folder = out / "runs" / f"{slug(arm)}-{seed}"

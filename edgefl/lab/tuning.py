@@ -46,7 +46,7 @@ def tune(
     if tuning is None:
         raise ConfigError(f"--tune: {study.name} has no grid of steps: its paper gives them")
     budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
-    arms = [arm for arm in study.arms if not arm.steps_of]
+    arms = [arm for arm in study.arms_of(settings) if not arm.steps_of]
     grids = [arm.grid_at.get(settings, tuning.grid if arm.grid is None else arm.grid) for arm in arms]
     points = [(arm, list(steps)) for arm, grid in zip(arms, grids, strict=True) for steps in choices(grid)]
     scores: dict[str, list[tuple[float, list[str]]]] = {arm.label: [] for arm in arms}

@@ -46,7 +46,7 @@ TWO = Study(
 @pytest.mark.parametrize(("one", "settings"), EVERY, ids=lambda given: getattr(given, "name", given))
 def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -> None:
     base = one.file(settings).parent
-    checked = [config.validate(one.experiment(arm, 1, settings), base) for arm in one.arms]
+    checked = [config.validate(one.experiment(arm, 1, settings), base) for arm in one.arms_of(settings)]
     texts = [config.dump(each) for each in checked]
     assert len(set(texts)) == len(texts)
     assert len({slug(arm) for arm in one.arms}) == len(one.arms)
@@ -107,9 +107,6 @@ def test_fedbuffs_clients_hold_ten_examples() -> None:
     ]
     assert held == [10.0, 10.0]
     assert sum(dict(full.fleet.devices).values()) == 5000
-    for arm in fedbuff.study.arms[2:5]:
-        fields = fedbuff.study.experiment(arm, 1, "1000").strategy
-        assert fields.get("concurrency", fields.get("cohort")) == 1000, arm.label
 
 
 def test_further_changes_are_those_of_the_settings() -> None:
@@ -363,6 +360,31 @@ def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
     assert ablations_fedbuff.judge(Reached(costs))[-1].verdict == "not reproduced"
     costs["FedAvgM"] = [200.0, math.nan, 170.0]
     assert ablations_fedbuff.judge(Reached(costs))[-1].verdict == "out of reach"
+
+
+class Whole(Reached):
+    """The same, made at FedBuff's full size."""
+
+    settings = fedbuff.FULL
+
+    def staleness(self, label: str) -> list[float]:
+        return [40.0 / (1 + list(fedbuff.BUFFERS.values()).index(label))] * 3
+
+
+def test_figure_3s_ends_are_run_and_judged_at_the_papers_size_alone() -> None:
+    labels = {each: [arm.label for arm in fedbuff.study.arms_of(each)] for each in ("", "1000", "quick")}
+    few = [f"{fedbuff.FEDBUFF}, 10 at once", f"{fedbuff.AVGM}, 10 at once"]
+    assert labels["1000"] == labels[""] + few
+    assert labels[""] == labels["quick"]
+    at_once = {}
+    for arm in fedbuff.study.arms_of("1000"):
+        fields = fedbuff.study.experiment(arm, 1, "1000").strategy
+        at_once[arm.label] = fields.get("concurrency", fields.get("cohort"))
+    assert at_once == {**dict.fromkeys(labels[""], 1000), **dict.fromkeys(few, 10)}
+    costs = {label: [100.0, 110.0, 90.0] for label in labels["1000"]}
+    costs[fedbuff.AVGM] = [200.0, 230.0, 170.0]
+    (grown,) = [one for one in fedbuff.judge(Whole(costs)) if one.source == "figure 3"]
+    assert (grown.verdict, grown.ours) == ("reproduced", "2.0× (1.8 to 2.3)")
 
 
 def test_every_race_of_the_ablations_is_between_two_arms() -> None:
