@@ -301,7 +301,8 @@ _SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
 def schema() -> str:
     """The SQL that makes an empty record."""
     extra = {
-        # `seq` is the last journal entry when the row was written: a rewind removes what came after it
+        # `seq` is the last journal entry when the row was written, of a version the one that says it is:
+        # a rewind removes what came after it
         "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
         "versions": ", seq INTEGER NOT NULL DEFAULT 0",
     }

@@ -158,12 +158,15 @@ class Store:
             self._told.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """``version`` was made with these updates. A task named twice counts with the sum of its weights."""
+        """``version`` was made with these updates, as the next event says: a rewind to before it undoes it.
+
+        A task named twice counts with the sum of its weights.
+        """
         if len(tasks) != len(weights):
             raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
-            self._end(task).use(version, weight, self.seq)
+            self._end(task).use(version, weight, self.seq + 1)
         if self._told is not None:
             self._told.append(("applied", version, tasks, weights))
 
@@ -190,8 +193,8 @@ class Store:
         return end
 
     def version(self, row: VersionRow) -> None:
-        """A version was published."""
-        self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq))
+        """A version was published, as the next event says."""
+        self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
         if self._told is not None:
             self._told.append(("version", row))
 

@@ -143,10 +143,10 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
-    if len(last.bases) + 2 > buffer.shape.ring:
+    if len(last.bases) >= buffer.shape.ring:  # a full one is well: the next sum waits for room, as ever
         raise ConfigError(
             f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "
-            f"a ring of {buffer.shape.ring} has no room for them and the next"
+            f"a ring of {buffer.shape.ring} has no room for them"
         )
     bases = {**dict(sorted(last.bases.items())), last.version: last.model}
     entries = {version: (1 + place) % len(bases) for place, version in enumerate(bases)}

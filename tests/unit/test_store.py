@@ -173,16 +173,16 @@ def dump(folder: Path) -> list[str]:
 
 
 def act(store: Store, first: int, last: int) -> None:
-    """A coherent run: task k arrives at event 2k+1; event 2k+2 makes version k+1 of tasks k−1 and k."""
+    """A coherent run: task k arrives at event 2k+1; event 2k+2 says that k−1 and k made version k+1."""
     for k in range(first, last):
         store.journal(Arrived(client=0, task=k, base_version=k, examples=1, steps=1, loss=0.0, at_s=k))
         store.trip(trip(k, arrived_s=float(k)))
-        store.journal(Summed(version=k + 1, at_s=k))
         tasks = [k] if k == 0 else [k - 1, k]
         store.applied(k + 1, tasks, [0.5] * len(tasks))
+        store.version(version(k + 1, float(k), updates=len(tasks)))
+        store.journal(Summed(version=k + 1, at_s=k))
         if k:
             store.released(k - 1, "applied")
-        store.version(version(k + 1, float(k), updates=len(tasks)))
         store.evaluation(evaluation(k + 1, float(k), trips=k))
         store.commit()
 
