@@ -153,6 +153,8 @@ def _throttles() -> Iterator[Check]:
 
 
 def _limits() -> Iterator[Check]:
+    from edgefl.limits.capacity import thread_limit
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = f"raise it for large fleets: ulimit -n {hard}" if soft < 1024 * CLIENT_FDS and hard > soft else ""
     yield Check("open files", f"{_limit(soft)} (at most {_limit(hard)})", few)
@@ -160,9 +162,15 @@ def _limits() -> Iterator[Check]:
     most = "unknown"
     with suppress(OSError):
         most = Path("/proc/sys/kernel/pid_max").read_text().strip()
-    few = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}"
-    enough = soft == resource.RLIM_INFINITY or soft >= 1024 * CLIENT_THREADS
-    yield Check("processes", f"{_limit(soft)}, pid_max {most}", "" if enough else few)
+    group, found = thread_limit(), f"{_limit(soft)}, pid_max {most}"
+    problem = ""
+    if group is not None and group < 1024 * CLIENT_THREADS:
+        found += f", limited to {group}"
+        most = f"at most {group // CLIENT_THREADS} clients under the wall clock"
+        problem = f"{most}: raise the container's limit"
+    elif soft != resource.RLIM_INFINITY and soft < 1024 * CLIENT_THREADS:
+        problem = f"fewer than 1024 clients under the wall clock: ulimit -u {_limit(hard)}"
+    yield Check("processes", found, problem)
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     small = "" if soft == resource.RLIM_INFINITY else "torch alone maps several GiB: ulimit -v unlimited"
     yield Check("address space", f"{soft // MIB} MiB" if small else "unlimited", small)

@@ -241,6 +241,12 @@ def memory_limit_bytes() -> int | None:
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
+def thread_limit() -> int | None:
+    """Processes and threads that the control groups around this process allow, or None without a limit."""
+    found = [words(folder / "pids.max") for folder, _ in _around("pids")]
+    return min((int(text[0]) for text in found if text and text[0].isdecimal()), default=None)
+
+
 def _around(controller: str) -> Iterator[Place]:
     """The group of this process and those around it, as far as they can be seen."""
     try:

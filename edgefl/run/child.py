@@ -11,6 +11,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from edgefl.errors import EdgeflError
+
 OURS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 """Errors that a mistake of ours makes, and no lack of anything."""
 
@@ -24,8 +26,9 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
         if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, OURS):
             raise
         told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        said = f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)"
         # While the error holds the frames that hold the channel open.
-        _tell(channel_fd, f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)")
+        _tell(channel_fd, str(error) if isinstance(error, EdgeflError) else said)
         return 1
 
 

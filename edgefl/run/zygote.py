@@ -23,7 +23,7 @@ import msgspec
 
 from edgefl import kernels
 from edgefl.devices.fleet import fleet_of
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.limits.confinement import ClientLimits, Enforcement
 from edgefl.limits.held import govern
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
@@ -173,7 +173,12 @@ class Zygote:
 
     def _fork(self, name: str, life: Callable[[], None]) -> int:
         parent = os.getpid()
-        if (pid := os.fork()) != 0:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            why = f"{name} cannot be started: {error.strerror}"
+            raise RunError(f"{why} ('edgefl doctor' says what the machine allows)") from None
+        if pid != 0:
             return pid
         code = BROKEN_EXIT
         try:

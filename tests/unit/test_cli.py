@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -516,6 +517,22 @@ def test_doctor_finds_the_machine(edgefl: Shell) -> None:
     assert found["kernel reference"]["problem"] == ""
     assert not any("looking failed" in finding["problem"] for finding in found.values())
     assert "memfd" in edgefl.fits("doctor")
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(512, "at most 170 clients under the wall clock: raise the container's limit"), (10**6, "")],
+)
+def test_doctor_says_how_many_clients_a_containers_limit_has_room_for(
+    limit: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgefl.cli import doctor
+
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr("edgefl.limits.capacity.thread_limit", lambda: limit)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
+    (processes,) = [found for found in doctor.examine() if found.what == "processes"]
+    assert processes.problem == says
 
 
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,18 +108,23 @@ def test_no_hierarchy_at_all(machine: Machine) -> None:
 def test_the_tightest_of_the_groups_around_a_process_counts(machine: Machine) -> None:
     cpu = machine.mount("cpu", "cgroup", "rw,cpu")
     memory = machine.mount("memory", "cgroup", "rw,memory")
-    machine.process_in("1:cpu:/outer/inner", "2:memory:/outer/inner")
+    pids = machine.mount("pids", "cgroup", "rw,pids")
+    machine.process_in("1:cpu:/outer/inner", "2:memory:/outer/inner", "3:pids:/outer/inner")
     limits = (("", "-1", 2**63 - 4096), ("outer", "50000", 2**30), ("outer/inner", "150000", 2**31))
     for path, quota, limit in limits:
-        for hierarchy_folder in (cpu, memory):
+        for hierarchy_folder in (cpu, memory, pids):
             (hierarchy_folder / path).mkdir(parents=True, exist_ok=True)
             (hierarchy_folder / path / "cgroup.procs").touch()
         (cpu / path / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (cpu / path / "cpu.cfs_period_us").write_text("100000\n")
         (memory / path / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (pids / "outer/pids.max").write_text("700\n")
+    (pids / "outer/inner/pids.max").write_text("max\n")
     assert capacity.cpu_quota() == 0.5
     assert capacity.memory_limit_bytes() == 2**30
-    machine.process_in("1:cpu:/", "2:memory:/")
+    assert capacity.thread_limit() == 700
+    machine.process_in("1:cpu:/", "2:memory:/", "3:pids:/")
+    assert capacity.thread_limit() is None
     assert capacity.cpu_quota() is None
     assert capacity.memory_limit_bytes() is None
 

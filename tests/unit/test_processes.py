@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import site
 import subprocess
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from edgefl.processes import child_environment
-from edgefl.run import process
+from edgefl.run import child, process
+from edgefl.run.zygote import Zygote
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -57,3 +59,23 @@ def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyP
     process.end_children()
     assert children == {others}
     mine.kill.assert_called_once()
+
+
+def test_a_process_that_the_machine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose limit of processes is reached."""
+
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    def be_a_zygote(*_: object) -> None:
+        Zygote.__new__(Zygote)._fork("edgefl-client-17", lambda: None)
+
+    monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr(child, "import_module", lambda _: Mock(main=be_a_zygote))
+    monkeypatch.delenv("EDGEFL_TRACEBACK", raising=False)
+    said: list[str] = []
+    monkeypatch.setattr(child, "_tell", lambda _, what: said.append(what))
+    assert child.main(-1, os.getpid(), "edgefl.run.zygote") == 1
+    assert [each.partition(" (")[0] for each in said] == [
+        "edgefl-client-17 cannot be started: Resource temporarily unavailable"
+    ]
