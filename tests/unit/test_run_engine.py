@@ -271,7 +271,7 @@ def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, c
     [
         (lambda last: {"version": last.version + 1}, "does not belong to its record"),
         (lambda last: {"model": last.model[1:]}, "does not belong to its record"),
-        (lambda last: {"bases": dict.fromkeys(range(3), last.model)}, "holds 4 versions; a ring of 4 has no"),
+        (lambda last: {"bases": dict.fromkeys(range(4), last.model)}, "holds 5 versions; a ring of 4 has no"),
         (lambda last: {"held": {}}, "lacks the update of task"),
     ],
 )
