@@ -231,8 +231,9 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Updates of a client that may be applied in the run; None: any number."""
     min_separation: Count = 1
     """Versions from one update of a client to its next, at least."""
-    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-7
-    """δ of the (ε, δ) that is reported."""
+    delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-7
+    """δ of the (ε, δ) that is reported, far below 1/clients: to publish the data of one client with
+    probability δ satisfies (0, δ)."""
     noise: Literal["secure", "seeded"] = "secure"
     """Noise of a secret key, which the run deletes when it is done, or of the seed: the same each time, and
     so no privacy."""

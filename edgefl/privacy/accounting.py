@@ -1,7 +1,8 @@
 """The ε of (ε, δ) user-level differential privacy, in Rényi's divergence (Mironov 2017, arXiv:1702.07476).
 
 Two fleets are neighbours if one client's updates are zero in one of them. Who takes part when is the same in
-both: it depends on devices and draws, not on examples.
+both: it depends on devices and draws, not on examples. A trip that fails, and an update that is not finite,
+therefore take part as an update of zero (`edgefl.core`).
 """
 
 from __future__ import annotations
@@ -98,11 +99,14 @@ class PrivacyAccount:
 
     A client's ``squares`` are Σ c²/σ² over all that is released with noise, c the number of its updates in
     it: the nodes of the tree that are ever used (with Honaker's estimate all of them), or the steps. Its
-    updates in one node count as if they were all alike. Each count for a quantile adds c²/(4 σ_b²) (Andrew
-    et al. 2021, theorem 1). Where each step's cohort is drawn uniformly from all clients (``sampling``: the
-    chance of each, and whether each is drawn by itself), `poisson_rdp` or `sampled_rdp` gives a second bound,
-    and the lower one counts. The noise of a count is for as many updates as are ``expected`` in a
-    step, whoever comes: by default the mean of ``sampling``, else each step's own number.
+    updates in one node count as if they were all alike. This is exact for the tree, and an upper bound with
+    Honaker's estimate, because the versions do not reveal each node of a tree. Each count for a quantile adds
+    c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½ (`Mechanism.clip`).
+
+    Where each step's cohort is drawn uniformly from all clients (``sampling``: the chance of each, and
+    whether each is drawn by itself), `poisson_rdp` or `sampled_rdp` gives a second bound, and the lower one
+    counts. The noise of a count is for as many updates as are ``expected`` in a step, whoever comes: by
+    default the mean of ``sampling``, else each step's own number.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -152,14 +156,46 @@ class PrivacyAccount:
 
     def epsilon(self) -> float:
         """The ε until now, with the δ of the rules; infinite without noise."""
-        worst, delta = float(self.squares.max(initial=0.0)), self._rules.delta
-        if worst in (0.0, math.inf):
-            return worst
-        found = epsilon(ORDERS, gaussian_rdp(ORDERS, worst), delta)
-        if self._of_a_step is None:
-            return found
-        return min(found, epsilon(SAMPLED_ORDERS, self._versions * self._of_a_step, delta))
+        return composed([self], self._rules.delta)
+
+    @property
+    def worst(self) -> float:
+        """The largest of ``squares``."""
+        return float(self.squares.max(initial=0.0))
+
+    def sampled_divergence(self) -> NDArray[np.float64]:
+        """The divergence at `SAMPLED_ORDERS`, the lower one of both bounds."""
+        plain = gaussian_rdp(SAMPLED_ORDERS, self.worst)
+        return plain if self._of_a_step is None else np.minimum(plain, self._versions * self._of_a_step)
 
     def _add(self, clients: NDArray[np.int64], deviation: float) -> None:
         who, often = np.unique(clients, return_counts=True)
         self.squares[who] += (often / deviation) ** 2 if deviation else math.inf
+
+
+def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
+    """The ε that these runs have spent together on the same clients: their divergences add up.
+
+    Mironov 2017, proposition 1, also where a run's settings were chosen by the results of those before it.
+
+    >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=1)
+    >>> account.version([0])
+    >>> round(composed([account], 1e-7), 2), round(composed([account] * 4, 1e-7), 2)
+    (2.65, 5.67)
+    """
+    worst = sum(account.worst for account in accounts)
+    if worst in (0.0, math.inf):
+        return worst
+    drawn = sum(account.sampled_divergence() for account in accounts)
+    plain = epsilon(ORDERS, gaussian_rdp(ORDERS, worst), delta)
+    return min(plain, epsilon(SAMPLED_ORDERS, np.asarray(drawn), delta))
+
+
+def caution(rules: Privacy, clients: int) -> str:
+    """A warning about a δ that protects nobody in a fleet of so many clients; "" for one that is below."""
+    if not rules.noise_multiplier or rules.delta < 1.0 / clients:
+        return ""
+    return (
+        f"privacy.delta = {rules.delta:g} is not below 1/clients = {1.0 / clients:.2g}: "
+        "(ε, δ) then permits the data of one client to be published"
+    )

@@ -21,8 +21,8 @@ class Clipped(NamedTuple):
 
     weights: list[float]
     """What each update counts in the sum: at most its own weight times clip_norm in size."""
-    within: int
-    """The number of updates that were not longer than the clipping norm."""
+    within: float
+    """The number of updates whose norm is at most the clipping norm; one that is summed as zero counts ½."""
 
 
 @dataclass
@@ -44,10 +44,16 @@ class Mechanism:
         self.tree = TreeNoise(self.source, rules.restart_every, honaker=rules.honaker)
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
-        """The weights that clip updates of these squared norms; 0 for one that is not finite."""
+        """Clip updates of these squared norms. An update that is zero or not finite is summed as zero.
+
+        Such an update counts ½, so that it adds 0 to the count about ½ that `next_norm` releases. Any other
+        update differs from it by ½ exactly, as the noise of the count assumes.
+        """
+        sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
         clipped = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
-        return Clipped(clipped, int(np.count_nonzero(np.asarray(squares) <= clip_norm**2)))
+        empty = (sizes == 0.0) | ~np.isfinite(sizes)
+        return Clipped(clipped, float(np.where(empty, 0.5, sizes <= clip_norm**2).sum()))
 
     def deviation(self, clip_norm: float) -> float:
         """Standard deviation of the noise of a node of the tree, or of a step, in the summed update."""
@@ -66,8 +72,8 @@ class Mechanism:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
         noise = rules.count_deviation(expected) * float(draw[0])
-        # About ½ a client moves the count by ½ at most, whichever way (their theorem 1). How many there were
-        # is no secret of a fixed cohort, and is not told of one that is drawn.
+        # Counted about ½, a client that is absent or whose update is zero adds 0, any other ±½ (their theorem
+        # 1). The size of a fixed cohort is public, and this value does not reveal the size of a drawn one.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
         step = -rules.quantile_rate * (share - rules.quantile)
         return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)

@@ -24,6 +24,7 @@ from edgefl.results import page, trace
 from edgefl.results.page import Curve, Picture, series
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
+from edgefl.results.spending import together
 from edgefl.results.summary import (
     label_accuracy,
     measures,
@@ -124,7 +125,8 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup]) -> Group:
     measured = own_names(rows)
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in measured for row in rows]
     tables = (_learned(runs[0], rows), *([table(("measure", "run", ">"), own, fold=True)] if own else []))
-    return Group(*tables)
+    spent = together(run.record for run in runs)
+    return Group(*tables, *([Text(spent)] if spent else []))
 
 
 def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
@@ -295,6 +297,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
         "comparison": {
             "target_accuracy": rounded(target),
             "slow_phones_labels": list(runs[0].slow_labels),
+            "privacy": together(run.record for run in runs),
             "rows": [
                 {
                     "label": row.label,
@@ -330,7 +333,7 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         "Side by side": [
             page.card("Runs", about, _table(rows)),
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
-            page.card("Each run", "", _each(out, runs, rows)),
+            page.card("Each run", together(run.record for run in runs), _each(out, runs, rows)),
         ],
         "Learning": [
             *_learning(rows, lines, slow),

@@ -1,8 +1,9 @@
-"""The ε that a private run has spent, over its versions: of its record alone."""
+"""The ε that a private run has spent, over its versions, and that several runs have spent together."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Joined, Summed
 from edgefl.experiment import Privacy
-from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.privacy.accounting import PrivacyAccount, caution, composed
 from edgefl.results.record import Record
 from edgefl.strategies.base import Sampling
 
@@ -43,7 +44,10 @@ class Spending(NamedTuple):
                 f"The noise follows from the seed and protects nobody; of a secret key it would give {bound}."
             )
         how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
-        return f"Each client is protected from whoever sees the models, and them alone: {bound}, by {how}."
+        text = "Each client is protected from whoever sees the models of this run, and them alone: "
+        text += f"{bound}, by {how}."
+        warning = caution(rules, len(self.account.squares))
+        return f"{text} {warning}." if warning else text
 
 
 def spending(record: Record) -> Spending | None:
@@ -100,3 +104,17 @@ def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float6
             if isinstance(event, Summed) and event.clip_norm is not None:
                 norms[event.version + 1 :] = event.clip_norm
     return norms
+
+
+def together(records: Iterable[Record]) -> str:
+    """A sentence on the ε of several runs on one fleet; "" where fewer than two runs add noise."""
+    found = [one for one in map(spending, records) if one is not None and one.rules.noise_multiplier]
+    if len(found) < 2:
+        return ""
+    delta = max(one.rules.delta for one in found)
+    bound = composed([one.account for one in found], delta)
+    return (
+        f"Each ε is that of one run. All {len(found)} runs together have spent ε = {bound:.3g} at "
+        f"δ = {delta:g} on their clients, if these are the same people: it holds for whoever sees several of "
+        "the runs, or chooses one by its results."
+    )

@@ -263,6 +263,28 @@ def test_the_norm_moves_as_andrews_algorithm_1_says() -> None:
     assert set(found) == {1e12, 1e12 / math.e}
 
 
+def shift_of_the_count(squares: list[float], client: int) -> float:
+    """The change of the count that is released, in updates, if this client's update is zero instead."""
+    rules = Privacy(clip_norm=2.0, quantile=0.5, quantile_rate=0.01, quantile_noise=1e-9)
+    mechanism, neighbour = Mechanism(rules, 0.1, Seeded(0)), [*squares]
+    neighbour[client] = 0.0
+    norms = [
+        mechanism.next_norm(1, mechanism.clip([0.1] * len(these), these, 2.0), 2.0)
+        for these in (squares, neighbour)
+    ]
+    assert norms[0] is not None
+    assert norms[1] is not None
+    return math.log(norms[1] / norms[0]) / 0.01 * 10
+
+
+@pytest.mark.parametrize("update", [0.0, 1e-60, 1.0, 4.0, 4.01, 1e30, math.nan, math.inf])
+def test_a_client_whose_update_is_zero_moves_the_count_by_a_half_at_most(update: float) -> None:
+    """By the definition of the neighbour. An update of zero that counts as within the norm moves it by 1."""
+    squares = [1.0, 9.0, update, 0.0, 100.0, math.nan, 4.0, 16.0, 1.0, 1.0]
+    moved = abs(shift_of_the_count(squares, 2))
+    assert moved == pytest.approx(0.5 if math.isfinite(update) and update else 0.0, abs=1e-5)
+
+
 def test_the_norm_comes_to_the_quantile_and_a_replay_knows_it() -> None:
     rules = Privacy(clip_norm=100.0, quantile=0.5, quantile_noise=0.2)
     core = Core(FedBuff(buffer_size=4), fleet(8), 0, experiment.Stop(versions=150), privacy=rules)

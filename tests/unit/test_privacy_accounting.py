@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgefl import config
+from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import (
     ORDERS,
     SAMPLED_ORDERS,
     PrivacyAccount,
+    caution,
+    composed,
     epsilon,
     gaussian_rdp,
     poisson_rdp,
@@ -275,6 +279,37 @@ def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden(
     bare = PrivacyAccount(Privacy(clip_norm=1.0), 3)
     bare.version([0])
     assert bare.epsilon() == math.inf
+
+
+def test_runs_on_the_same_clients_are_composed() -> None:
+    """Runs of one step each are as one run of as many; a drawn cohort's divergences add up too."""
+    rules = Privacy(clip_norm=1.0, noise_multiplier=3.0, mechanism="gaussian")
+    for sampling in (None, (0.01, True)):
+        runs = [PrivacyAccount(rules, 1000, sampling) for _ in range(5)]
+        whole = PrivacyAccount(rules, 1000, sampling)
+        for run in runs:
+            run.version(range(10))
+            whole.version(range(10))
+        assert composed(runs, rules.delta) == pytest.approx(whole.epsilon())
+        assert composed(runs, rules.delta) > runs[0].epsilon()
+    bare = PrivacyAccount(Privacy(clip_norm=1.0), 1000)
+    bare.version([0])
+    assert composed([*runs, bare], 1e-7) == math.inf
+
+
+def test_a_delta_that_protects_nobody_is_refused_or_gets_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text("[fleet]\ndevices = { pi-4 = 20 }\n[strategy]\nname = 'fedbuff'\n[stop]\nversions = 1\n")
+    private = ["privacy.clip_norm=1.0", "privacy.noise_multiplier=1.0"]
+    with pytest.raises(ConfigError, match=r"privacy\.delta: must be .* at most 0\.01, got 0\.9999"):
+        config.load(file, [*private, "privacy.delta=0.9999"])
+    rules = config.load(file, [*private, "privacy.delta=0.01"]).privacy
+    assert rules is not None
+    assert caution(rules, 20) == ""
+    assert caution(rules, 100) == (
+        "privacy.delta = 0.01 is not below 1/clients = 0.01: "
+        "(ε, δ) then permits the data of one client to be published"
+    )
 
 
 def test_the_guides_plan_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from edgefl.experiment import Privacy
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
-from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare, estimate
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
@@ -161,6 +161,22 @@ def test_a_private_run_says_what_each_evaluation_and_version_had_spent(tmp_path:
     assert f"ε = {spent[-1]:.3g}" in page.text
     (drawn,) = (unquote(link) for link in page.downloads if "ε" in unquote(link))
     assert [row.split(",")[-1] for row in drawn.split("\n")[1:-1]] == [f"{one:.10g}" for one in spent]
+
+
+def test_a_comparison_of_private_runs_has_the_epsilon_of_all_of_them(tmp_path: Path) -> None:
+    rules = Privacy(clip_norm=1.0, noise_multiplier=8.0)
+    runs = [write_run(tmp_path / name, clients=4, privacy=rules) for name in ("a", "b", "c")]
+    account = PrivacyAccount(rules, 4)
+    for first in range(0, 60, 5):
+        account.version([task % 4 for task in range(first, first + 5)])
+    bound = f"All 3 runs together have spent ε = {composed([account] * 3, rules.delta):.3g} at δ = 1e-07"
+    table = StringIO()
+    Console(file=table, width=80).print(compare(runs, tmp_path / "out"))
+    assert bound in " ".join(table.getvalue().split())
+    assert bound in read_json(tmp_path / "out" / "summary.json")["comparison"]["privacy"]
+    assert bound in Page(tmp_path / "out" / "report.html").text
+    Console(file=table, width=80).print(compare(runs[:1], tmp_path / "one"))
+    assert read_json(tmp_path / "one" / "summary.json")["comparison"]["privacy"] == ""
 
 
 def write_numbers(folder: Path, last: float = 0.25, **fields: Any) -> Path:
