@@ -12,11 +12,12 @@ ARCHITECTURE.md says what is in each package, and each package's docstring what 
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from edgefl.errors import ConfigError, EdgeflError, FolderTaken, ProfileError, RunError
 from edgefl.experiment import (
@@ -67,7 +68,24 @@ __all__ = [
 # Before the function below: the first import of a package sets its name in its parent, later ones do not.
 importlib.import_module("edgefl.run")
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _short_traceback(function: Callable[P, R]) -> Callable[P, R]:
+    """Drop edgefl's own frames from the traceback of an `EdgeflError` that ``function`` raises."""
+
+    @functools.wraps(function)
+    def entry(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except EdgeflError as error:
+            raise error.with_traceback(None) from error.__cause__
+
+    return entry
+
+
+@_short_traceback
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
@@ -113,6 +131,7 @@ def run(
             return into(new_run_folder(experiment.name))
 
 
+@_short_traceback
 def sweep(
     experiment: Experiment,
     out: str | Path | None = None,

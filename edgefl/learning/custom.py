@@ -246,7 +246,7 @@ class CustomTrainer:
             try:
                 with torch_seed(int(rng.integers(2**63)), device):
                     self._call(ClientExamples(x, y, rows, context, self._tensors), context)
-                flat.check_bound()
+                self._gather()
             finally:  # the next trip of this process may be another client's
                 flat.restore()
                 set_grad_enabled(True)
@@ -258,6 +258,13 @@ class CustomTrainer:
     def _tensors(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[Tensor, Tensor]:
         device = self._flat.vector.device
         return self._arithmetic.batch(x, device), from_numpy(y).to(device)
+
+    def _gather(self) -> None:
+        """Bring the model that the function left into the vector, also where it rebound tensors."""
+        try:
+            self._flat.gather()
+        except ConfigError as error:
+            raise TrainingError(f"{self._name!r}{_place(self._function)} {error}") from None
 
     def _call(self, examples: ClientExamples, context: Context) -> None:
         process = os.getpid()
@@ -302,6 +309,12 @@ def raised(function: Any, name: str, error: BaseException) -> TrainingError:
     line = " ".join(str(error).split())
     what = line if isinstance(error, TrainingError) else f"raised {type(error).__name__}: {line}".rstrip(": ")
     return TrainingError(f"{name!r} ({Path(frame.filename).name}:{frame.lineno}) {what}")
+
+
+def _place(function: Any) -> str:
+    """The file and the first line of a function in parentheses; empty for a callable without code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
 
 
 def _figure(value: float | Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import chain, pairwise
 from operator import is_
 from typing import NamedTuple
@@ -180,7 +180,7 @@ class FlatModel:
         """
         self._attributes.restore()
         for _, _, tensor, view, trains in self._places:
-            if tensor.data_ptr() != view.data_ptr():
+            if tensor.data_ptr() != view.data_ptr() or not _same_layout(tensor, view):
                 tensor.data = view
             if tensor.requires_grad != trains:
                 tensor.requires_grad_(trains)
@@ -190,11 +190,41 @@ class FlatModel:
 
     def check_bound(self) -> None:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
+        for entry, _, _ in self._unbound():
+            raise ConfigError(
+                f"model: tensor {entry.name!r} was replaced in training; write into it in place"
+            )
+
+    def gather(self) -> None:
+        """Copy tensors that training moved to other memory back into the vector.
+
+        `torch.nn.utils.vector_to_parameters`, an assignment to ``parameter.data`` and a new `nn.Parameter`
+        move a tensor. Raises `ConfigError` for a tensor that is missing or has another shape or kind.
+        """
+        moved = []
+        for entry, tensor, view in self._unbound():
+            if tensor is None or tensor.shape != view.shape or not tensor.is_floating_point():
+                got = "none" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                raise ConfigError(
+                    f"left no tensor of floating-point numbers of shape {entry.shape} in {entry.name!r} "
+                    f"(got {got.removeprefix('torch.')})"
+                )
+            moved.append((view, tensor.detach().clone()))  # its memory may be another tensor's in the vector
+        for view, values in moved:
+            view.copy_(values)
+
+    def _unbound(self) -> Iterator[tuple[Entry, Tensor | None, Tensor]]:
+        """Tensors of the layout that are not their view of the vector, with that view; None if missing."""
         for owner, entry, _, view, _ in self._places:
             tensor = getattr(owner, entry.leaf, None)
-            if tensor is None or tensor.data_ptr() != view.data_ptr():
-                what = f"tensor {entry.name!r} was replaced in training"
-                raise ConfigError(f"model: {what}; write into it in place")
+            if not isinstance(tensor, Tensor):
+                yield entry, None, view
+            elif tensor.data_ptr() != view.data_ptr() or not _same_layout(tensor, view):
+                yield entry, tensor, view
+
+
+def _same_layout(tensor: Tensor, view: Tensor) -> bool:
+    return tensor.shape == view.shape and tensor.stride() == view.stride() and tensor.dtype == view.dtype
 
 
 def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,17 +16,21 @@ import numpy as np
 from rich.console import RenderableType
 
 from edgefl import config, toml
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
+from edgefl.limits.confinement import Enforcement
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
-from edgefl.run import demands, supervisor
+from edgefl.run import control, demands, supervisor
+from edgefl.run.channel import Closed
 from edgefl.run.fork_server import ForkServer
-from edgefl.run.process import allow_open_files
+from edgefl.run.process import allow_open_files, end_child
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
@@ -88,11 +93,37 @@ def sweep(
     require_free(out, "sweep")
     planned = plan(experiment, out, seeds, grid or {}, base)
     with warm() as fork_server:
+        _try_training(planned, base, fork_server)
         for number, one in enumerate(planned, 1):
             figures = finished(one.experiment, one.folder, base, fork_server, quiet).summary()
             say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
     show(_compare(out, planned, grid or {}))
     return Sweep(out)
+
+
+def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
+    """Try the user's training of each point of the grid that has no run yet.
+
+    Raises `ConfigError` if a function fails. A single point needs no trial: its first run begins with one.
+    """
+    points = {one.label: one for one in reversed(planned)}
+    for label, one in reversed(points.items()):
+        strategy = resolve(one.experiment.strategy, [base])
+        own = one.experiment.training.function is not None or type(strategy).train is not Strategy.train
+        if not own or len(points) == 1 or (one.folder / EXPERIMENT_FILE).is_file():
+            continue
+        child, channel = fork_server().start("edgefl.run.zygote", control.FromZygote, dict(os.environ))
+        try:
+            channel.tell(control.Prepare(one.experiment, str(base), Enforcement()))
+            answer = channel.receive()
+        except Closed:
+            raise RunError(f"{label}: the process that tried the training ended early") from None
+        finally:
+            channel.close()
+            end_child(child, supervisor.GRACE_S)
+        if isinstance(answer, control.Refused):
+            kind = ConfigError if answer.config else RunError
+            raise kind(f"{label}: {answer.message}")
 
 
 @contextlib.contextmanager

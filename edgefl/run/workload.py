@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,15 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
             raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")
 
 
+@contextmanager
+def _refusing_training() -> Iterator[None]:
+    """Raise `ConfigError` for a failure of the user's training before the run."""
+    try:
+        yield
+    except TrainingError as error:
+        raise ConfigError(f"training.function: {error}") from error
+
+
 MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
 """Examples whose inputs a fingerprint is made of, about."""
@@ -199,9 +209,8 @@ class Workload:
             return result.steps, result.examples
 
         try:
-            return traced_work(train, min(self.rule.batch_size, len(rows)))
-        except TrainingError as error:
-            raise ConfigError(f"training.function: {error}") from error
+            with _refusing_training():
+                return traced_work(train, min(self.rule.batch_size, len(rows)))
         finally:
             np.copyto(self.flat.array, first)
 
@@ -317,7 +326,8 @@ class Workload:
         for trip in range(1 + MEASURED_TRIPS):
             other += 1
             started = time.thread_time()
-            steps = self.train(client, trip, None).steps
+            with _refusing_training():
+                steps = self.train(client, trip, None).steps
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
         np.copyto(self.flat.array, first)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -176,3 +177,22 @@ def test_a_warm_run_under_the_wall_clock_counts_its_own_time(tmp_path: Path) -> 
         assert record.meta.used > 0
     assert spent_s > 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["versions"] == 6
+
+
+def test_a_points_own_training_is_tried_before_the_first_run(tmp_path: Path) -> None:
+    """The error names file and line, and no run is made."""
+    (tmp_path / "mine.py").write_text(
+        "def good(model, examples, context):\n    context.step(1)\n"
+        "def bad(model, examples, context):\n    model.head.weight\n"
+    )
+    points = {"training.function": ['"mine:good"', '"mine:bad"']}
+    with pytest.raises(ConfigError, match=r"^function=mine:bad: .*'mine:bad' \(mine.py:4\) raised Attr"):
+        sweep(SHORT, tmp_path / "sweep", seeds=[1], grid=points, base=tmp_path)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_an_error_from_python_has_two_frames(tmp_path: Path) -> None:
+    """The caller's and that of the function which it called."""
+    with pytest.raises(ConfigError) as caught:
+        edgefl.run(config.change(SHORT, ["data.name=nowhere:data"]), tmp_path / "run")
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Training
@@ -283,6 +284,93 @@ def test_a_tensor_that_the_function_took_away_is_named():
     del module.weight
     with pytest.raises(ConfigError, match="tensor 'weight' was replaced in training"):
         flat.check_bound()
+
+
+def by_hand(assign):
+    """Gradient descent that computes w − lr·g as one vector and has ``assign`` write it into the model."""
+
+    def train(model, examples, context):
+        parameters = list(model.parameters())
+        for x, y in examples.batches():
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            gradient = parameters_to_vector([parameter.grad for parameter in parameters])
+            with torch.no_grad():
+                assign(model, parameters_to_vector(parameters) - context.rule.lr * gradient)
+            context.step(len(y))
+
+    return train
+
+
+def in_place(model, vector):
+    parameters = list(model.parameters())
+    for one, part in zip(parameters, vector.split([each.numel() for each in parameters]), strict=True):
+        one.copy_(part.view_as(one))
+
+
+def rebound(model, vector):
+    vector_to_parameters(vector, model.parameters())
+
+
+def test_a_function_may_rebind_tensors_and_the_next_trip_is_bound_again():
+    """Mutants: restore before the copy (the start is sent); copy without a later restore (trip 2 is lost)."""
+    trained, wanted = model(), model()
+    for _ in range(2):
+        assert run(by_hand(rebound), flat=trained).steps == run(by_hand(in_place), flat=wanted).steps == 6
+        assert trained.array.tobytes() == wanted.array.tobytes()
+
+
+@pytest.mark.parametrize("assign", [
+    lambda layer, values: setattr(layer, "weight", nn.Parameter(values)),
+    lambda layer, values: setattr(layer.weight, "data", values.t().contiguous().t()),
+    lambda layer, values: setattr(layer.double().weight, "data", values.double()),
+])  # fmt: skip
+def test_a_tensor_of_other_memory_strides_or_precision_is_sent(assign):
+    values = torch.arange(48.0).view(8, 6)
+    flat = model()
+    run(lambda module, *_: assign(module[0], values), flat=flat)
+    assert flat.array[:48].tolist() == list(range(48))
+
+
+def test_tensors_that_exchange_their_memory_are_exchanged():
+    flat = FlatModel(nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)))
+    first = flat.array.reshape(2, -1).copy()
+
+    def swap(module, examples, context):
+        one, two = module[0].weight, module[1].weight
+        one.data, two.data = two.data, one.data
+
+    run(swap, flat=flat)
+    assert (flat.array.reshape(2, -1) == first[::-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "got"),
+    [
+        (lambda module: delattr(module[0], "weight"), r"\(got none\)"),
+        (
+            lambda module: setattr(module[0].weight, "data", torch.zeros(2, 2)),
+            r"\(got float32 of shape \(2, 2\)\)",
+        ),
+        (
+            lambda module: (
+                delattr(module[0], "weight"),
+                setattr(module[0], "weight", torch.ones(8, 6).long()),
+            ),
+            r"\(got int64 of",
+        ),
+    ],
+)
+def test_a_tensor_without_its_shape_is_an_error_with_file_and_line(spoil, got):
+    def spoils(module, examples, context):
+        spoil(module)
+
+    line = spoils.__code__.co_firstlineno
+    where = (
+        rf"^'mine:train' \(test_learning_custom.py:{line}\) left no tensor .* shape \(8, 6\) in '0.weight' "
+    )
+    with pytest.raises(TrainingError, match=where + got):
+        run(spoils)
 
 
 @pytest.mark.parametrize(
