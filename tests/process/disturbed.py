@@ -9,6 +9,8 @@ import pytest
 
 import edgefl
 from edgefl import Model, RunError
+from edgefl.core.events import Arrived, Failed, Joined, Left, Ticked
+from edgefl.results.record import Record
 from edgefl.run import supervisor
 from tests.process.runs import incidents
 
@@ -70,6 +72,9 @@ def make(input_shape, classes):
     return Disturbed(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
 """
 
+AGENDA = Arrived | Failed | Joined | Left | Ticked
+"""Events of the virtual clock's agenda that are on record."""
+
 
 def made_in(folder: Path) -> Model:
     """The model whose training does in one of the run's workers what is planned in this folder."""
@@ -112,3 +117,15 @@ def killed(wanted: edgefl.Experiment, folder: Path, points: Sequence[str], patch
         except RunError as error:
             assert "ended early (signal 9), 3 times in a row without a new version" in str(error)
         deaths += len(incidents(folder, "restart")) - before + 1
+
+
+def check_every_kill_was_certain(folder: Path, points: Sequence[str]) -> None:
+    """The run has enough events for its kills, whichever checkpoint each server started from.
+
+    Time decides how old a checkpoint is. A server that is killed at its n-th event is at most n events
+    further than the server before it. No kill is missed where the sum of all n is at most the run's events.
+    """
+    needed = sum(int(point.split(":")[2]) + 1 for point in points if point.startswith("event:"))
+    with Record(folder) as record:
+        taken = [event for _, event in record.events() if isinstance(event, AGENDA)]
+    assert needed <= len(taken), f"kills at {needed} events of {len(taken)}: time decides which are missed"

@@ -16,7 +16,7 @@ from edgefl import Checkpoint, Fleet, Server, Stop, Training
 from edgefl.parameters import checkpoint
 from edgefl.results.record import Record
 from edgefl.run.verify import verify
-from tests.process.disturbed import killed
+from tests.process.disturbed import check_every_kill_was_certain, killed
 from tests.process.runs import experiment, virtual
 
 pytestmark = pytest.mark.timeout(300)
@@ -57,6 +57,7 @@ def made(wanted: edgefl.Experiment, folder: Path, points: tuple[str, ...] = ()) 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         assert killed(wanted, folder, points, patch) == len(points), "it ended before its last death"
+    check_every_kill_was_certain(folder, points)
     return outcome(folder)
 
 
