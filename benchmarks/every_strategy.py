@@ -19,7 +19,8 @@ from typing import Any
 
 import edgefl
 from edgefl import config
-from edgefl.results.compare import Run, estimate, group, load, reached, share
+from edgefl.results.compare import Run, group, load, reached
+from edgefl.results.statistics import estimate, share
 from edgefl.strategies import names
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "strategies.toml"

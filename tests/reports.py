@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgefl.results.record import ClientRow, EvaluationRow, TripRow, VersionRow
@@ -172,3 +173,13 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
             ends.append(end)
         assert [e["ts"] for e in slices] == sorted(e["ts"] for e in slices)
     return events
+
+
+def noisy_curve(
+    rate: float, seed: int, swing: float = 0.05, period: float = 20.0
+) -> tuple[list[float], list[float]]:
+    """A curve that learns at this rate and jumps by ``swing`` from one evaluation to the next."""
+    costs = np.arange(0.0, 2000.0, period)
+    rng = np.random.default_rng(seed)
+    true = 0.9 * (1 - np.exp(-rate * costs / 300))
+    return costs.tolist(), np.clip(true + swing * rng.standard_normal(len(costs)), 0, 1).tolist()

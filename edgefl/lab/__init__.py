@@ -10,7 +10,7 @@ chaos        a run whose processes are killed and that is resumed until it is do
              left, chaos_findings tells of it
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
-races        smoothed passages, ratios over seeds with intervals, verdicts
+races        verdicts on ratios of costs (the statistics are in results)
 fedbuff, fedstaleweight, defedavg    one paper each
 ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
 table2_fedbuff    one of those at its full size

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from edgefl.lab import races
-from edgefl.lab.study import UNSETTLED, Curves, Finding, Over
+from edgefl.lab.study import UNSETTLED, Curves, Finding
+from edgefl.results.statistics import Over, ratio
 
 COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "version": "versions"}
 
@@ -50,7 +51,7 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
         other, mine = (curves.reached(label, target, race.over) for label in (race.other, race.mine))
         lead.append([theirs / ours for theirs, ours in zip(other, mine, strict=True)])
     large, small = lead
-    found = None if any(map(math.isnan, (*large, *small))) else races.ratio(large, small, large, small)
+    found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
     note = "" if found else UNSETTLED
     return Finding(what, source, paper, f"{found or 'not settled'}", races.judged(found, None), note)
 

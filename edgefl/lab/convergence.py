@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl.lab.quadratic import DESCENT, NOISE, Expected, Quadratic, Trajectory, descend
 from edgefl.lab.study import Finding, verdict
-from edgefl.results.compare import estimate
+from edgefl.results.statistics import estimate
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.defedavg_iid import DeFedAvgIID
 from edgefl.strategies.defedavg_niid import DeFedAvgNIID

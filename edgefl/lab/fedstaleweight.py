@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl.lab.races import difference, higher, judged
+from edgefl.lab.races import judged
 from edgefl.lab.study import Arm, Curves, Finding, Study, points, share, verdict
+from edgefl.results.statistics import difference, higher
 
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"

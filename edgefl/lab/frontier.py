@@ -19,7 +19,7 @@ from edgefl.core.events import Event, Joined, Left
 from edgefl.lab.convergence import judged, worst
 from edgefl.lab.influence import FAST_ONES, FEDSTALEWEIGHT, Outcome, simulate
 from edgefl.lab.study import Finding
-from edgefl.results.compare import estimate
+from edgefl.results.statistics import estimate
 from edgefl.seeds import stream
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgefl.experiment import Stop
 from edgefl.lab.influence import FAST, SLOW, arrivals
-from edgefl.results.compare import estimate
+from edgefl.results.statistics import estimate
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight

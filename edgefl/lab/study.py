@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -20,11 +20,11 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.files import write_text
-from edgefl.lab import races
 from edgefl.lab.races import Verdict
-from edgefl.results import compare, page, tables
+from edgefl.results import compare, page, statistics, tables
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
+from edgefl.results.statistics import LearningCurve, Over, learning_curve
 from edgefl.results.summary import applied_weight, profile_of, rounded, slow_group, summarize
 from edgefl.run.sweep import finished, warm
 
@@ -48,27 +48,21 @@ def verdict(holds: bool) -> Verdict:
 
 def share(values: Sequence[float]) -> str:
     """Accuracies over seeds, in per cent: mean ± half the 95% interval."""
-    return compare.share(compare.estimate(values))
+    return statistics.share(statistics.estimate(values))
 
 
-def points(found: compare.Estimate) -> str:
+def points(found: statistics.Estimate) -> str:
     """A difference of accuracies, in points of per cent.
 
-    >>> points(compare.Estimate(0.021, 0.004)), points(compare.Estimate(-0.01, None))
+    >>> points(statistics.Estimate(0.021, 0.004)), points(statistics.Estimate(-0.01, None))
     ('+2.1 ±0.4 points', '-1.0 points')
     """
     half = "" if found.half is None else f" ±{found.half * 100:.1f}"
     return f"{found.mean * 100:+.1f}{half} points"
 
 
-LAST = races.WINDOW
+LAST = statistics.WINDOW
 """Evaluations at the end whose mean is the final accuracy."""
-Over = Literal["trips", "at_s", "version"]
-"""A run's cost until an evaluation: client trips, emulated seconds, or versions."""
-
-
-Curve = tuple[list[float], list[float]]
-"""Costs and accuracies."""
 
 
 class Curves:
@@ -91,38 +85,23 @@ class Curves:
         """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
-    def _curves(self, label: str, over: Over) -> Iterator[tuple[Curve, Curve]]:
-        """Costs and accuracies of each run: those measured, and one for each period that was asked for."""
+    def _curves(self, label: str, over: Over) -> Iterator[LearningCurve]:
         for record in self.records[label]:
-            rows = record.evaluations
-            costs, accuracies = [float(getattr(row, over)) for row in rows], [row.accuracy for row in rows]
             asked = config.load(record.folder / EXPERIMENT_FILE).evaluation
-            full: Curve = (costs, accuracies)
-            if asked.every_trips is not None:
-                full = races.filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
-            elif asked.every_s is not None:
-                full = races.filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
-            yield (costs, accuracies), full
+            yield learning_curve(record.evaluations, asked, over)
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``.
-
-        A run stops at the mean of its last measurements, before which the curve may stay just below.
-        """
-        found = []
-        for measured, full in self._curves(label, over):
-            passed = races.passage(*full, target)
-            found.append(races.passage(*measured, target) if math.isnan(passed) else passed)
-        return found
+        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
+        return [curve.reached(target) for curve in self._curves(label, over)]
 
     def ended(self, label: str, over: Over) -> list[float]:
         """The cost until the smoothed curve's end; 0 where it has no point."""
-        return [max(races.smoothed(full[0]), default=0.0) for _, full in self._curves(label, over)]
+        return [curve.end for curve in self._curves(label, over)]
 
-    def race(self, mine: str, other: str, target: float, over: Over) -> races.CostRatio | None:
+    def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
         """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""
         reached = [self.reached(label, target, over) for label in (other, mine)]
-        return races.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
+        return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:
         """Mean staleness of the updates that arrived, measured on arrival."""

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from edgefl import toml
 from edgefl.errors import ConfigError
 from edgefl.files import make_folder, write_text
-from edgefl.lab import races
 from edgefl.lab.claims import COSTS
 from edgefl.lab.study import Arm, Study, Tuning, slug
 from edgefl.results.record import Record
+from edgefl.results.statistics import area
 from edgefl.run.sweep import finished, warm
 
 Grid = Mapping[str, Sequence[float]]
@@ -66,7 +66,7 @@ def tune(
                 with Record(folder) as record:
                     rows = record.evaluations
                     costs = [float(getattr(row, tuning.over)) for row in rows]
-                    found.append(races.area(costs, [row.accuracy for row in rows], budget))
+                    found.append(area(costs, [row.accuracy for row in rows], budget))
             scores[arm.label].append((fmean(found), steps))
             say(f"{number:>3} of {len(points)}  {arm.label}, {', '.join(steps)}: {fmean(found):.1%}")
     best = [choose(arm.label, scores[arm.label], grid) for arm, grid in zip(arms, grids, strict=True)]

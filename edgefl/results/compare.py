@@ -13,10 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
-from scipy.special import stdtrit
 
 from edgefl.errors import ConfigError
 from edgefl.files import write_text
@@ -25,6 +23,7 @@ from edgefl.results.page import Curve, Picture, series
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
+from edgefl.results.statistics import NONE, Estimate, estimate, share, summary_curve
 from edgefl.results.summary import (
     label_accuracy,
     measures,
@@ -40,7 +39,6 @@ from edgefl.results.tables import FittedTable, html_table, number, percent, tabl
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
-Points = NDArray[np.float64]
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red"}
 
 
@@ -52,24 +50,6 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     slow_labels: tuple[int, ...]
     """The classes of the first run's slow clients (`slow_group`): the same for all runs."""
-
-
-class Estimate(NamedTuple):
-    """A figure over seeds: its mean, and half the width of the mean's 95% interval (None for one seed)."""
-
-    mean: float
-    half: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
-
-    def at(self, digits: str) -> str:
-        """Both at these digits, such as ``.1f``."""
-        return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
-
-
-NONE = Estimate(nan, None)
-"""The estimate of what no run has."""
 
 
 class RunGroup(NamedTuple):
@@ -208,20 +188,6 @@ def reached(record: Record, target: float | None) -> tuple[float, float]:
     return nan, nan
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and half the 95% interval of the mean (Student's t).
-
-    >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
-    ('2 ±2.5', '0.5')
-    """
-    x = np.array(values, dtype=np.float64)
-    mean = float(x.mean())
-    if len(x) < 2 or not np.isfinite(mean):
-        return Estimate(mean, None)
-    t95 = float(stdtrit(len(x) - 1, 0.975))
-    return Estimate(mean, t95 * float(x.std(ddof=1)) / float(np.sqrt(len(x))))
-
-
 def group(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one experiment under several seeds together; a seed that comes twice keeps its runs apart."""
     target = common_target(runs)
@@ -270,13 +236,6 @@ def _figures(run: Run, target: float | None) -> dict[str, float]:
         }
     )
     return {name: nan if found[name] is None else found[name] for name in (*FIGURES, *measures(summary))}
-
-
-def share(value: Estimate) -> str:
-    """An estimate of a share, in per cent."""
-    if not np.isfinite(value.mean):
-        return "–"
-    return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
 
 
 def _plain(value: Estimate) -> str:
@@ -497,20 +456,3 @@ def _curves(rows: Sequence[RunGroup], over: str, value: Callable[[Run, Evaluatio
                     Curve(series(k), f"{row.label}: run {n}", *seed) for n, seed in enumerate(seeds, 1)
                 ]
     return curves
-
-
-def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
-    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
-
-    >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
-    >>> [part.tolist() for part in summary_curve([a, b], "range")]
-    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
-    """
-    x = np.unique(np.concatenate([seed[0] for seed in seeds]))
-    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
-    values = np.array([np.interp(x, *seed) for seed in seeds])
-    mean = values.mean(axis=0)
-    if band == "range" or len(seeds) == 1:
-        return x, mean, values.min(axis=0), values.max(axis=0)
-    half = stdtrit(len(seeds) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(seeds))
-    return x, mean, mean - half, mean + half

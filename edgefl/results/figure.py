@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.results import compare, page
-from edgefl.results.compare import Points
 from edgefl.results.record import Record
 from edgefl.results.result import Result
+from edgefl.results.statistics import Points, summary_curve
 from edgefl.results.summary import metric_names, value_of
 
 Runs = Sequence[Result | str | Path]
@@ -78,7 +78,7 @@ def plot(
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         axes = figure.add_subplot()
         for place, (label, seeds) in enumerate(curves.items()):
-            x, mean, low, high = compare.summary_curve(seeds, band)
+            x, mean, low, high = summary_curve(seeds, band)
             colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
             axes.plot(x, mean, color=colour, linestyle=dash, label=label)
             if band != "none" and len(seeds) > 1:

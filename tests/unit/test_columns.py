@@ -14,7 +14,6 @@ import pytest
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
-from edgefl.results import compare
 from edgefl.results.columns import TABLES_OF_A_RUN, Table
 from edgefl.results.figure import plot
 from edgefl.results.result import Result
@@ -144,11 +143,3 @@ def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: 
         plot(runs, tmp_path / "figure.xls")
     with pytest.raises(ConfigError, match="name at least one run"):
         plot({}, file)
-
-
-def test_the_band_is_students_interval_of_the_mean() -> None:
-    seeds = [np.array([[0.0, 1.0], [value, value]]) for value in (1.0, 2.0, 3.0)]
-    x, mean, low, high = compare.summary_curve(seeds)
-    assert (x.tolist(), mean.tolist()) == ([0.0, 1.0], [2.0, 2.0])
-    np.testing.assert_allclose(high - mean, 4.302652729 / math.sqrt(3), rtol=1e-8)  # t(0.975, 2) · s / √n
-    np.testing.assert_allclose(mean - low, high - mean)

@@ -30,7 +30,7 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results import run_folder, summary
-from edgefl.results.compare import compare, estimate
+from edgefl.results.compare import compare
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import profile_roles, write_report
 from edgefl.results.result import Result
@@ -430,13 +430,7 @@ def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: st
     assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
-def test_an_estimate_is_students() -> None:
-    mean, half = estimate([1.0, 2.0, 3.0, 4.0])
-    assert mean == 2.5
-    assert half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2, rel=1e-6)
-    assert estimate([1.0]) == (1.0, None)
-    assert math.isnan(estimate([1.0, math.nan]).mean)
-    assert estimate([0.0, 1.0] * 50).half == pytest.approx(1.984217 * math.sqrt(25 / 99) / 10, rel=1e-6)
+
 
 
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])

@@ -30,8 +30,9 @@ from edgefl.lab import (
 )
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
-from edgefl.results.compare import Estimate
 from edgefl.results.record import EvaluationRow
+from edgefl.results.statistics import WINDOW, Estimate, difference, higher, passage, ratio, smoothed
+from tests.reports import noisy_curve
 
 STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
 EVERY = [(one, settings) for one in STUDIES for settings in one.settings()]
@@ -58,7 +59,7 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
     (evaluation, stop) = measured.pop()
     if stop.accuracy is not None:
         assert (evaluation.every_trips is None) != (evaluation.every_s is None)
-        assert stop.accuracy_over == races.WINDOW
+        assert stop.accuracy_over == WINDOW
     if one.tuning is not None:
         assert settings in one.tuning.budget
         assert not set(one.tuning.seeds) & {*one.seeds, *one.small_seeds}
@@ -141,46 +142,16 @@ def test_a_change_that_would_take_back_what_an_arm_sets_is_refused() -> None:
 # ---- races ---------------------------------------------------------------------------------------
 
 
-def noisy(
-    rate: float, seed: int, swing: float = 0.05, period: float = 20.0
-) -> tuple[list[float], list[float]]:
-    """A curve that learns at this rate and jumps by ``swing`` from one evaluation to the next."""
-    costs = np.arange(0.0, 2000.0, period)
-    rng = np.random.default_rng(seed)
-    true = 0.9 * (1 - np.exp(-rate * costs / 300))
-    return costs.tolist(), np.clip(true + swing * rng.standard_normal(len(costs)), 0, 1).tolist()
-
-
-def test_a_passage_is_that_of_the_curve_and_not_of_its_swings() -> None:
-    """Of 40 curves that truly pass 0.7 at 451 the first touch is early, and varies more than the smoothed."""
-    true = 300 * math.log(0.9 / 0.2)
-    found = [noisy(1.0, seed) for seed in range(40)]
-    touched = [next(c for c, a in zip(*curve, strict=True) if a >= 0.7) for curve in found]
-    smooth = [races.passage(*curve, 0.7) for curve in found]
-    assert np.mean(touched) < true - 15
-    assert abs(np.mean(smooth) - true) < 0.6 * abs(np.mean(touched) - true)
-    assert np.std(smooth) < np.std(touched)
-
-
-def test_how_often_a_curve_is_measured_does_not_decide_a_race() -> None:
-    """The same curve, measured four times as often: by first touch it wins, smoothed it does not."""
-    passages = {
-        period: np.mean([races.passage(*noisy(1.0, seed, 0.0, period), 0.7) for seed in range(3)])
-        for period in (10.0, 40.0)
-    }
-    assert passages[10.0] == pytest.approx(passages[40.0], rel=0.02)
-
-
 @pytest.mark.parametrize("speedup", [1.0, 1.1])
 def test_what_is_noise_is_seldom_reproduced(speedup: float) -> None:
     """Equal arms over three seeds: the old rule, ahead in each, calls one in eight reproduced by chance."""
     verdicts = []
     for trial in range(100):
         passages = [
-            [races.passage(*noisy(rate, 1000 * trial + 10 * seed + arm), 0.7) for seed in range(3)]
+            [passage(*noisy_curve(rate, 1000 * trial + 10 * seed + arm), 0.7) for seed in range(3)]
             for arm, rate in enumerate((1.0, speedup))
         ]
-        verdicts.append(races.judged(races.ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
+        verdicts.append(races.judged(ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
     assert verdicts.count("reproduced") == 0  # a tenth is no 5.7 times, however certain
     if speedup == 1.0:
         assert verdicts.count("smaller") <= 8  # 2.5% on this side, of 100
@@ -191,8 +162,8 @@ def test_the_size_counts_too() -> None:
     mine, ends = [100.0, 110.0, 90.0], [1e3] * 3
     for factor, says in ((1.2, "smaller"), (3.0, "reproduced"), (9.0, "reproduced"), (0.8, "not reproduced")):
         other = [factor * one * wobble for one, wobble in zip(mine, (1.0, 1.02, 0.98), strict=True)]
-        assert races.judged(races.ratio(other, mine, ends, ends), 5.7) == says
-        assert races.judged(races.ratio(other, mine, ends, ends), None) == says.replace(
+        assert races.judged(ratio(other, mine, ends, ends), 5.7) == says
+        assert races.judged(ratio(other, mine, ends, ends), None) == says.replace(
             "smaller", "reproduced"
         )
 
@@ -200,29 +171,29 @@ def test_the_size_counts_too() -> None:
 def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
     nan, ends = math.nan, [1000.0] * 3
     never = [nan] * 3
-    bound = races.ratio(never, [100.0, 110.0, 90.0], ends, ends)
+    bound = ratio(never, [100.0, 110.0, 90.0], ends, ends)
     assert bound is not None
     assert bound.at_least
     assert races.judged(bound, 5.7) == "reproduced"  # ten times at least
     assert bound.high == math.inf
     assert races.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
-    behind = races.ratio([100.0, 110.0, 90.0], never, ends, ends)
+    behind = ratio([100.0, 110.0, 90.0], never, ends, ends)
     assert races.judged(behind, 2.0) == "not reproduced"
     assert str(behind).startswith("< 0.1×")
-    assert races.judged(races.ratio(never, never, ends, ends), 2.0) == "out of reach"
-    assert races.judged(races.ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
+    assert races.judged(ratio(never, never, ends, ends), 2.0) == "out of reach"
+    assert races.judged(ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
 
 
 def test_a_bound_from_above_certifies_nothing() -> None:
     """Nine seeds 9 times ahead, and one that was not there when the other was: maybe far behind."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
     assert (
-        races.judged(races.ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
+        races.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     )
-    found = races.ratio(other, mine, ends, ends)
+    found = ratio(other, mine, ends, ends)
     assert found is not None
     assert (found.low, races.judged(found, 5.0)) == (0.0, "not reproduced")
-    assert races.ratio([math.nan, *other[1:]], mine, ends, ends) is None  # a bound on neither side
+    assert ratio([math.nan, *other[1:]], mine, ends, ends) is None  # a bound on neither side
 
 
 class Rounds(Curves):
@@ -273,14 +244,14 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
     rows = curves.records["rounds"][0].evaluations
     for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
         rows[row] = msgspec.structs.replace(rows[row], accuracy=accuracy)
-    ((_, (_, full)),) = curves._curves("rounds", "at_s")
-    assert max(races.smoothed(full)) == pytest.approx(0.56)
+    (curve,) = curves._curves("rounds", "at_s")
+    assert max(smoothed(curve.periodic[1])) == pytest.approx(0.56)
     assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
 def test_one_seed_certifies_nothing() -> None:
-    assert races.judged(races.ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
-    assert not races.higher(races.difference([0.9], [0.1]))
+    assert races.judged(ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
+    assert not higher(difference([0.9], [0.1]))
 
 
 class Known(Curves):
@@ -460,7 +431,5 @@ def test_steps_that_could_not_be_kept_are_not_looked_for(
         tuning.tune(fedbuff.study, tmp_path, "quick", say=print)
 
 
-def test_an_area_takes_all_of_the_budget() -> None:
-    assert races.area([0, 50, 100, 300], [0.0, 0.5, 0.5, 0.9], budget=100) == pytest.approx(0.375)
-    assert races.area([0, 50], [0.0, 0.5], budget=100) == pytest.approx(0.375)
+def test_a_difference_of_accuracies_is_in_points() -> None:
     assert study.points(Estimate(0.5, 0.1)) == "+50.0 ±10.0 points"

@@ -1,0 +1,267 @@
+"""Statistics of runs over seeds: estimates, and the cost until a learning curve reaches a target.
+
+A curve of accuracies swings by percents from one evaluation to the next. The first evaluation that touches
+a target therefore depends on luck and on how often the model is evaluated. Here both curves are sampled at
+equal periods, smoothed over `WINDOW` evaluations, and compared seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from edgefl.experiment import Evaluation
+from edgefl.results.record import EvaluationRow
+
+WINDOW = 5
+"""Evaluations whose mean is one point of a smoothed curve."""
+Over = Literal["trips", "at_s", "version"]
+"""A run's cost until an evaluation: client trips, emulated seconds, or versions."""
+Points = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A figure over seeds: its mean, and half the width of the mean's 95% interval (None for one seed)."""
+
+    mean: float
+    half: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
+
+    def at(self, digits: str) -> str:
+        """Both at these digits, such as ``.1f``."""
+        return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
+
+
+NONE = Estimate(math.nan, None)
+"""The estimate of a figure that no run has."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and half the 95% interval of the mean (Student's t).
+
+    >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
+    ('2 ±2.5', '0.5')
+    """
+    x = np.array(values, dtype=np.float64)
+    mean = float(x.mean())
+    if len(x) < 2 or not np.isfinite(mean):
+        return Estimate(mean, None)
+    return Estimate(mean, float(half_95(x)))
+
+
+def half_95(values: Points) -> Points:
+    """Half the width of the 95% interval of the mean over the first axis, Student's t."""
+    count = len(values)
+    half: Points = stdtrit(count - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(count)
+    return half
+
+
+def share(value: Estimate) -> str:
+    """An estimate of a share, in per cent."""
+    if not np.isfinite(value.mean):
+        return "–"
+    return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
+
+
+def difference(mine: Sequence[float], other: Sequence[float]) -> Estimate:
+    """The difference of two figures, paired over seeds, with its 95% interval."""
+    return estimate([a - b for a, b in zip(mine, other, strict=True)])
+
+
+def higher(found: Estimate) -> bool:
+    """Return True if a difference's 95% interval is above 0; never for a single seed.
+
+    >>> higher(difference([0.9, 0.8, 0.9], [0.7, 0.6, 0.7])), higher(difference([0.9, 0.6], [0.7, 0.7]))
+    (True, False)
+    """
+    return found.half is not None and found.mean - found.half > 0.0
+
+
+def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
+    """The means over each ``window`` values in a row.
+
+    >>> smoothed([1.0, 2.0, 3.0, 10.0], window=3)
+    [2.0, 5.0]
+    """
+    return [fmean(values[at : at + window]) for at in range(len(values) - window + 1)]
+
+
+def filled(
+    at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
+) -> tuple[list[float], list[float]]:
+    """Costs and accuracies with one evaluation per ``period``: a model keeps its accuracy until the next one.
+
+    Where versions are further apart than evaluations are asked for, as rounds are, there is one evaluation
+    for each version, and a window over them would be wider than another run's. ``at`` is the time of each
+    evaluation, in the unit of ``period``.
+
+    >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
+    ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
+    """
+    x, y = list(costs[:1]), list(accuracies[:1])
+    for before in range(len(at) - 1):
+        parts = max(1, round((at[before + 1] - at[before]) / period))
+        step = (costs[before + 1] - costs[before]) / parts
+        x += [costs[before] + part * step for part in range(1, parts)]
+        y += [accuracies[before]] * (parts - 1)
+        x.append(costs[before + 1])
+        y.append(accuracies[before + 1])
+    return x, y
+
+
+def passage(
+    costs: Sequence[float], accuracies: Sequence[float], target: float, window: int = WINDOW
+) -> float:
+    """The cost at which the smoothed accuracy first reaches ``target``; NaN where it does not.
+
+    Between two points the curve is a straight line. Costs are smoothed as accuracies are, so that a window
+    stands for its middle, however far apart evaluations are.
+
+    >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
+    15.0
+    >>> passage([0, 10, 20, 30], [0.0, 0.9, 0.0, 0.3], 0.5, window=3)
+    nan
+    """
+    points = list(zip(smoothed(costs, window), smoothed(accuracies, window), strict=True))
+    for at, (cost, accuracy) in enumerate(points):
+        if accuracy >= target - 1e-9:
+            if at == 0:
+                return cost
+            before, lower = points[at - 1]
+            return before + (cost - before) * min(1.0, (target - lower) / (accuracy - lower))
+    return math.nan
+
+
+class LearningCurve(NamedTuple):
+    """A run's accuracy (or another measure that grows) over its cost, one value per evaluation."""
+
+    costs: list[float]
+    accuracies: list[float]
+    periodic: tuple[list[float], list[float]]
+    """The same with one evaluation per period that the experiment asks for: see `filled`."""
+
+    def reached(self, target: float) -> float:
+        """The cost until the smoothed accuracy reached ``target``; NaN where it did not.
+
+        A run that stops by ``stop.accuracy`` stops at the mean of its last evaluations, before which the
+        periodic curve may stay just below the target.
+        """
+        passed = passage(*self.periodic, target)
+        return passage(self.costs, self.accuracies, target) if math.isnan(passed) else passed
+
+    @property
+    def end(self) -> float:
+        """The cost until the smoothed curve's end; 0 where it has no point."""
+        return max(smoothed(self.periodic[0]), default=0.0)
+
+
+def learning_curve(rows: Sequence[EvaluationRow], asked: Evaluation, over: Over) -> LearningCurve:
+    """The accuracies of a run that was evaluated as ``asked``."""
+    costs, accuracies = [float(getattr(row, over)) for row in rows], [row.accuracy for row in rows]
+    periodic = (costs, accuracies)
+    if asked.every_trips is not None:
+        periodic = filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
+    elif asked.every_s is not None:
+        periodic = filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
+    return LearningCurve(costs, accuracies, periodic)
+
+
+def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
+    """The mean accuracy over a budget: the area under the curve, which keeps its last value after its end.
+
+    >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
+    0.375
+    """
+    x = np.append(np.minimum(costs, budget), budget)
+    y = np.append(accuracies, accuracies[-1])
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) / budget)
+
+
+class CostRatio(NamedTuple):
+    """A cost over another of the same seed: geometric mean over seeds, and its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    """0 and infinity where the interval is open on that side."""
+    at_least: bool = False
+    """In some seed the other run ended before it reached the target: its end counts."""
+
+    def __str__(self) -> str:
+        """The mean, or a bound on it, and the interval where there is one.
+
+        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf), sep=", ")
+        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×
+        """
+        above, below = self.low > 0.0, math.isfinite(self.high)
+        sign, interval = "> " if self.at_least else "", ""
+        if above and below:
+            interval = f" ({self.low:.2g} to {self.high:.2g})"
+        elif above:
+            interval = f" ({self.low:.2g} or more)"
+        elif below:
+            sign, interval = "< ", f" ({self.high:.2g} or less)"
+        return f"{sign}{self.mean:.1f}×{interval}"
+
+
+def ratio(
+    other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
+) -> CostRatio | None:
+    """The cost of ``other`` over that of ``mine``, paired over seeds; None where a run ended too soon.
+
+    The first two are the costs until the target, NaN where a run did not reach it; the last two are the
+    costs until each run's end. A run that did not reach the target counts with its end, and the ratio is a
+    bound. The interval is Student's t on the logarithms, open on the side that no run bounds, and on both
+    sides for one seed.
+
+    >>> nan = math.nan
+    >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
+    2.0× (1.6 to 2.6)
+    >>> print(ratio([nan, nan], [2.0, 2.0], [9.0, 9.0], [9.0, 9.0]))
+    > 4.5× (4.5 or more)
+    >>> ratio([nan], [5.0], [3.0], [9.0]) is None  # the other might have been first
+    True
+    """
+    logs, at_least, at_most = [], False, False
+    for there, here, there_end, here_end in zip(other, mine, other_end, mine_end, strict=True):
+        if math.isnan(here):
+            if math.isnan(there) or here_end < there:
+                return None
+            here, at_most = here_end, True
+        elif math.isnan(there):
+            if there_end < here:
+                return None
+            there, at_least = there_end, True
+        logs.append(math.log(there / here))
+    if at_least and at_most:
+        return None
+    found = estimate(logs)
+    half = math.inf if found.half is None else found.half
+    low = 0.0 if at_most else math.exp(found.mean - half)
+    high = math.inf if at_least or half == math.inf else math.exp(min(700.0, found.mean + half))
+    return CostRatio(math.exp(found.mean), low, high, at_least)
+
+
+def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
+    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
+
+    >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
+    >>> [part.tolist() for part in summary_curve([a, b], "range")]
+    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
+    """
+    x = np.unique(np.concatenate([seed[0] for seed in seeds]))
+    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
+    values = np.array([np.interp(x, *seed) for seed in seeds])
+    mean = values.mean(axis=0)
+    if band == "range" or len(seeds) == 1:
+        return x, mean, values.min(axis=0), values.max(axis=0)
+    half = half_95(values)
+    return x, mean, mean - half, mean + half
