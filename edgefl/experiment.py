@@ -119,6 +119,12 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Share held out for the server's test where the data set has no test split of its own, or not used."""
     test_split: Literal["published", "drawn"] = "published"
     """The data set's own test examples, or ``test_fraction`` of all its examples, drawn class by class."""
+    validation_fraction: Decay = 0.0
+    """Share of the examples held out of training and test alike, the same for every seed: of all examples
+    where the test part is drawn (``digits``, ``test_split = "drawn"``), else of the training examples."""
+    evaluate_on: Literal["test", "validation"] = "test"
+    """``validation`` measures the model on the validation examples instead of the test examples, for choosing
+    hyperparameters."""
     client_test_fraction: Decay = 0.0
     """Share of each client's own examples that it does not train on, for ``evaluation.clients``; where it is
     above 0, at least one of those that hold two."""

@@ -83,6 +83,10 @@ def _check_evaluation(found: Experiment) -> None:
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
         text = "evaluation.clients: needs data.client_test_fraction above 0: examples that a client holds out"
         raise Fault("evaluation.clients", text)
+    if found.data.evaluate_on == "validation" and not found.data.validation_fraction:
+        raise Fault(
+            "data.evaluate_on", "data.evaluate_on: 'validation' needs data.validation_fraction above 0"
+        )
 
 
 def _check_stop(stop: Stop) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from edgefl.lab.claims import Race
-from edgefl.lab.defedavg import FEDAVG, FEDBUFF, IID, IID_DATA, NIID
+from edgefl.lab.defedavg import FEDAVG, FEDBUFF, GRID, IID, IID_DATA, NIID
 from edgefl.lab.study import QUICK, Arm, Curves, Finding, Study, Tuning
 
 TABLE_1 = {
@@ -80,8 +80,9 @@ study = Study(
         "FAVANO and AsySG, table I's other baselines, race with n = 10 alone (edgefl reproduce defedavg).",
     ),
     tuning=Tuning(
-        {"strategy.server_lr": (0.1, 1.0), "training.lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)},
+        GRID,
         "at_s",
         {"": 3.0, QUICK: 3.0},
+        seeds_at={QUICK: (101,)},
     ),
 )

@@ -64,9 +64,12 @@ _FEDAVG = (*FEDAVG, "strategy.cohort=10")
 _FEDBUFF = (*FEDBUFF, "strategy.buffer_size=10")
 _ASYSG = ("strategy.name=asysg", "strategy.buffer_size=10", "training.steps=1")
 IID_DATA = ("data.partition=iid",)
-_LOCAL = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
+GRID = {
+    "strategy.server_lr": (0.03, 0.1, 0.3, 1.0, 3.0),
+    "training.lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+}
 # FAVANO and AsySG have one step: the table gives FAVANO no η, AsySG no local one.
-_ONE = {"training.lr": _LOCAL}
+_ONE = {"training.lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}
 
 study = Study(
     name="defedavg",
@@ -102,7 +105,7 @@ study = Study(
     },
     small_seeds=(1, 2, 3, 4, 5),
     tuning=Tuning(
-        {"strategy.server_lr": (0.1, 1.0), "training.lr": _LOCAL},
+        GRID,
         "at_s",
         {"": 3.0, "cifar10": 6.0, QUICK: 2.0},
     ),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
-from edgefl.lab.ablations_fedbuff import FEW, lead_grows
+from edgefl.lab.ablations_fedbuff import ASYNC_STEPS, FEW, STEPS, lead_grows
 from edgefl.lab.claims import Race
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict
 
@@ -60,10 +59,8 @@ def judge(curves: Curves) -> list[Finding]:
     return findings
 
 
-_LR: Mapping[str, tuple[float, ...]] = {"training.lr": (0.01, 0.03, 0.1, 0.3, 1.0)}
-_GRID = {"strategy.server_lr": (1.0, 2.0, 4.0), **_LR}
-# At the paper's size a client has ten examples, so one local epoch is one step: only its product with the
-# server's matters, but for FedAsync's α, which says how much of a stale model is mixed in.
+# A client has about ten examples, so one local epoch is one step: only the product of the client's and the
+# server's step matters, except for FedAsync, whose α also decides how much of a stale model is mixed in.
 _STEP = {"training.lr": (0.03, 0.1, 0.3, 1.0)}
 _ALL = {FULL: ("strategy.concurrency=1000",)}
 _ASYNC = ("strategy.concurrency=100",)
@@ -91,14 +88,13 @@ study = Study(
             ASYNC,
             ("strategy.name=fedasync", "strategy.alpha=0.1", *_ASYNC),
             _ALL,
-            {"strategy.alpha": (0.1, 0.3, 0.9), **_LR},
+            ASYNC_STEPS,
             grid_at={FULL: {"strategy.alpha": (0.01, 0.03, 0.1), "training.lr": (0.1, 0.3, 1.0)}},
         ),
         Arm(
             AVGM,
             (*_MOMENTUM, *_ROUND),
             _ALL_ROUND,
-            {"strategy.server_lr": (0.3, 1.0, 2.0), **_LR},
             grid_at={FULL: _STEP},
         ),
         Arm(
@@ -137,5 +133,5 @@ study = Study(
     notes_at={
         "": ("100 clients train at once where the paper has 1,000, so staleness is a tenth of the paper's.",)
     },
-    tuning=Tuning(_GRID, "trips", {"": 3000, FULL: 30_000, "quick": 600}, seeds_at={FULL: (101,)}),
+    tuning=Tuning(STEPS, "trips", {"": 3000, FULL: 30_000, "quick": 600}, seeds_at={FULL: (101,)}),
 )

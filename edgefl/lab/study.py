@@ -236,9 +236,18 @@ class Study:
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
         """The tuned steps of each arm, as changes; none where they were not tuned."""
+        steps = self._tuning_file(settings).get("steps", {})
+        return {label: tuple(changes) for label, changes in steps.items()}
+
+    def borders(self, settings: str = "") -> dict[str, tuple[str, ...]]:
+        """By arm, keys whose tuned value is the smallest or largest of its grid."""
+        found = self._tuning_file(settings).get("border", {})
+        at = {arm.label: found.get(arm.steps_of or arm.label, ()) for arm in self.arms_of(settings)}
+        return {label: tuple(keys) for label, keys in at.items() if keys}
+
+    def _tuning_file(self, settings: str) -> dict[str, Any]:
         file = self.steps_file(settings)
-        table = toml.read(file)["steps"] if file.is_file() else {}
-        return {label: tuple(changes) for label, changes in table.items()}
+        return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
         """The run of one arm and seed; ``more`` changes come last."""
@@ -284,7 +293,8 @@ class Study:
         if self.tuning is not None:
             tuned = self.tuned(settings)
             file = f"experiments/papers/tuned/{self.steps_file(settings).name}"
-            there = f"Steps: tuned here for each arm on other seeds ({file})."
+            on = self._tuning_file(settings).get("evaluated_on")
+            there = f"Steps: tuned here for each arm on other seeds and {on} examples ({file})."
             steps = [there if tuned else f"Steps: not tuned here; {file} is not there (--tune makes it)."]
         return [*self.notes, *self.notes_at.get(settings, ()), *small, *steps]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from edgefl import toml
+from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.files import make_folder, write_text
 from edgefl.lab.claims import COSTS
@@ -21,6 +21,8 @@ from edgefl.results.statistics import area
 from edgefl.run.sweep import finished, warm
 
 Grid = Mapping[str, Sequence[float]]
+VALIDATION = 0.1
+"""Share of the examples that tuning evaluates on, where the study's settings hold none out."""
 
 
 class Chosen(NamedTuple):
@@ -30,7 +32,7 @@ class Chosen(NamedTuple):
     changes: tuple[str, ...]
     score: float
     border: tuple[str, ...]
-    """Keys whose best value is at an end of the grid: a larger one may have a better."""
+    """Keys whose best value is the smallest or largest of the grid: a wider grid may have a better one."""
 
 
 def tune(
@@ -39,12 +41,16 @@ def tune(
     """Choose each arm's steps and write them where the study's races find them; returns that file.
 
     Every point of the grid gets the same budget of the race's cost, on each of the tuning's seeds; the one
-    of the largest area under the accuracy's curve is kept. Runs that are in ``out`` are not made again.
+    of the largest area under the accuracy's curve is kept. Accuracies are those of the validation examples,
+    which no race trains or tests on where the settings have `Data.validation_fraction`. Runs that are in
+    ``out`` are not made again.
     Raises as `Study.run` does, and `ConfigError` for a study without a grid.
     """
     tuning = study.tuning
     if tuning is None:
         raise ConfigError(f"--tune: {study.name} has no grid of steps: its paper gives them")
+    apart = config.load(study.file(settings), study.changes).data.validation_fraction or VALIDATION
+    on = (f"data.validation_fraction={apart}", "data.evaluate_on=validation")
     budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
     arms = [arm for arm in study.arms_of(settings) if not arm.steps_of]
     grids = [arm.grid_at.get(settings, tuning.grid if arm.grid is None else arm.grid) for arm in arms]
@@ -60,7 +66,7 @@ def tune(
         for number, (arm, steps) in enumerate(points, 1):
             found = []
             for seed in seeds:
-                wanted = study.experiment(arm, seed, settings, [*steps, _until(tuning, budget)])
+                wanted = study.experiment(arm, seed, settings, [*steps, *on, _until(tuning, budget)])
                 folder = out / "tuning" / f"{slug(arm)}-{slug(Arm(' '.join(steps), ()))}-{seed}"
                 finished(wanted, folder, base, fork_server, quiet)
                 with Record(folder) as record:
@@ -109,6 +115,7 @@ def written(
     lines = [
         f"# {command}{given}: of each arm's grid, the steps of the largest",
         f"# mean accuracy over {tuning.budget[settings]:g} {of}, mean of seeds {seeds}.",
+        'evaluated_on = "validation"',
         "",
         "[steps]",
     ]
@@ -116,9 +123,10 @@ def written(
         tried = "; ".join(
             f"{key} {', '.join(f'{each:g}' for each in values)}" for key, values in grid.items()
         )
-        border = f"; at the border: {', '.join(one.border)}" if one.border else ""
-        lines.append(f"# {one.score:.1%}; tried: {tried}{border}")
+        lines.append(f"# {one.score:.1%}; tried: {tried}")
         lines.append(f"{toml.literal(one.label)} = {toml.literal(list(one.changes))}")
+    lines += ["", "[border]", "# Keys whose best value is the smallest or largest that was tried."]
+    lines += [f"{toml.literal(one.label)} = {toml.literal(list(one.border))}" for one in best if one.border]
     return "\n".join(lines) + "\n"
 
 

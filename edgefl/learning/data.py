@@ -75,7 +75,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     elif spec.name == "arrays":
         dataset = _of_arrays(spec, search_path)
     elif spec.name == "digits":
-        dataset = load_digits(spec.test_fraction, seed)
+        dataset = load_digits(spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
     elif spec.name == "diabetes":
         dataset = load_diabetes(spec.test_fraction, seed)
     elif spec.name == "cifar-10":
@@ -88,7 +88,9 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     else:
         raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
     if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
-        dataset = drawn_anew(dataset, spec.test_fraction, seed)
+        dataset = drawn_anew(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
+    elif spec.validation_fraction and spec.name != "digits":
+        dataset = _validating(dataset, spec.validation_fraction, spec.evaluate_on)
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
 
 
@@ -136,8 +138,22 @@ def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
 def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
     if most >= len(dataset.train_y):
         return dataset
-    rows = np.sort(stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
-    x = dataset.train_x
+    return _trained_on(dataset, stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
+
+
+def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
+    """Take validation examples out of the training part; they replace the test examples if asked for."""
+    if (count := len(dataset.train_y)) < 2:
+        raise ConfigError(f"data.validation_fraction: needs two training examples or more, got {count}")
+    order = stream(0, "validation").permutation(count)
+    cut = min(max(1, round(fraction * count)), count - 1)
+    held, rest = (_trained_on(dataset, rows) for rows in (order[:cut], order[cut:]))
+    return replace(rest, test_x=held.train_x, test_y=held.train_y) if evaluate_on == "validation" else rest
+
+
+def _trained_on(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """The data set whose training part is these rows of it, in their order in the file."""
+    rows, x = np.sort(rows), dataset.train_x
     few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
     owners = None if dataset.owners is None else dataset.owners[rows]
     return replace(dataset, train_x=few, train_y=dataset.train_y[rows], owners=owners)

@@ -39,7 +39,9 @@ DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
 """Of the whole set, as a share of the highest value."""
 
 
-def load_digits(test_fraction: float, seed: int) -> Dataset:
+def load_digits(
+    test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
+) -> Dataset:
     """The digits, with ``test_fraction`` of each class, drawn by ``seed``, held out for the test.
 
     >>> digits = load_digits(0.2, seed=0)
@@ -48,19 +50,39 @@ def load_digits(test_fraction: float, seed: int) -> Dataset:
     """
     table = carried("digits", "digits.csv.gz")
     pixels, labels = table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
-    test = held_out(labels, test_fraction, seed)
     images = Images(pixels.reshape(-1, 1, 8, 8), top=DIGITS_TOP, mean=[DIGITS_MEAN], std=[DIGITS_STD])
-    parts = ((images.take(np.flatnonzero(part)), labels[part]) for part in (~test, test))
-    return Dataset.of("digits", parts, CLASSES)
+    return _split("digits", images, labels, CLASSES, test_fraction, seed, validation, evaluate_on)
 
 
-def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
+def _split(
+    name: str,
+    images: Images,
+    labels: NDArray[np.int64],
+    classes: int | None,
+    test_fraction: float,
+    seed: int,
+    validation: float,
+    evaluate_on: str,
+) -> Dataset:
+    """The training examples, and the test or validation ones; the latter are the same for every seed."""
+    apart = np.zeros(len(labels), np.bool_)
+    if validation:
+        apart = held_out(labels, validation, 0, "validation")
+    rest = np.flatnonzero(~apart)
+    test = held_out(labels[rest], test_fraction, seed)
+    measured = np.flatnonzero(apart) if evaluate_on == "validation" else rest[test]
+    return Dataset.of(name, ((images.take(rows), labels[rows]) for rows in (rest[~test], measured)), classes)
+
+
+def held_out(
+    labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
+) -> NDArray[np.bool_]:
     """Marks the test examples: ``fraction`` of each class to the nearest, at least one of each.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
     """
-    rng = stream(seed, "test-split")
+    rng = stream(seed, purpose)
     test = np.zeros(len(labels), np.bool_)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -69,7 +91,9 @@ def held_out(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[n
     return test
 
 
-def drawn_anew(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+def drawn_anew(
+    dataset: Dataset, fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
+) -> Dataset:
     """All images of a set, with ``fraction`` of each class, drawn by ``seed``, held out for the test.
 
     Raises `ConfigError` where examples are not images of classes in two parts.
@@ -80,9 +104,7 @@ def drawn_anew(dataset: Dataset, fraction: float, seed: int) -> Dataset:
     labels = np.concatenate([dataset.train_y, dataset.test_y])
     raw = np.concatenate([train.raw, known.raw])
     images = Images(raw, top=train.top, mean=train.mean, std=train.std)
-    test = held_out(labels, fraction, seed)
-    split = ((images.take(np.flatnonzero(part)), labels[part]) for part in (~test, test))
-    return Dataset.of(dataset.name, split, dataset.classes)
+    return _split(dataset.name, images, labels, dataset.classes, fraction, seed, validation, evaluate_on)
 
 
 MAX_BYTES = 1 << 31

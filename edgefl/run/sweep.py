@@ -35,7 +35,15 @@ from edgefl.strategies.base import Strategy
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
 """The picture in a sweep's folder."""
-APART = ("data.name", "data.path", "data.test_fraction", "data.test_split", "evaluation.max_examples")
+APART = (
+    "data.name",
+    "data.path",
+    "data.test_fraction",
+    "data.test_split",
+    "data.validation_fraction",
+    "data.evaluate_on",
+    "evaluation.max_examples",
+)
 """Keys whose values give runs on different examples, which do not compare."""
 
 Grid = Mapping[str, Sequence[str]]

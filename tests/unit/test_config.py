@@ -216,6 +216,7 @@ stop.metric={name="mae"} -> stop.metric: give at_least or at_most, one of them, 
 stop.metric={name="mae",at_least=1,at_most=2} -> stop.metric: give at_least or at_most, one of them
 stop.metric={at_most=1} -> stop.metric.name: missing
 stop.metric={name="mae",at_most=nan} -> stop.metric.at_most: must be a finite number, got nan
+data.evaluate_on=validation -> data.evaluate_on: 'validation' needs data.validation_fraction above 0
 data.client_test_fraction=1 -> data.client_test_fraction: must be a number of at least 0 and below 1, got 1
 evaluation.clients=all -> evaluation.clients: must be 'global' or 'none' or 'personal', got 'all'
 evaluation.clients=global -> evaluation.clients: needs data.client_test_fraction above 0

@@ -84,6 +84,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
             labels=held,
             test_fraction=draw(st.floats(0, 1, exclude_min=True, exclude_max=True)),
             max_examples=draw(st.none() | COUNT),
+            validation_fraction=draw(st.floats(0, 1, exclude_max=True)),
             client_test_fraction=draw(st.floats(0, 1, exclude_min=True, exclude_max=True)),
         ),
         model=Model(name=draw(TEXT), args=draw(TABLES)),

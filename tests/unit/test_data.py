@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
+from edgefl.learning import data
 from edgefl.learning.data import DEBIAN, Dataset, Images, load_data
 from edgefl.learning.image_sets import held_out
 
@@ -335,6 +336,56 @@ def test_a_fifth_of_all_images_can_be_the_test(tmp_path):
     assert images == {one.tobytes() for part in (known.train_x, known.test_x) for one in part.raw}
     other = load_data(Data(name="mnist", path=str(tmp_path), test_split="drawn"), seed=4)
     assert other.test_x.raw.tobytes() != drawn.test_x.raw.tobytes()
+
+
+def parts(dataset):
+    """The training and the evaluated examples as sets of (image, label)."""
+    both = ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y))
+    return [
+        {(x.tobytes(), int(y)) for x, y in zip(images.raw, labels, strict=True)} for images, labels in both
+    ]
+
+
+def loaded(folder, seed, split, evaluate_on):
+    spec = Data(
+        name="mnist", path=str(folder), test_split=split, validation_fraction=0.2, evaluate_on=evaluate_on
+    )
+    return parts(load_data(spec, seed))
+
+
+@pytest.mark.parametrize("split", ["published", "drawn"])
+def test_no_seed_tests_or_trains_on_the_validation_examples(tmp_path, split):
+    """Steps that are tuned on seed 101 must not have seen what seed 1 is tested on."""
+    write_mnist(tmp_path, train=400, test=100)
+    trained, held = loaded(tmp_path, 101, split, "validation")
+    assert len(held) == (100 if split == "drawn" else 80)
+    assert loaded(tmp_path, 102, split, "validation")[1] == held
+    for seed in (1, 2, 101):
+        train, test = loaded(tmp_path, seed, split, "test")
+        assert not held & (train | test)
+        assert len(train) + len(test) + len(held) == 500
+    assert loaded(tmp_path, 101, split, "test")[0] == trained
+
+
+def test_digits_validation_examples_are_drawn_before_the_test():
+    held = parts(load_data(Data(validation_fraction=0.1, evaluate_on="validation"), 101))[1]
+    for seed in (1, 2):
+        train, test = parts(load_data(Data(validation_fraction=0.1), seed))
+        assert not held & (train | test)
+    assert parts(load_data(Data(), 1)) != [train, test]
+
+
+def test_validation_keeps_the_owners_of_training_examples():
+    one = Dataset(
+        name="", train_x=np.arange(10.0, dtype=np.float32).reshape(-1, 1), train_y=np.arange(10) % 2,
+        test_x=np.zeros((1, 1), np.float32), test_y=np.zeros(1, np.int64), classes=2, input_shape=(1,),
+        owners=np.arange(10),
+    )  # fmt: skip
+    kept = data._validating(one, 0.3, "validation")
+    assert kept.owners.tolist() == kept.train_x[:, 0].tolist()
+    assert sorted([*kept.owners, *kept.test_x[:, 0]]) == list(range(10))
+    with pytest.raises(ConfigError, match="validation_fraction: needs two training examples or more, got 1"):
+        data._validating(data._trained_on(one, np.array([4])), 0.3, "validation")
 
 
 def test_only_images_are_drawn_anew(tmp_path):

@@ -405,20 +405,38 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
     scored[1] = (0.7, points[1])  # server's step 1, at an end of the grid, and local step 0.2
     best = [tuning.choose("a", scored, grid), tuning.choose("c", [(0.2, ["training.lr=0.3"])], own)]
     text = tuning.written(one, one.tuning, "quick", best, [grid, own])  # type: ignore[arg-type]
-    assert "at the border: strategy.server_lr\n" in text
     kept = one.steps_file("quick")
     assert kept == tmp_path / "tuned" / "fedbuff-quick-digits.toml"
     kept.parent.mkdir()
     kept.write_text(text)
     steps = [one.experiment(arm, 1, "quick").training.lr for arm in arms]
     assert steps == [0.2, 0.2, 0.3]  # before the paper's own 0.9
-    assert "tuned here for each arm" in one.remarks("quick")[-1]
+    assert "on other seeds and validation examples" in one.remarks("quick")[-1]
+    assert one.borders("quick") == {"a": ("strategy.server_lr",), "b, K = 2": ("strategy.server_lr",)}
     assert one.changed(["data.name=mnist"]).tuned("quick") == {}  # on digits, of no account there
 
 
 def test_a_study_whose_paper_gives_the_steps_is_not_tuned(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of steps"):
         tuning.tune(fedstaleweight.study, tmp_path, "quick", say=print)
+
+
+def test_steps_are_tuned_on_examples_that_no_race_trains_or_tests_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    monkeypatch.setattr(Study, "steps_file", lambda *_: tmp_path / "tuned" / "steps.toml")
+    monkeypatch.setattr(tuning, "finished", lambda wanted, *_: tried.append(wanted) or 1 / 0)
+    for one, settings in ((fedbuff.study, "quick"), (fedbuff.study, "1000")):
+        with pytest.raises(ZeroDivisionError):
+            tuning.tune(one, tmp_path, settings, say=print)
+    assert [each.data.evaluate_on for each in tried] == ["validation", "validation"]
+    assert all(each.data.validation_fraction > 0 for each in tried)
+    for one, settings in EVERY:
+        raced = config.load(one.file(settings)).data
+        assert raced.evaluate_on == "test"
+        if one.tuning is not None and one is not deciding.study and raced.name == "digits":
+            assert raced.validation_fraction > 0  # its test examples are drawn anew for each seed
 
 
 def test_steps_that_could_not_be_kept_are_not_looked_for(
