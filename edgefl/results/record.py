@@ -223,6 +223,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: str = ""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
+    remark: str = ""
+    """`Strategy.remark`: hyperparameters that do not fit each other, in a line."""
     privacy: Privacy | None = None
     """The experiment's ``[privacy]``."""
     sampling: tuple[float, bool] | None = None

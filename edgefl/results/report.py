@@ -335,6 +335,7 @@ def _provenance(record: Record, summary: dict[str, Any]) -> str:
         load += f", {percent(meta.others, 0)} by others" if meta.others is not None else ""
     facts = [
         ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),
+        ("Remark", meta.remark),
         ("Model SHA-256", meta.model_sha256),
         ("Parameters", f"{meta.parameters:,}" if meta.parameters else ""),
         ("Aggregation", f"{done['updates']:,} updates by {done['backend']}, "

@@ -187,6 +187,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         created_unix_s=time.time(),
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
+        remark=strategy.remark,
         privacy=experiment.privacy,
         sampling=strategy.sampling(len(trips.examples)),
         clock=experiment.clock.kind,

@@ -475,8 +475,8 @@ class _Supervisor:
             prepared = msgspec.structs.replace(prepared, host_step_s=step_s)
         why = f"virtual clock: {many(self._workers, 'worker')}, nothing waits for a phone"
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
-        remark = mixed_runtimes(self._experiment, self._clients)
-        self._view.describe(self._clients, prepared, scale, remark)
+        remarks = mixed_runtimes(self._experiment, self._clients), self._strategy.remark
+        self._view.describe(self._clients, prepared, scale, "\n".join(filter(None, remarks)))
         self._plan = control.Serve(
             experiment=self._experiment,
             base=str(self._base),

@@ -194,7 +194,7 @@ class LineView(RunView):
         super().describe(clients, prepared, scale, remark)
         fleet = ", ".join(f"{count} {printable(profile)}" for profile, _, count in clients.kinds)
         self._print(f"{self.title}, {many(self.total, 'client')} ({fleet}), {self.workload}")
-        for line in filter(None, (scale.why, remark)):
+        for line in filter(None, (scale.why, *remark.splitlines())):
             self._print(line)
         self._printed_s = self.monotonic()
 

@@ -273,6 +273,11 @@ class Strategy:
         """The server optimiser that every step goes through."""
         return ServerOptimizer(lr=self.server_lr)
 
+    @property
+    def remark(self) -> str:
+        """One line for the user about hyperparameters that work and do not fit each other; empty: none."""
+        return ""
+
     def check(self, clients: int) -> None:
         """Raise `ConfigError` if these hyperparameters cannot work with so many clients."""
 

@@ -27,20 +27,22 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class FedStaleWeight(Buffered):
-    """w ← w + η_g Σ_j α_j·Δ_j with α_j ∝ b·E[τ_j] + 1 over a buffer of b (eq. 8).
+    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, with α_j ∝ E[τ_j] + 1 or b·E[τ_j] + 1 by the restart rule.
 
     E[τ_i] is a moving average of the staleness that client i's updates had on arrival, this one included.
     The weights of one buffer add up to 1, so fresh updates give the plain average (FedAvg).
 
-    >>> FedStaleWeight(buffer_size=5).raw(staleness=2.0, size=5)
-    11.0
+    >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
+    (3.0, 11.0)
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``, which the running
-    form needs: expected staleness (eq. 6) is of clients that do not wait for a step."""
-    form: Literal["derivation", "algorithm-1"] = "derivation"
-    """α_i ∝ b·E[τ_i] + 1 as derived and proved (eq. 8), or E[τ_i] + 1 as Algorithm 1 writes it."""
+    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``."""
+    form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
+    """``derivation`` is b·E[τ_i] + 1 (eq. 8), ``algorithm-1`` is E[τ_i] + 1 (Algorithm 1). A fair weight is
+    one over the client's rate of updates. With ``after-step`` a client is in one of every E[τ_i] + 1
+    versions, so ``algorithm-1`` is fair. With ``immediate`` and ``new-version`` it sends one of every
+    b·E[τ_i] + 1 updates, so ``derivation`` is fair. ``by-restart`` chooses the fair one."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"
     """Divide by the buffer's own Σ α (the paper), or by b times the mean α over all arrivals (ours). The
     first bends the fairness of eq. 3, since a slow client's large weight also enlarges its own divisor.
@@ -55,13 +57,28 @@ class FedStaleWeight(Buffered):
     decay: Decay = 0.8
     """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
 
+    @property
+    def fair_form(self) -> Literal["derivation", "algorithm-1"]:
+        """The form whose weights are fair under this restart rule."""
+        return "algorithm-1" if self.restart == "after-step" else "derivation"
+
+    @property
+    def remark(self) -> str:
+        if self.form in ("by-restart", self.fair_form):
+            return ""
+        return (
+            f'strategy.form = "{self.form}" with strategy.restart = "{self.restart}" does not give each '
+            f'client 1/n of the weight; "{self.fair_form}" does'
+        )
+
     def begin(self, devices: Sequence[Client]) -> Expectation:
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)
         return Expectation(average)
 
     def raw(self, staleness: float, size: int) -> float:
         """α before normalisation, for an expected staleness and a buffer of ``size``."""
-        return (size if self.form == "derivation" else 1) * staleness + 1.0
+        form = self.fair_form if self.form == "by-restart" else self.form
+        return (size if form == "derivation" else 1) * staleness + 1.0
 
     def arrive(self, state: Expectation, update: Update, view: View) -> Sequence[Update]:
         discarded = super().arrive(state, update, view)

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
 from edgefl.run.process import start_process
+from edgefl.strategies import resolve
 from tests import reports
 
 from ..unit.leaf_files import write_leaf
@@ -93,17 +95,27 @@ def test_every_strategy_runs(strategy: dict[str, object], transport: str, tmp_pa
     assert check_record(folder).meta.transport == transport
 
 
-def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(tmp_path: Path) -> None:
-    """A notebook's or a server's thread: no signal handlers, and the result is used from another one."""
+def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook's or a server's thread: no signal handlers, and the result is used from another one.
+
+    Its strategy's hyperparameters do not fit each other: the run and its report have the remark.
+    """
     found: list[Result] = []
     folder = tmp_path / "run"
-    wanted = experiment(strategy={"name": "fedstaleweight", "buffer_size": 3}, stop=Stop(versions=1))
-    thread = threading.Thread(target=lambda: found.append(edgefl.run(wanted, folder)))
+    strategy: dict[str, object] = {"name": "fedstaleweight", "buffer_size": 3, "form": "derivation"}
+    wanted = experiment(strategy=strategy, stop=Stop(versions=1))
+    thread = threading.Thread(target=lambda: found.append(edgefl.run(wanted, folder, quiet=False)))
     thread.start()
     thread.join()
     assert found[0].summary()["versions"] == len(found[0].record.versions["version"]) == 1
     found.clear()
-    evaluations = check_record(folder).evaluations
+    record = check_record(folder)
+    assert record.meta.remark == resolve(strategy).remark != ""
+    assert f"edgefl: {record.meta.remark}" in capfd.readouterr().err.splitlines()
+    assert escape(record.meta.remark) in (folder / "report.html").read_text()
+    evaluations = record.evaluations
     assert [row.version for row in evaluations] == [0, 1]
     assert evaluations[0].loss != evaluations[1].loss
     # It is over: it is neither run into again nor resumed.

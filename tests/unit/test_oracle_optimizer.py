@@ -336,19 +336,19 @@ CASES: dict[str, list[Case]] = {
             [[(0, 0, 0.5), (1, 0, 0.5)], [(0, 1, 0.5), (1, 1, 0.5)], [(2, 0, late), (0, 2, fresh)]],
         )
         for fields, late, fresh in (
-            ({}, 5 / 6, 1 / 6),  # 2·2 + 1 to 1
-            ({"form": "algorithm-1"}, 3 / 4, 1 / 4),  # 2 + 1 to 1
-            # The six weights so far: 1 1 1 1 5 1.
-            ({"normalize": "running"}, 5 / (2 * 10 / 6), 1 / (2 * 10 / 6)),
-            ({"normalize": "running", "max_step": 1.2}, 1.2 * 5 / 6, 1.2 * 1 / 6),
-            ({"average": "exponential", "decay": 0.5}, 5 / 6, 1 / 6),
+            ({}, 3 / 4, 1 / 4),  # 2 + 1 to 1
+            ({"form": "derivation"}, 5 / 6, 1 / 6),  # 2·2 + 1 to 1
+            # The six weights so far: 1 1 1 1 3 1.
+            ({"normalize": "running"}, 3 / (2 * 8 / 6), 1 / (2 * 8 / 6)),
+            ({"normalize": "running", "max_step": 1.2}, 1.2 * 3 / 4, 1.2 * 1 / 4),
+            ({"average": "exponential", "decay": 0.5}, 3 / 4, 1 / 4),
         )
     ]
     + [
         # Fair would be ½ ½, ½ ½ and 1½ 3/10. With at most 0.8 a version 1/10 is owed to either, then 2/10, so
         # that 1½ and ½ are cut to 0.8 of 2.
         Case(
-            {"buffer_size": 2, "normalize": "credit", "max_step": 0.8},
+            {"buffer_size": 2, "form": "derivation", "normalize": "credit", "max_step": 0.8},
             [[(0, 0, 0.4), (1, 0, 0.4)], [(0, 1, 0.4), (1, 1, 0.4)], [(2, 0, 0.6), (0, 2, 0.2)]],
         )
     ],

@@ -32,6 +32,7 @@ from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.record import EvaluationRow
 from edgefl.results.statistics import WINDOW, Estimate, difference, higher, passage, ratio, smoothed
+from edgefl.strategies import resolve
 from tests.reports import noisy_curve
 
 STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
@@ -99,6 +100,16 @@ def test_fedstaleweight_has_its_benchs_nets_and_a_fifth_of_all_images_as_test() 
     }
     assert {name: each.model.args.get("stages", 2) for name, each in made.items()} == {"": 2, "cifar10": 3}
     assert {(each.data.test_split, each.data.test_fraction) for each in made.values()} == {("drawn", 0.2)}
+
+
+def test_fedstaleweights_arms_differ_in_one_thing_and_follow_the_restart_rule() -> None:
+    one = fedstaleweight.study
+    tables = {arm.label: one.experiment(arm, 1).strategy for arm in one.arms}
+    assert {table["restart"] for table in tables.values()} == {"after-step"}
+    assert len({table["buffer_size"] for table in tables.values()}) == 1
+    paper, running = tables[fedstaleweight.PAPER], tables[fedstaleweight.RUNNING]
+    assert running == {**paper, "normalize": "running"}
+    assert resolve(running).raw(2.0, 5) == 3.0  # type: ignore[attr-defined]
 
 
 def test_fedbuffs_clients_hold_ten_examples() -> None:

@@ -80,6 +80,45 @@ def test_the_running_form_gives_each_client_1_in_n() -> None:
     assert np.abs(found.share - 1.0).max() < 0.05
 
 
+RULES = pytest.mark.parametrize(
+    ("restart", "fair", "crossed"),
+    [
+        ("after-step", "algorithm-1", (0.866, 1.281)),
+        ("immediate", "derivation", (1.087, 0.837)),
+        ("new-version", "derivation", (1.087, 0.839)),
+    ],
+)
+
+
+@RULES
+def test_the_weight_that_follows_the_restart_rule_is_fair_and_the_other_is_not(
+    restart: Any, fair: str, crossed: tuple[float, float]
+) -> None:
+    """The weight before a buffer's normalisation, times n, of the paper's fleet."""
+    other = "derivation" if fair == "algorithm-1" else "algorithm-1"
+    fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "normalize": "running", "max_step": 1e9}
+    seen = {
+        form: simulate(FedStaleWeight(form=form, **fields), 2000, skip=500).applied()
+        for form in ("by-restart", other)
+    }
+    assert np.abs(seen["by-restart"] - 1.0).max() < 0.025
+    groups = {form: (found[FAST].mean(), found[SLOW].mean()) for form, found in seen.items()}
+    assert groups["by-restart"] == pytest.approx((1.0, 1.0), abs=0.01)
+    assert groups[other] == pytest.approx(crossed, abs=0.01)
+
+
+@RULES
+def test_a_weight_that_does_not_fit_the_restart_rule_is_remarked_on(
+    restart: Any, fair: Any, crossed: tuple[float, float]
+) -> None:
+    other: Any = "derivation" if fair == "algorithm-1" else "algorithm-1"
+    named = {form: FedStaleWeight(restart=restart, form=form).remark for form in ("by-restart", fair, other)}
+    assert named["by-restart"] == named[fair] == ""
+    for word in (restart, fair, other):
+        assert f'"{word}"' in named[other]
+    assert "\n" not in named[other]
+
+
 def test_in_fedbuff_slowing_down_costs_what_it_saves() -> None:
     (gain,) = gains_of_slowing(FedBuff(exponent=0.0, **SETTING), [2.0], versions=2000)
     assert gain == pytest.approx(0.5, abs=0.04)
@@ -316,7 +355,7 @@ def weights_after(strategy: FedStaleWeight, observed: Sequence[Sequence[int]]) -
 
 
 def test_the_window_drops_the_oldest_observation_and_keeps_the_newest() -> None:
-    strategy = FedStaleWeight(buffer_size=2, window=3)
+    strategy = FedStaleWeight(buffer_size=2, form="derivation", window=3)
     assert weights_after(strategy, [[9, 0, 0], [0]]) == pytest.approx([7 / 8, 1 / 8])  # E = 3: 2·3 + 1
     assert weights_after(strategy, [[9, 0, 0, 0], [0]]) == pytest.approx([1 / 2, 1 / 2])
     assert weights_after(strategy, [[0, 0, 0, 9], [0]]) == pytest.approx([7 / 8, 1 / 8])
@@ -327,7 +366,7 @@ def test_the_window_drops_the_oldest_observation_and_keeps_the_newest() -> None:
     [("window", 5.0), ("cumulative", 4.0), ("exponential", 0.5 * (0.5 * 2 + 0.5 * 4) + 0.5 * 6)],
 )
 def test_each_moving_average(average: Any, mean: float) -> None:
-    strategy = FedStaleWeight(buffer_size=2, average=average, window=2, decay=0.5)
+    strategy = FedStaleWeight(buffer_size=2, form="derivation", average=average, window=2, decay=0.5)
     raw = 2 * mean + 1
     assert weights_after(strategy, [[2, 4, 6], [0]]) == pytest.approx([raw / (raw + 1), 1 / (raw + 1)])
 
@@ -379,7 +418,7 @@ def weights_of(strategy: FedStaleWeight, staleness: Sequence[int]) -> list[float
 @given(staleness=BUFFERS)
 def test_fedstaleweights_weights_add_up_to_1_within_theorem_1s_bounds(staleness: list[int]) -> None:
     b, largest = len(staleness), max(staleness)
-    weights = weights_of(FedStaleWeight(buffer_size=b), staleness)
+    weights = weights_of(FedStaleWeight(buffer_size=b, form="derivation"), staleness)
     assert sum(weights) == pytest.approx(1.0, rel=1e-12)
     low, high = weight_bounds(b, largest)
     assert all(low * (1 - 1e-12) <= weight <= high * (1 + 1e-12) for weight in weights)
@@ -388,8 +427,8 @@ def test_fedstaleweights_weights_add_up_to_1_within_theorem_1s_bounds(staleness:
 @given(b=st.integers(2, 40), largest=st.integers(1, 10_000))
 def test_theorem_1s_bounds_are_reached(b: int, largest: int) -> None:
     """The lower by one fresh update among the stalest, the upper by the stalest among fresh ones."""
-    one_fresh = weights_of(FedStaleWeight(buffer_size=b), [0] + [largest] * (b - 1))
-    one_stale = weights_of(FedStaleWeight(buffer_size=b), [largest] + [0] * (b - 1))
+    one_fresh = weights_of(FedStaleWeight(buffer_size=b, form="derivation"), [0] + [largest] * (b - 1))
+    one_stale = weights_of(FedStaleWeight(buffer_size=b, form="derivation"), [largest] + [0] * (b - 1))
     low, high = 1 / ((b - 1) * (b * largest + 1) + 1), (b * largest + 1) / (b * (largest + 1))
     assert one_fresh[0] == pytest.approx(low, rel=1e-12)
     assert one_stale[0] == pytest.approx(high, rel=1e-12)
