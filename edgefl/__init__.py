@@ -107,7 +107,9 @@ def run(
     run's processes are started afresh, and its record says what ran. Arrays are kept in a file of the run's
     folder.
 
-    Raises `ConfigError` if the experiment cannot be done and `RunError` if the run could not go on.
+    A run whose model learned nothing is returned too: ``no_progress`` in its summary is the reason, empty for
+    every other run. Raises `ConfigError` if the experiment cannot be done and `RunError` if the run could not
+    go on.
     """
     from edgefl.config import objects
     from edgefl.run import supervisor

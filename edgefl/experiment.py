@@ -14,7 +14,7 @@ from msgspec import Meta
 MAX_CLIENTS = 10_000_000
 MOST_PROCESSES = 100_000
 """Clients under the wall clock, a process each."""
-MAX_FLOAT32 = 3e38
+MIN_FLOAT32, MAX_FLOAT32 = 1.2e-38, 3e38
 MAX_CLIP_NORM = 1e12
 """Noise in proportion to it stays far from float32's largest number."""
 
@@ -159,7 +159,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Examples of a step; the last one of an epoch may be smaller."""
     loss: str = "cross_entropy"
     """``cross_entropy``; for float targets ``mse``, ``l1``, ``huber``, ``bce``; or ``"my_module:loss"``."""
-    lr: Annotated[float, Meta(gt=0, le=MAX_FLOAT32)] = 0.05
+    lr: Annotated[float, Meta(ge=MIN_FLOAT32, le=MAX_FLOAT32)] = 0.05
     """Step size of the clients' SGD."""
     momentum: Decay = 0.0
     """Momentum of the clients' SGD, from zero on each trip."""
@@ -247,6 +247,10 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def count_deviation(self, count: float) -> float:
         """Deviation of the noise of the count of ``count`` updates (Andrew et al. 2021, section 3.1)."""
         return self.quantile_noise or count / 20.0
+
+
+NO_PROGRESS = "no progress"
+"""The end of a run whose model learned nothing: not a result."""
 
 
 class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,9 +15,9 @@
     chaos        chaos
     paths        arguments that name files and folders
 
-Exit codes: 0 done, 1 a run failed, 2 it was asked for something that cannot be done, 3 a run is done but
-INVALID (0 with --accept-invalid), 130 interrupted; of exec the command's own, of flower 1 where the
-app's run did not complete, and 3 only where that is 0.
+Exit codes: 0 done, 1 a run failed or its model learned nothing, 2 the command asked for something that
+cannot be done, 3 a run is done but INVALID (0 with --accept-invalid), 130 interrupted; of exec the
+command's own, of flower 1 where the app's run did not complete, and 3 only where that is 0.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import typer
 from edgefl import new_run_folder
 from edgefl.cli.paths import named_folder, run_folder
 from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damaged
+from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def carry_out(
         while True:
             try:
                 begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=hosts)
-                valid = _finish(begin, folder, quiet)
-                return 0 if valid or accept_invalid else INVALID
+                return _finish(begin, folder, quiet, accept_invalid)
             except FolderTaken:
                 if out is not None:
                     raise
@@ -166,8 +166,8 @@ def resume(
     require_torch()
     page_at = page_socket(_port(web, web_port))
     with page_at as page, damaged(str(folder)), _cluster_for(ray, folder, quiet) as nodes:
-        valid = _finish(lambda: supervisor.resume(folder, quiet, page, nodes=nodes), folder, quiet)
-    return 0 if valid or accept_invalid else INVALID
+        again = partial(supervisor.resume, folder, quiet, page, nodes=nodes)
+        return _finish(again, folder, quiet, accept_invalid)
 
 
 def compare(
@@ -289,8 +289,8 @@ def _free(out: Path) -> Path:
     return out
 
 
-def _finish(run: Callable[[], Result], folder: Path, quiet: bool) -> bool:
-    """Run to the end and say how it went, even if quiet that it is INVALID. Returns False if it is."""
+def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid: bool) -> int:
+    """Run to the end, print the outcome (if ``quiet`` only faults), and return the exit code."""
     try:
         summary = run().summary()
     except KeyboardInterrupt:
@@ -301,6 +301,8 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool) -> bool:
         raise Interrupted(f"interrupted{way_on}") from None
     fidelity = summary.get("fidelity") or {}
     valid = fidelity.get("valid") is not False
+    if no_progress := summary.get("no_progress"):
+        say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not a result", err=True)
     if not valid:
         why = "; ".join((fidelity.get("reasons") or ["the emulation missed its bounds"])[:2])
         say(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
@@ -308,4 +310,6 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool) -> bool:
         from edgefl.results.tables import show, summary_table
 
         show(summary_table(summary, folder))
-    return valid
+    if no_progress:
+        return 1
+    return 0 if valid or accept_invalid else INVALID

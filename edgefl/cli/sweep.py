@@ -10,6 +10,7 @@ import typer
 from edgefl.cli.paths import named_folder
 from edgefl.cli.run import INVALID, AcceptInvalid, Changes, ClockKind, ExperimentFile, Interrupted, RunFolder
 from edgefl.errors import ConfigError, damaged
+from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
 
 MOST_SEEDS = 10_000
@@ -76,10 +77,13 @@ def sweep(
         raise Interrupted("interrupted; the same command goes on from there") from None
     if not quiet:
         say(f"{folder / 'report.html'}")
-    invalid = [row["label"] for row in found.summary()["comparison"]["rows"] if not row["valid"]]
+    rows = found.summary()["comparison"]["rows"]
+    if stuck := [row["label"] for row in rows if row["no_progress"]]:
+        say(f"edgefl: {NO_PROGRESS}, so not ranked: {', '.join(stuck)}", err=True)
+    invalid = [row["label"] for row in rows if not row["valid"]]
     if invalid:
         say(f"edgefl: INVALID: {', '.join(invalid)}; see fidelity in their summary.json", err=True)
-    return INVALID if invalid and not accept_invalid else 0
+    return 1 if stuck else INVALID if invalid and not accept_invalid else 0
 
 
 def axis(text: str) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, near, unknown
@@ -127,8 +127,11 @@ def _check_sums(found: Experiment) -> None:
         raise Fault("privacy", text)
 
 
-def check_measured(stop: Stop, measured: Collection[str]) -> None:
-    """Raise a `Fault` where a run is to stop at what no evaluation of it measures."""
+def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
+    """Raise a `Fault` where a run is to stop at what no evaluation of it can find.
+
+    ``measured`` maps each measure's name to the least and the greatest value that it can have.
+    """
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:
         instead = 'stop.metric = { name = "loss", at_most = … }'
@@ -136,6 +139,12 @@ def check_measured(stop: Stop, measured: Collection[str]) -> None:
     if stop.metric is not None and stop.metric.name not in measured:
         text = f"stop.metric.name: {unknown('measure', stop.metric.name, measured)}"
         raise Fault("stop.metric.name", text)
+    if (goal := stop.metric) is not None:
+        least, most = measured[goal.name]
+        if goal.at_least is not None and not goal.met(most):
+            raise wrong("stop.metric.at_least", f"at most {most:g}, the largest {goal.name}", goal.at_least)
+        if goal.at_most is not None and not goal.met(least):
+            raise wrong("stop.metric.at_most", f"at least {least:g}, the smallest {goal.name}", goal.at_most)
 
 
 def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:

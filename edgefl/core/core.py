@@ -20,9 +20,10 @@ from edgefl import experiment
 from edgefl.core import answers, arrivals, events
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
-from edgefl.core.patience import Patience
+from edgefl.core.patience import Patience, Standstill
 from edgefl.core.periods import Periods
 from edgefl.errors import RunError
+from edgefl.experiment import NO_PROGRESS
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
@@ -65,7 +66,7 @@ class Core(Ledger):
         self.privacy = privacy
         self._clip_norm = None if privacy is None else privacy.clip_norm
         self._most = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
-        self._stop, self._patience = stop, Patience(stop)
+        self._stop, self._patience, self._standstill = stop, Patience(stop), Standstill(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._periods = Periods(evaluate_every)
         self._recent: deque[float] = deque(maxlen=stop.accuracy_over)
@@ -226,6 +227,7 @@ class Core(Ledger):
     def _measured(self, event: events.Evaluated, actions: list[Action]) -> bool:
         stop, goal = self._stop, self._stop.metric
         impatient = self._patience.ends(event.accuracy, event.metrics)
+        still = self._standstill.ends(event.accuracy, event.metrics)
         self._recent.append(event.accuracy)
         whole = len(self._recent) == stop.accuracy_over
         if stop.accuracy is not None and whole and fmean(self._recent) >= stop.accuracy:
@@ -234,6 +236,8 @@ class Core(Ledger):
             self._halt = self._halt or f"metric {goal.name}"
         elif impatient:
             self._halt = self._halt or "patience"
+        elif still:
+            self._halt = self._halt or f"{NO_PROGRESS}: {Standstill.MOST} evaluations in a row found the same"
         else:
             return False
         return True
@@ -338,9 +342,9 @@ class Core(Ledger):
         if stop.trips is not None and self.trips >= stop.trips:
             return "trips"
         if self._wasted > 100 + 10 * len(self.present):
-            return f"no progress: {self._wasted} tasks in a row failed or gave a bad update"
+            return f"{NO_PROGRESS}: {self._wasted} tasks in a row failed or gave a bad update"
         if self._fruitless > 100 + 10 * len(self.present):
-            return f"no progress: {self._fruitless} tasks in a row were lost, their clients gone"
+            return f"{NO_PROGRESS}: {self._fruitless} tasks in a row were lost, their clients gone"
         return None
 
     def _used_up(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from edgefl.experiment import Stop
 
@@ -39,3 +40,29 @@ class Patience:
             value = metrics.get(goal.name, math.nan)
             return value if goal.at_most is None else -value
         return -metrics.get("loss", math.nan) if math.isnan(accuracy) else accuracy
+
+
+class Standstill:
+    """Counts evaluations in a row with equal results, where no count and no clock ends the run.
+
+    Such a run with a model that never changes would last forever. A model that learns changes its loss.
+
+    >>> standstill = Standstill(Stop(accuracy=0.9))
+    >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]
+    [False, True]
+    """
+
+    MOST: Final = 20
+
+    def __init__(self, stop: Stop) -> None:
+        ends = (stop.versions, stop.trips, stop.emulated_s, stop.wall_s, stop.patience_evaluations)
+        self._counts = all(end is None for end in ends)
+        self._last = ""
+        self._equal = 0
+
+    def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
+        """Take in an evaluation; returns True where it is the last of too many that are equal."""
+        found = repr((accuracy, sorted(metrics.items())))  # where NaN equals NaN
+        self._equal = self._equal + 1 if found == self._last else 1
+        self._last = found
+        return self._counts and self._equal >= self.MOST

@@ -28,6 +28,8 @@ OF_FLOATS: dict[str, Loss] = {
     "huber": functional.huber_loss,
     "bce": functional.binary_cross_entropy_with_logits,
 }
+NOT_BELOW_0 = ("cross_entropy", "mse", "l1", "huber")
+"""The losses that are never negative; ``bce`` is where a target lies outside 0 to 1."""
 NAMES = ("cross_entropy", *OF_FLOATS)
 KEY = "training.loss"
 

@@ -20,6 +20,7 @@ it by one store; a client writes only into the slot that came with its task.
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import sys
@@ -225,6 +226,10 @@ class ParameterBuffer:
     def model(self, entry: int) -> Floats:
         """The model in a ring entry, float32[D]."""
         return self._vectors[entry * (1 + self.shape.vectors)]
+
+    def digest(self) -> str:
+        """The SHA-256 of the latest version's numbers."""
+        return hashlib.sha256(self.model(self.latest[1]).data).hexdigest()
 
     def vectors(self, entry: int) -> list[Floats]:
         """The server optimiser's state vectors that belong to that model."""

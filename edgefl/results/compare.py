@@ -17,6 +17,7 @@ from rich.console import Group
 from rich.text import Text
 
 from edgefl.errors import ConfigError
+from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
 from edgefl.results import page, trace
 from edgefl.results.page import Curve, Picture, series
@@ -39,7 +40,7 @@ from edgefl.results.tables import FittedTable, html_table, number, percent, tabl
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
-VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red"}
+VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red", NO_PROGRESS: "bold red"}
 
 
 class Run(NamedTuple):
@@ -65,8 +66,18 @@ class RunGroup(NamedTuple):
         return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
 
     @property
+    def ranked(self) -> bool:
+        """True if every run learned something."""
+        return not any(run.summary["no_progress"] for run in self.runs)
+
+    @property
     def verdict(self) -> str:
-        """VALID or INVALID; under the virtual clock nothing is measured that could be valid."""
+        """VALID or INVALID; under the virtual clock nothing is measured that could be valid.
+
+        A row with a run that learned nothing has no progress, and no rank.
+        """
+        if not self.ranked:
+            return NO_PROGRESS
         if not self.valid:
             return "INVALID"
         return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
@@ -174,9 +185,9 @@ def _data(record: Record) -> dict[str, str | int]:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """The highest accuracy that every run reached; None if some run has no evaluation."""
-    best = [run.summary["best_accuracy"] for run in runs]
-    return None if None in best else min(best)
+    """The highest accuracy that every run which learned something reached; None if one has no evaluation."""
+    best = [run.summary["best_accuracy"] for run in runs if not run.summary["no_progress"]]
+    return None if None in best else min(best, default=None)
 
 
 def reached(record: Record, target: float | None) -> tuple[float, float]:
@@ -262,6 +273,7 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
                     "label": row.label,
                     "seeds": [run.record.meta.seed for run in row.runs],
                     "valid": row.valid,
+                    "no_progress": not row.ranked,
                     "figures": row.estimates(),
                     "minus_first": {
                         k: rounded(f.mean - first.get(k, NONE).mean) for k, f in row.figures.items()
@@ -287,6 +299,8 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
         "report says why."
     )
+    stuck = ", ".join(row.label for row in rows if not row.ranked)
+    stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow_labels else None
     sections = {
         "Side by side": [
@@ -307,13 +321,13 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         sections,
         "Times are emulated seconds.",
         lead=in_a_sentence(rows),
-        banner=warning if invalid else "",
+        banner=stuck + (warning if invalid else ""),
     )
 
 
 def in_a_sentence(rows: Sequence[RunGroup]) -> str:
     """A sentence of what the comparison showed: the best row, and whether the next is told apart from it."""
-    known = [row for row in rows if np.isfinite(row.figures["accuracy"].mean)]
+    known = [row for row in rows if row.ranked and np.isfinite(row.figures["accuracy"].mean)]
     if len(known) < 2:
         return ""
     first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)

@@ -221,6 +221,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "created"
     """created, running, done, interrupted or failed."""
     stop_reason: str = ""
+    no_progress: str = ""
+    """The reason why a run that is done has no result: its model learned nothing."""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
     remark: str = ""
@@ -243,6 +245,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     test_examples: int = 0
     model: str = ""
     parameters: int = 0
+    first_model_sha256: str = ""
+    """Of version 0."""
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None

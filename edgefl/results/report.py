@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
 from edgefl.limits.fidelity import RESOLUTION_WALL_S
 from edgefl.results import page
@@ -70,6 +71,10 @@ def report(record: Record) -> str:
         "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
         f"<ul>{reasons}</ul>"
     )
+    stuck = (
+        f"<b>{NO_PROGRESS.capitalize()}.</b> The model learned nothing ({escape(meta.no_progress)}); "
+        "do not use these figures as results."
+    )
     calls = {row.stage: row.calls for row in record.costs}
     server = [[name, percent(found["share"]), found["us_a_trip"], calls[name]] for name, found in stages]
     kinds = (meta.partition and f"{meta.partition} partition", many(summary["clients"], "client"))
@@ -111,7 +116,7 @@ def report(record: Record) -> str:
         sections,
         f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless they say wall.",
         lead=in_a_sentence(record, summary),
-        banner="" if fidelity["valid"] else banner,
+        banner="".join([stuck] * bool(meta.no_progress) + [banner] * (not fidelity["valid"])),
     )
 
 

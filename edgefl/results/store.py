@@ -233,6 +233,11 @@ class Store:
                 raise TypeError(f"meta field {key!r}: {error} (got {value!r})") from None
             self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
 
+    def meta(self, key: str) -> Any:
+        """The committed value of a field of `Meta`; None without one."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0])
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._writing():

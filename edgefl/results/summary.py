@@ -27,8 +27,8 @@ _ACHIEVED = {
     "delay": "delay_s",
     "trip": "trip_achieved_s",
 }
-_OF_META = ("name", "status", "stop_reason", "strategy", "clock", "seed", "processes", "data", "model",
-            "parameters", "time_scale", "model_sha256")  # fmt: skip
+_OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
+            "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
 """CPU time of a trip's training; in less, what lies between steps would be seen instead."""
 # computed time has no clock to blur it: any length can be judged

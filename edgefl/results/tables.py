@@ -17,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.experiment import NO_PROGRESS
 from edgefl.results.terms import hint
 from edgefl.terminal import printable
 
@@ -289,6 +290,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     rows = [
         ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
         *_learned(summary),
+        *([(NO_PROGRESS, summary["no_progress"])] if summary.get("no_progress") else []),
         ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),

@@ -15,7 +15,7 @@ from edgefl.experiment import Experiment
 from edgefl.learning.dataset import Dataset
 from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.losses import Loss
+from edgefl.learning.losses import NOT_BELOW_0, Loss
 from edgefl.learning.partition import Parts
 from edgefl.run.messages import NO_SCORES, ClientScores
 from edgefl.seeds import stream
@@ -46,10 +46,13 @@ class Assessor:
         self._test_y = data.test_y[: self._asked.max_examples]
         self._own: OwnEvaluation | None = None
         self._clients = self._draw()
-        measured = {"loss"} if data.classes is None else {"loss", "accuracy"}
+        anything = (-math.inf, math.inf)
+        measured = {"loss": (0.0, math.inf) if experiment.training.loss in NOT_BELOW_0 else anything}
         if (function := self._asked.function) is not None:
             self._own = OwnEvaluation(function, [base], self._seed)
-            measured |= self._own.measure(flat, data.test_x, self._test_y).keys()
+            measured |= dict.fromkeys(self._own.measure(flat, data.test_x, self._test_y), anything)
+        if data.classes is not None or "accuracy" in measured:
+            measured["accuracy"] = (0.0, 1.0)
         check_measured(experiment.stop, measured)
 
     @property

@@ -388,6 +388,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
     reason: str
     interrupted: bool
+    no_progress: str = ""
+    """As `edgefl.results.record.Meta` has it."""
 
 
 ToWeb = Shown | Said | Described | Progress | Ended

@@ -6,7 +6,6 @@ says; no peer stops the run.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import msgspec
 
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
+from edgefl.experiment import NO_PROGRESS
 from edgefl.run import control, messages, resume
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms
@@ -346,14 +346,16 @@ class ServerLoop:
             self._checkpoint(final=True)
         self._gate.goodbye(*CLIENTS, control.EVALUATOR, control.ADDER)
         aggregator, watch = self._aggregator, self._watch
-        model = aggregator.buffer.model(aggregator.buffer.latest[1])
+        model_sha256 = aggregator.buffer.digest()
+        no_progress = "" if interrupted else self._no_progress(reason, model_sha256)
         together_s = (watch.ns.get("record", 0) + watch.ns.get("send", 0)) / 1e9
         self._store.set_meta(
             status="interrupted" if interrupted else "done",
             stop_reason=reason,
             wall_s=self._clock.wall_s(),
             emulated_s=self._clock.now_s(),
-            model_sha256=hashlib.sha256(model.data).hexdigest(),
+            no_progress=no_progress,
+            model_sha256=model_sha256,
             aggregation=aggregator.cost(),
             network=self._network(),
             server_trip_us=self._gauge.trip_us(together_s, self._core.trips),
@@ -362,4 +364,13 @@ class ServerLoop:
             self._store.cost(stage, ns / 1e9, watch.calls[stage])
         self._store.sync()
         self._report()
-        self._channel.tell(control.Finished(reason, interrupted))
+        self._channel.tell(control.Finished(reason, interrupted, no_progress))
+
+    def _no_progress(self, reason: str, model_sha256: str) -> str:
+        """The reason why a run that ended has no result; empty for one that has."""
+        if reason.startswith(NO_PROGRESS):
+            return reason.removeprefix(f"{NO_PROGRESS}: ")
+        if model_sha256 != self._store.meta("first_model_sha256"):
+            return ""
+        version = self._core.version
+        return f"version {version:,} equals version 0, bit for bit" if version else "no version was made"

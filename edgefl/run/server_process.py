@@ -112,6 +112,7 @@ def build(
     else:
         aggregator.begin()
         describe(store, plan, strategy, trips)
+        store.set_meta(first_model_sha256=buffer.digest())
     store.set_meta(status="running")
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"

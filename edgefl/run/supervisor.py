@@ -444,6 +444,7 @@ class _Supervisor:
                     self._take(end, "nodes")
             case control.Finished():
                 self._usage.end()
+                self._view.no_progress = message.no_progress
                 self._end = message
             case control.Refused():
                 if message.config:

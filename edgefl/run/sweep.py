@@ -17,7 +17,7 @@ from rich.console import RenderableType
 
 from edgefl import config, toml
 from edgefl.errors import ConfigError, RunError
-from edgefl.experiment import Experiment
+from edgefl.experiment import NO_PROGRESS, Experiment
 from edgefl.limits.confinement import Enforcement
 from edgefl.results import compare
 from edgefl.results.figure import plot
@@ -248,7 +248,8 @@ def _said(figures: Mapping[str, Any]) -> str:
         f"accuracy {accuracy:.1%}" if accuracy is not None else f"loss {loss}" if loss else "not measured"
     )
     invalid = ", INVALID" if figures["fidelity"]["valid"] is False else ""
-    return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}"
+    stuck = f", {NO_PROGRESS}" if figures.get("no_progress") else ""
+    return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}{stuck}"
 
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableType:

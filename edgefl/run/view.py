@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.devices.fleet import ClientInfos
-from edgefl.experiment import Experiment, Stop
+from edgefl.experiment import NO_PROGRESS, Experiment, Stop
 from edgefl.limits.capacity import TimeScale
 from edgefl.limits.fidelity import Conditions, bounds
 from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
@@ -90,6 +90,8 @@ class RunView:
         self.progress: control.Progress | None = None
         self.running = False
         """Emulated time has begun."""
+        self.no_progress = ""
+        """The reason why the run, which has ended, learned nothing."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Take in what goes on, such as ``"loading data and model"``.
@@ -171,6 +173,8 @@ class RunView:
         """Returns how the run ended, in a word or two."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
+        if self.no_progress:
+            return NO_PROGRESS
         how, ending, _ = self.note.partition(": writing a checkpoint")
         return (how if ending else "done") if self.running else "ended before the start"
 
@@ -285,7 +289,8 @@ class TerminalView(RunView):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._end = _one_line(self.outcome(error), "green" if error is None else "bold red")
+        good = error is None and not self.no_progress
+        self._end = _one_line(self.outcome(error), "green" if good else "bold red")
         self._bar.update(self._task, left="")
         self._draw()
         with suppress(OSError):

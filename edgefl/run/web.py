@@ -110,6 +110,7 @@ class _PageView(RunView):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._view.no_progress = self.no_progress
         try:
             self._view.__exit__(kind, error, trace)
         finally:

@@ -17,6 +17,7 @@ import pytest
 
 import edgefl
 from edgefl import Stop, config
+from edgefl.cli import main
 from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, RunError
 from edgefl.results.record import Record
@@ -196,3 +197,32 @@ def test_an_error_from_python_has_two_frames(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         edgefl.run(config.change(SHORT, ["data.name=nowhere:data"]), tmp_path / "run")
     assert len(traceback.extract_tb(caught.value.__traceback__)) == 2
+
+
+def test_a_run_that_learned_nothing_is_an_end_of_its_own_and_no_row_of_a_ranking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(config.dump(SHORT))
+    out = tmp_path / "sweep"
+    rates = ["0.1", "1e-30", "3e38"]
+    command = ["sweep", str(tmp_path / "e.toml"), "--seeds", "1", "--out", str(out)]
+    assert main([*command, "--grid", f"training.lr={','.join(rates)}"]) == 1
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1] == "edgefl: no progress, so not ranked: lr=1e-30, lr=3e38"
+    assert told.out.count("no progress") == 2
+    found = {run.changes["training.lr"]: run.result for run in Sweep(out).runs}
+    figures = {rate: found[rate].summary() for rate in rates}
+    assert [figures[rate]["versions"] for rate in rates] == [4, 4, 0]
+    assert [figures[rate]["no_progress"] for rate in rates] == [
+        "", "version 4 equals version 0, bit for bit",
+        f"{figures['3e38']['dropped_updates']} tasks in a row failed or gave a bad update",
+    ]  # fmt: skip
+    assert figures["3e38"]["dropped_updates"] == figures["3e38"]["client_trips"] > 100
+    comparison = Sweep(out).summary()["comparison"]
+    assert [row["no_progress"] for row in comparison["rows"]] == [False, True, True]
+    assert comparison["target_accuracy"] == figures["0.1"]["best_accuracy"]
+    assert "<b>No progress</b>, so not ranked: lr=1e-30, lr=3e38." in (out / "report.html").read_text()
+    for rate in rates[1:]:
+        assert main(["verify", str(found[rate].dir)]) == 0
+        assert main(["resume", str(found[rate].dir)]) == 2
+        assert "<b>No progress.</b>" in (found[rate].dir / "report.html").read_text()

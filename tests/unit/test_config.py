@@ -193,9 +193,10 @@ data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean '
 data.labels={pi-4=[]} -> data.labels.pi-4: must be labels of at least 0, each once, got []
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be labels of at least 0, each once, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
-training.lr=0 -> training.lr: must be a number above 0 and at most 3e+38, got 0
-training.lr=inf -> training.lr: must be a number above 0 and at most 3e+38, got inf
-training.lr=1e39 -> training.lr: must be a number above 0 and at most 3e+38, got 1e+39
+training.lr=0 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 0
+training.lr=1e-320 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 1e-320
+training.lr=inf -> training.lr: must be a number from 1.2e-38 to 3e+38, got inf
+training.lr=1e39 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 1e+39
 training.steps=0 -> training.steps: must be a whole number from 1 to 1000000000, got 0
 training={steps=1,epochs=1} -> training: give steps or epochs, not both; got steps = 1 and epochs = 1
 training.momentum=1 -> training.momentum: must be a number of at least 0 and below 1, got 1

@@ -452,6 +452,19 @@ def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
     assert actions[-1] == Finish("no progress: 111 tasks in a row failed or gave a bad update")
 
 
+def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal() -> None:
+    for ends, stopped in (({}, True), ({"versions": 10_000}, False), ({"wall_s": 1e9}, False)):
+        core = started(accuracy=0.9, **ends)
+        for at in range(19):
+            assert core.handle(Evaluated(0, float(at), math.nan, {"loss": 2.3})) == []
+        actions = core.handle(Evaluated(0, 20.0, math.nan, {"loss": 2.3}))
+        end = Finish("no progress: 20 evaluations in a row found the same")
+        assert actions[-1:] == ([end] if stopped else [])
+    core = started(accuracy=0.9)
+    for at in range(100):  # a loss that moves is progress enough
+        assert core.handle(Evaluated(0, float(at), 0.1, {"loss": 2.3 + at % 15 / 1e9})) == []
+
+
 @pytest.mark.parametrize(
     ("given", "period", "versions"),
     [

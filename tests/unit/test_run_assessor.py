@@ -207,6 +207,10 @@ def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: p
             Stop(metric=MetricGoal(name="mae", at_most=1.0)),
             "stop.metric.name: measure 'mae' not found; have: loss",
         ),
+        (
+            Stop(metric=MetricGoal(name="loss", at_most=-0.1)),
+            "stop.metric.at_most: must be at least 0, the smallest loss, got -0.1",
+        ),
     ],
 )
 def test_a_goal_that_nothing_measures_is_refused_before_the_run(stop: Stop, message: str) -> None:
