@@ -70,8 +70,17 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A dead client's device comes back as a new process (``replace``) or never (``drop``)."""
     rejoin_s: NonNegative = 0.0
     """Emulated seconds until a replaced device is back."""
+    units: Literal["individual", "identical"] = "individual"
+    """Each phone has a speed of its own, spread as measured units of one model are, or exactly its profile's
+    (docs/individuals.md). Profiles of papers are always exact."""
+    variation: Annotated[float, Meta(ge=0, le=10)] = 1.0
+    """Scatter of a phone's trips, of compute times and of rates of mobile networks, times what was measured;
+    0: none."""
+    phase: Literal["random", "aligned"] = "random"
+    """Phones are anywhere in their trips when the run starts, or all at the beginning of one."""
     join_spread_s: NonNegative = 0.0
-    """Devices come online at instants drawn from U(0, this many emulated seconds); 0: all at the start."""
+    """Devices come online at instants drawn from U(0, this many emulated seconds); 0: all at the start, in
+    the phase that ``phase`` gives."""
     thermal: bool = False
     """Devices whose profiles give their thermal model in full get hot, and slower, as they train."""
     battery: bool = False

@@ -8,6 +8,7 @@ prediction  what a real device takes for a step of a network
 scaling     the time model of a device that nobody measured, from one of a device like it
 profiles    loading profiles and checking them
 fleet       the device, link, presence and trips of each client of a run
+individuals  what tells phones of one model apart: unit, scatter of trips, phase
 link        a client's link, also one that replays a recorded trace
 plan        a client's whole trip, decided before it starts
 thermal     how a device gets hot and slow as it trains

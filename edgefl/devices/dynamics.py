@@ -60,7 +60,7 @@ class _ClientState:
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
-        """Give it a task now; returns its condition."""
+        """Begin a task's trip at that instant; returns the client's condition then."""
         self.now = self.model.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
@@ -217,17 +217,18 @@ class Dynamics:
 
     def _begin(self, action: Train, state: _ClientState | None, now_s: float) -> None:
         client = action.client
-        condition = None if state is None else state.begin(now_s)
+        begins_s = now_s + self._trips.wait_s(client, action.task)
+        condition = None if state is None else state.begin(begins_s)
         end = None
         if (until := action.until) is not None:
-            end = End(max(0.0, until.at_s - now_s), until.steps)
+            end = End(max(0.0, until.at_s - begins_s), until.steps)
         plan = self._trips.plan(client, action.trip, end, condition)
         if state is not None:
             state.travel(plan)
             self._moved[client] = None
         if self._cells is not None:
             self._in_cells[client] = action.task, plan
-            self._cells.begin(action.task, client, plan, now_s)
+            self._cells.begin(action.task, client, plan, begins_s)
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:

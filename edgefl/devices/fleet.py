@@ -8,24 +8,25 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from edgefl.devices import Device, load_device, load_network
 from edgefl.devices.cells import Way
 from edgefl.devices.condition import Condition, ConditionModel, power_of
+from edgefl.devices.individuals import TripScatter, phase, unit_factor
 from edgefl.devices.link import Link
 from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
-from edgefl.devices.schema import Availability
+from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Cells, Experiment
 from edgefl.lazy import LazySequence
 from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
-from edgefl.strategies.base import Client
+from edgefl.strategies.base import Client, Strategy
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -82,6 +83,17 @@ def kinds_of(clients: Sequence[ClientInfo]) -> dict[tuple[str, str], ClientInfo]
 
 network_of = functools.cache(load_network)
 _profile = functools.cache(load_device)
+
+
+@functools.cache
+def _varied(network: str, variation: float) -> Network:
+    """The network with the variation of its rate scaled by ``variation``."""
+    found = network_of(network)
+    ways = {
+        name: msgspec.structs.replace(way, rate_cv=way.rate_cv * variation)
+        for name, way in (("down", found.down), ("up", found.up))
+    }
+    return msgspec.structs.replace(found, **ways)
 
 
 @functools.cache
@@ -208,13 +220,44 @@ def _keep(answers: dict[K, V], key: K, answer: V) -> None:
     answers[key] = answer
 
 
+def _varies(profile: str) -> bool:
+    """True for a profile whose units differ and whose trips scatter."""
+    device = _profile(profile)
+    return not (device.exact or device.timed_by_draw)
+
+
 def _speed_of(info: ClientInfo) -> int | str:
     """The name of what computes alike: a profile, or the client where each has a device of its own."""
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
+def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int:
+    """The number of tasks that fill the fleet at the start of a run and begin in a random phase.
+
+    0 where phones start together because the strategy has rounds or the experiment aligns them, and where
+    something else spreads their starts.
+    """
+    fleet = experiment.fleet
+    spread = fleet.join_spread_s > 0.0 or strategy.arrivals() is not None
+    if fleet.phase == "aligned" or strategy.lockstep or spread:
+        return 0
+    return strategy.max_training(clients)
+
+
+class _Whole(NamedTuple):
+    """The whole trips of a client on whose link nothing is drawn."""
+
+    plan: TripPlan
+    """A trip without scatter."""
+    scatter: TripScatter | None
+    steps: int
+
+
 class Trips:
-    """Plans of the clients' trips."""
+    """Plans of the clients' trips.
+
+    Each of the run's first ``first_tasks`` tasks begins after a random part of its client's trip (`wait_s`).
+    """
 
     def __init__(
         self,
@@ -226,20 +269,20 @@ class Trips:
         up_bytes: int,
         *,
         transfers_apart: bool = False,
+        first_tasks: int = 0,
     ) -> None:
         self._experiment, self._clients, self.examples = experiment, clients, examples
-        self._apart = transfers_apart
+        self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
         self._work = work
         self._lines: dict[int | str, tuple[float, float]] = {}
         self._work_s: dict[tuple[int | str, int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
-        self._alike: dict[tuple[str, str, float], TripPlan] = {}
-        """Plans of devices whose every trip is the same, by profile, network and seconds of work."""
+        self._units: dict[int, float] = {}
+        self._scatters: dict[int, TripScatter | None] = {}
         self._infos: dict[int, ClientInfo] = {}
-        """Of clients whose trips were planned before, as a trip finds them."""
-        self._whole: dict[int, TripPlan] = {}
-        """Their plans where these never vary."""
+        """Clients as a trip finds them, whose trips were planned before."""
+        self._whole: dict[int, _Whole] = {}
 
     def step_s(self, client: int, examples: int) -> float:
         """Seconds of a step on so many examples, at the full speed of the client's device.
@@ -249,12 +292,24 @@ class Trips:
         return self._step_s(self._clients[client], examples)
 
     def _step_s(self, info: ClientInfo, examples: int) -> float:
+        return self._model_step_s(info, examples) * self._unit(info)
+
+    def _model_step_s(self, info: ClientInfo, examples: int) -> float:
+        """Seconds of a step on the median unit of the client's device model."""
         key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
             model = device_of(self._experiment, info.client, info.profile).time_model()
             line = (0.0, 1.0) if model is None else model.line(self._work)
             _keep(self._lines, key, line)
         return max(0.0, line[0] + line[1] * examples)
+
+    def _unit(self, info: ClientInfo) -> float:
+        """The compute time of the client's unit over that of its model's median unit."""
+        if (factor := self._units.get(info.client)) is None:
+            drawn = self._experiment.fleet.units == "individual" and _varies(info.profile)
+            factor = unit_factor(self._experiment.seed, info.client) if drawn else 1.0
+            _keep(self._units, info.client, factor)
+        return factor
 
     def full_step_s(self, client: int) -> float:
         """Seconds of a step on a whole batch."""
@@ -269,9 +324,9 @@ class Trips:
         key = (_speed_of(info), held, steps)
         if (found := self._work_s.get(key)) is None:
             sizes = Counter(self._rule.batches(held, steps))
-            found = sum(count * self._step_s(info, size) for size, count in sizes.items())
+            found = sum(count * self._model_step_s(info, size) for size, count in sizes.items())
             _keep(self._work_s, key, found)
-        return found
+        return found * self._unit(info)
 
     def known(self, client: int) -> Client:
         """The facts of the client, and of its first trip with its transfers."""
@@ -279,6 +334,17 @@ class Trips:
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
+
+    def wait_s(self, client: int, task: int) -> float:
+        """Emulated seconds for which the client waits before this task's trip, which `plan` does not include.
+
+        At the start of a run phones are anywhere in their trips: each of the run's first tasks waits for a
+        random part of its client's own trip. A paper's devices begin at once.
+        """
+        if task >= self._first_tasks or _profile(self._clients[client].profile).exact:
+            return 0.0
+        total_s = self.in_series(client).total_s
+        return phase(self._experiment.seed, client) * total_s if total_s < math.inf else 0.0
 
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None
@@ -289,42 +355,51 @@ class Trips:
         transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
         """
         whole = end is None and condition is None
-        if whole and (plan := self._whole.get(client)) is not None:
-            return plan
+        if whole and (found := self._whole.get(client)) is not None:
+            plan, scatter, steps = found
+            return plan if scatter is None else plan.scattered(scatter.factor(trip, steps))
         if (info := self._infos.get(client)) is None:
             info = self._clients[client]
             if self._apart:
                 info = msgspec.structs.replace(info, network="none")
             _keep(self._infos, client, info)
-        if not whole or self._varies(info):
+        if not whole or self._drawn(info):
             return self._plan(info, trip, end or WHOLE, condition)
-        plan = self._steady(info)
-        _keep(self._whole, client, plan)
-        return plan
+        steady = self._plan(info, 0, WHOLE, None, scattered=False)
+        scatter = self._scatter(info) if steady.work_s else None
+        _keep(self._whole, client, _Whole(steady, scatter, self._steps(info)))
+        return self.plan(client, trip)
 
     def in_series(self, client: int) -> TripPlan:
         """The client's first trip with its transfers, also where the strategy has them apart."""
-        info = self._clients[client]
-        return self._plan(info, 0, WHOLE, None) if self._varies(info) else self._steady(info)
+        return self._plan(self._clients[client], 0, WHOLE, None)
 
-    def _steady(self, info: ClientInfo) -> TripPlan:
-        """Any whole trip of a client whose trips are all the same."""
-        key = (info.profile, info.network, self._whole_s(info))
-        if (plan := self._alike.get(key)) is None:
-            plan = self._plan(info, 0, WHOLE, None)
-            _keep(self._alike, key, plan)
-        return plan
+    def _steps(self, info: ClientInfo) -> int:
+        return self._rule.work(self.examples[info.client]).steps
 
-    def _varies(self, info: ClientInfo) -> bool:
-        """True if the client's trips are drawn, one by one."""
-        network = network_of(info.network)
+    def _scatter(self, info: ClientInfo) -> TripScatter | None:
+        """The scatter of the client's compute times; None where they have none."""
+        if info.client not in self._scatters:
+            amount = self._experiment.fleet.variation if _varies(info.profile) else 0.0
+            made = TripScatter(self._experiment.seed, info.client, amount) if amount else None
+            _keep(self._scatters, info.client, made)
+        return self._scatters[info.client]
+
+    def _network(self, info: ClientInfo) -> Network:
+        return _varied(info.network, self._experiment.fleet.variation)
+
+    def _drawn(self, info: ClientInfo) -> bool:
+        """True if the client's trips are drawn one by one, besides their scatter."""
+        network = self._network(info)
         drawn = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
         return bool(drawn) or _profile(info.profile).delay_model is not None
 
-    def _plan(self, info: ClientInfo, trip: int, end: End, condition: Condition | None) -> TripPlan:
+    def _plan(
+        self, info: ClientInfo, trip: int, end: End, condition: Condition | None, *, scattered: bool = True
+    ) -> TripPlan:
         experiment, client = self._experiment, info.client
         held, rng = self.examples[client], stream(experiment.seed, "trip", client, trip)
-        link = Link(network_of(info.network), rng)
+        link = Link(self._network(info), rng)
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
             link = Link(link.network, rng, start_s, float(stream(experiment.seed, "trace", client).random()))
@@ -333,7 +408,11 @@ class Trips:
             thermal = model, condition.temp_c
         budget_s, steps = end
         down, work_s, up = self._down_bytes, self._whole_s(info, steps), self._up_bytes
-        plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held)
+        scatter = self._scatter(info) if scattered and work_s else None
+        factor = (
+            1.0 if scatter is None else scatter.factor(trip, self._steps(info) if steps is None else steps)
+        )
+        plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held, factor)
         if steps is not None:
             plan = plan._replace(steps=steps)
         if budget_s < math.inf:

@@ -80,9 +80,10 @@ class Transfer(NamedTuple):
 class Link:
     """The link of one client: a network profile and the stream its jitter and losses are drawn from.
 
-    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost). A lost
-    packet costs its bytes again, or, where the profile says so, the connection. A trace is replayed from the
-    emulated time ``at_s`` at which the trip starts, ``shift`` of the trace's length later.
+    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost), where
+    ``rate`` is drawn for each message if the profile has a ``rate_cv``. A lost packet costs its bytes again,
+    or, where the profile says so, the connection. A trace is replayed from the emulated time ``at_s`` at
+    which the trip starts, ``shift`` of the trace's length later.
 
     >>> from edgefl.devices import load_network
     >>> link = Link(load_network("defedavg-400"), np.random.default_rng(0))
@@ -121,13 +122,21 @@ class Link:
         wire = nbytes + packets * network.header_bytes + resent
         rate, trace, mbps = math.inf, None, mean_mbps(way)
         if mbps is not None and nbytes:
-            rate = nbytes / (wire * 8 / (mbps * 1e6))
+            seconds = wire * 8 / (mbps * 1e6)
+            rate = nbytes / seconds * self._rate_factor(way, seconds)
             trace = read_trace(way.trace) if way.trace is not None else None
         chunk_bytes = max(1, nbytes) if math.isinf(rate) else CHUNK_BYTES
         plan = Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after, trace)
         if trace is None:
             return plan
         return plan._replace(flows_at_s=self._at_s + self._shift * trace.period_ms / 1e3 + lead_s)
+
+    def _rate_factor(self, way: Direction, seconds: float) -> float:
+        """A message's drawn rate over the mean one, for a message that takes so many seconds at that."""
+        if not way.rate_cv:
+            return 1.0
+        variance = math.log1p(way.rate_cv**2 / max(1.0, seconds))
+        return math.exp(math.sqrt(variance) * float(self._rng.standard_normal()) - variance / 2)
 
     def delay_ms(self, way: Direction) -> float:
         """One way's delay with a drawn jitter, emulated milliseconds."""

@@ -35,7 +35,7 @@ class TripPlan(NamedTuple):
     compute_lead_s: float
     """Before computing starts; above 0 only where there is no work to stretch a delay over."""
     compute_rate_per_s: float
-    """Seconds of ``work_s`` done in an emulated second: 1, unless a delay is drawn; ``inf`` is unpaced."""
+    """Seconds of ``work_s`` done in an emulated second: 1 unless the time is drawn; ``inf`` is unpaced."""
     up: Transfer
     steps: int | None = None
     """Training steps, where they are others than the experiment asks for."""
@@ -87,6 +87,13 @@ class TripPlan(NamedTuple):
         takes = None if self.heat is None else self._takes_s
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
+    def scattered(self, scatter: float) -> TripPlan:
+        """This trip with a training that takes ``scatter`` times as long.
+
+        For a plan whose training has work, no heat, and no upload over a trace.
+        """
+        return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
+
     def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
         """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
 
@@ -132,6 +139,7 @@ def plan_trip(
     up_bytes: int,
     thermal: tuple[ThermalModel, float] | None = None,
     examples: int = 1,
+    scatter: float = 1.0,
 ) -> TripPlan:
     """Plan one trip: training of ``work_s`` at the device's full speed between messages of so many bytes.
 
@@ -140,7 +148,7 @@ def plan_trip(
     sets the whole trip's time, for a client with so many ``examples``: transfers take none, and the training
     is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is the device's thermal
     model and its temperature, °C, when the trip starts: it cools during the download, and training takes
-    longer the hotter it gets.
+    longer the hotter it gets. ``scatter`` multiplies the time of the training, where no draw replaces it.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)
@@ -152,8 +160,7 @@ def plan_trip(
     """
     if not (work_s >= 0 and math.isfinite(work_s)):
         raise ValueError(f"work_s must be finite and at least 0 (got {work_s})")
-    compute_s, model = work_s, device.delay_model
-    replaced = model is not None and model.mode == "replace"
+    compute_s, model, replaced = work_s * scatter, device.delay_model, device.timed_by_draw
     if not replaced or link.network.draws:
         down, up = link.down(down_bytes), link.up(up_bytes)
     if model is not None:

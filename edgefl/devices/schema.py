@@ -287,8 +287,7 @@ class Device(_Table, frozen=True, kw_only=True):
 
         None where no real device is meant: in a paper's profile, or where a delay model sets the time.
         """
-        replaced = self.delay_model is not None and self.delay_model.mode == "replace"
-        model = None if replaced or self.kind == "paper" else self.time_model()
+        model = None if self.timed_by_draw or self.exact else self.time_model()
         return None if model is None else model.error_factor_of(work)
 
     @property
@@ -319,8 +318,18 @@ class Device(_Table, frozen=True, kw_only=True):
             return None
         return sum(cluster.cores * (cluster.max_ma or 0.0) for cluster in clusters) / 1e3 * self.voltage_v
 
+    @property
+    def exact(self) -> bool:
+        """True where the profile is a paper's, whose devices are what the paper says and nothing else."""
+        return self.kind == "paper"
+
+    @property
+    def timed_by_draw(self) -> bool:
+        """True where a delay model sets the time of whole trips."""
+        return self.delay_model is not None and self.delay_model.mode == "replace"
+
     def individual(self, rng: np.random.Generator) -> Device:
-        """This very device: ``slowdown``, if it has one, drawn once from the client's own stream."""
+        """Draw one of the profile's devices: ``slowdown``, if it has one, from the client's own stream."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = self.slowdown.draw(rng)
@@ -335,6 +344,9 @@ class Direction(_Table, frozen=True, kw_only=True):
 
     rate_mbps: Positive | None = None
     """10⁶ bit/s of packets, headers included; None is unlimited."""
+    rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
+    """Coefficient of variation of the rate over windows of one second. Each message has a rate of its own:
+    log-normal, with this coefficient over the square root of the seconds that the message takes."""
     delay_ms: NotNegative = 0.0
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
@@ -377,7 +389,8 @@ class Network(_Table, frozen=True, kw_only=True):
     @property
     def draws(self) -> bool:
         """True where messages of one size may take different times at the same instant."""
-        return any(way.jitter_dist != "none" or way.loss_pct > 0 for way in (self.down, self.up))
+        ways = (self.down, self.up)
+        return any(way.jitter_dist != "none" or way.loss_pct > 0 or way.rate_cv > 0 for way in ways)
 
     @property
     def payload_bytes(self) -> int:

@@ -6,6 +6,7 @@ record       the tables as typed rows, and `Record`, which all reports read, als
 store        `Store`, which writes the record; tail: what it was told since its last commit, seal: a checksum
              of each of its pages
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
+phase        whether phones of one model act together
 report       report.html: a run on one page
 trace        trace.json: a run as a timeline
 columns      a run's record as columns: for a notebook, a data frame, a file

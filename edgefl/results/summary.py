@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgefl.core.events import Joined
 from edgefl.files import write_text
 from edgefl.limits.fidelity import Conditions, Seconds, assess
+from edgefl.results.phase import phase_of
 from edgefl.results.record import FATES, EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.spending import Spending, spending, summary_of
@@ -338,6 +339,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
             "checksum_mismatches": int(altered),
             "version_mismatches": int(((trained >= 0) & (trained != trips["base_version"])).sum()),
         },
+        "phase": _plain(phase_of(trips, profile_of_trips(record)).figures()),
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},

@@ -95,9 +95,12 @@ class ClientProcess:
         end = None if task.cut is None else task.cut.end
         plan = workload.plan(task.client, task.trip, end, task.condition)
         vector = workload.flat.whole
+        begins_ns = received_ns + round(task.wait_s * pacer.ns_per_emulated_s)
         if plan.dies_s < math.inf:
-            _die_at(received_ns + plan.dies_s * pacer.ns_per_emulated_s)
-        pacer.begin(received_ns)
+            _die_at(begins_ns + plan.dies_s * pacer.ns_per_emulated_s)
+        pacer.begin(begins_ns)
+        if task.wait_s:
+            pacer.hold(begins_ns)
 
         def load(start: int, stop: int) -> None:
             vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]

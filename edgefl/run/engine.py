@@ -114,6 +114,8 @@ class Engine:
     """Secures what has happened before clients hear of it, where they do."""
     adders: Adders | None = None
     """Nodes that sum their own updates, where they do."""
+    wait_s: Callable[[int, int], float] = lambda client, task: 0.0
+    """Emulated seconds from a task's message to the start of its trip: `Trips.wait_s`."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
@@ -256,16 +258,17 @@ class Engine:
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
         """The message for a task that is (or, before an interruption, was) given out."""
-        self._open[action.task] = _OpenTrip(action, sent_s)
+        wait_s = self.wait_s(action.client, action.task)
+        self._open[action.task] = _OpenTrip(action, sent_s + wait_s)
         cut = condition = None
         if (until := action.until) is not None:
-            end = End(max(0.0, until.at_s - decided_s), until.steps)
+            end = End(max(0.0, until.at_s - decided_s - wait_s), until.steps)
             cut = messages.Cut(end, until.gain, until.per_step)
         if self._dynamics is not None:
             condition = self._dynamics.condition(action.client)
         entry, slot = lease.entry, lease.slot
         return messages.Task(
-            action.client, action.task, action.trip, action.version, entry, slot, cut, condition
+            action.client, action.task, action.trip, action.version, entry, slot, cut, condition, wait_s
         )
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:

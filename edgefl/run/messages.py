@@ -183,6 +183,8 @@ class Task(_Message, frozen=True, tag=11):
     cut: Cut | None
     condition: Condition | None
     """The device's state when the trip starts, where that changes over time."""
+    wait_s: float = 0.0
+    """Emulated seconds from the receipt of the task until the trip starts."""
     order: int = 0
     """The number of the order to a worker: it begins none that is older than its last, and what it says of a
     task counts if it says it of the last order for that."""

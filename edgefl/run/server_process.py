@@ -22,7 +22,16 @@ import psutil
 from edgefl import config, failpoints, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import Dynamics, dynamics_of
-from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, fleet_of, kinds_of, network_of
+from edgefl.devices.fleet import (
+    ClientInfo,
+    KnownClients,
+    Trips,
+    device_of,
+    first_tasks,
+    fleet_of,
+    kinds_of,
+    network_of,
+)
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
 from edgefl.experiment import Experiment
@@ -99,7 +108,16 @@ def build(
     aggregator.lends = transport == "shm" and not virtual and not plan.door
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples, apart = control.column(prepared.examples), strategy.transfers_apart
-    trips = Trips(experiment, clients, examples, prepared.work, down_bytes, up_bytes, transfers_apart=apart)
+    trips = Trips(
+        experiment,
+        clients,
+        examples,
+        prepared.work,
+        down_bytes,
+        up_bytes,
+        transfers_apart=apart,
+        first_tasks=first_tasks(experiment, strategy, len(clients)),
+    )
     core = core_of(experiment, strategy, KnownClients(trips), source)
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
@@ -151,6 +169,7 @@ def build(
         running=running,
         ahead=ahead,
         adders=adders,
+        wait_s=trips.wait_s,
     )
     roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(

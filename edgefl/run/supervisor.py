@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from edgefl import config
-from edgefl.devices.fleet import fleet_of, mixed_runtimes
+from edgefl.devices.fleet import first_tasks, fleet_of, mixed_runtimes
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import (
@@ -516,7 +516,8 @@ class _Supervisor:
     def _scale(
         self, prepared: control.Prepared, clients: Sequence[int], step_s: float, cores: float | None = None
     ) -> TimeScale:
-        at_once = self._experiment.fleet.join_spread_s == 0.0
+        fleet, clients_in_all = self._experiment.fleet, len(self._clients)
+        spread = fleet.join_spread_s or first_tasks(self._experiment, self._strategy, clients_in_all)
         demands = []
         for trip in (prepared.first_trips[client] for client in clients):
             cpu_s = trip.steps * step_s
@@ -526,8 +527,8 @@ class _Supervisor:
             demands,
             cores=cores,
             scale=self._experiment.clock.time_scale,
-            active=self._strategy.max_training(len(self._clients)),
-            together="always" if self._strategy.lockstep else "at first" if at_once else "never",
+            active=self._strategy.max_training(clients_in_all),
+            together="always" if self._strategy.lockstep else "never" if spread else "at first",
         )
 
     def _spawn(self, role: control.Role, peer: int, epoch: int) -> None:

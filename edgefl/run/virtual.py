@@ -162,7 +162,7 @@ class VirtualTimeline(Timeline):
         """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""
         self._turns = 0
         client, dynamics = task.client, self.dynamics
-        sent_s = self.clock.now_s() if sent_s is None else sent_s
+        sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s
         plan = None if dynamics is None else dynamics.plan(client)
         if plan is None:
             plan = self.trips.plan(client, task.trip, None if task.cut is None else task.cut.end)

@@ -54,7 +54,8 @@ def profile(tmp_path: Path) -> str:
 
 
 def experiment(profile: str, **fleet: object) -> Experiment:
-    given = {"thermal": True, "battery": True, "network": "lte", **fleet}
+    exact = {"units": "identical", "variation": 0.0, "phase": "aligned"}
+    given = {"thermal": True, "battery": True, "network": "lte", **exact, **fleet}
     return Experiment(fleet=Fleet(devices={profile: 4}, **given), seed=3, stop=Stop(versions=40))
 
 

@@ -59,7 +59,7 @@ def test_bytes_that_enter_without_a_break_arrive_as_one_message(
 ) -> None:
     """Whatever the parts, jitter included: the way draws as the link does."""
     profile = load_network("lte")
-    noisy = msgspec.structs.replace(profile.up, jitter_ms=9.0, jitter_dist=jitter)
+    noisy = msgspec.structs.replace(profile.up, jitter_ms=9.0, jitter_dist=jitter, rate_cv=0.0)
     profile = msgspec.structs.replace(profile, up=noisy, down=noisy)
     way = LinkWay(profile, name, np.random.default_rng(5))
     message = getattr(Link(profile, np.random.default_rng(5)), name)(sum(sizes))

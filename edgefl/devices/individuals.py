@@ -1,0 +1,93 @@
+"""Individual phones: the speed of each unit, the scatter of its trips, and the phase in which it starts.
+
+All three are drawn from seeded streams of the client. The figures are of the inference of 118 networks on 105
+phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
+
+- Two units of one model differ by a factor of 1.05 in the median, 1.28 at the 90th percentile and 1.98 at
+  most. Three quarters of the units within a deviation of 3% and a quarter within one of 20% give 1.05, 1.29
+  and, at the 99th percentile, 1.65.
+- The runs of one phone scatter by 0.9% in the median phone and 3% at the 90th percentile of the phones
+  (deviation of the logarithm); the correlation of neighbouring runs is 0.37.
+- The first run of a row takes 1.10 times the median run in the median, 1.39 at the 90th percentile.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from edgefl.seeds import stream
+
+TYPICAL, UNUSUAL = 0.03, 0.20
+"""Deviation of the logarithm of a unit's speed: of most units, and of those that differ much."""
+UNUSUAL_SHARE: Final = 0.25
+MOST_APART: Final = math.log(1.98)
+QUIET: Final = 0.009
+"""Deviation of the logarithm of a trip's compute time, of the median phone."""
+NOISE_SPREAD: Final = math.log(0.03 / 0.009) / 1.2816
+"""Deviation of the logarithm of `QUIET` over phones."""
+CORRELATION: Final = 0.37
+FIRST: Final = 0.10
+"""Share by which the first step of a trip takes longer than the others, in the median."""
+FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
+MOST_DEVIATIONS: Final = 3.0
+"""Draws of a log-normal's normal variable are cut off here, so that no trip takes a hundred times as long."""
+BLOCK: Final = 64
+"""Trips whose draws are made at once; the correlation does not cross from one block to the next."""
+
+
+def unit_factor(seed: int, client: int) -> float:
+    """The compute time of this client's unit over that of its model's median unit.
+
+    >>> apart = np.abs([np.log(unit_factor(1, c) / unit_factor(2, c)) for c in range(4000)])
+    >>> np.exp(np.quantile(apart, (0.5, 0.9))).round(2).tolist()
+    [1.05, 1.28]
+    """
+    rng = stream(seed, "unit", client)
+    deviation = UNUSUAL if rng.random() < UNUSUAL_SHARE else TYPICAL
+    return math.exp(min(max(-MOST_APART, deviation * rng.standard_normal()), MOST_APART))
+
+
+class TripScatter:
+    """The scatter of one client's compute times, around those of its unit.
+
+    Trip t takes exp(σ z_t) + f_t / steps times the unit's time: σ is the client's own, z a first-order
+    autoregressive process of unit variance, and f_t what the first step after the pause before the trip costs
+    beyond the others. ``amount`` scales σ and f.
+    """
+
+    __slots__ = ("_amount", "_block", "_client", "_draws", "_seed", "_sigma")
+
+    def __init__(self, seed: int, client: int, amount: float = 1.0) -> None:
+        self._seed, self._client, self._amount = seed, client, amount
+        self._sigma = amount * _log_normal(QUIET, NOISE_SPREAD, stream(seed, "noise", client))
+        self._block, self._draws = -1, list[tuple[float, float]]()
+
+    def factor(self, trip: int, steps: int) -> float:
+        """The compute time of a trip of so many steps over the unit's own."""
+        block, at = divmod(trip, BLOCK)
+        if block != self._block:
+            self._block, self._draws = block, self._drawn(block)
+        noise, first = self._draws[at]
+        return noise + first / max(1, steps)
+
+    def _drawn(self, block: int) -> list[tuple[float, float]]:
+        rng = stream(self._seed, "scatter", self._client, block)
+        normal = np.clip(rng.standard_normal((2, BLOCK)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
+        chain, fresh = normal[0], math.sqrt(1.0 - CORRELATION**2)
+        for at in range(1, BLOCK):
+            chain[at] = CORRELATION * chain[at - 1] + fresh * chain[at]
+        first = self._amount * FIRST * np.exp(FIRST_SPREAD * normal[1])
+        return list(zip(np.exp(self._sigma * chain).tolist(), first.tolist(), strict=True))
+
+
+def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float:
+    normal = float(rng.standard_normal())
+    return median * math.exp(spread * min(max(-MOST_DEVIATIONS, normal), MOST_DEVIATIONS))
+
+
+def phase(seed: int, client: int) -> float:
+    """The part of its first trip, from 0 to 1, for which a client waits at the start of a run."""
+    return float(stream(seed, "phase", client).random())

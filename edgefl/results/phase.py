@@ -1,0 +1,123 @@
+"""Phase: whether phones of one model act together, which no fleet of individuals does.
+
+Two shares are compared with what independent arrivals at the same rates would give: of the buffers, those
+whose updates all come from one device profile; of the arrivals, those within `NEAR` of the mean gap of
+another one. The expected share and the 99% interval are those of simulated runs: the run's own arrivals in
+random order, and as many arrivals at uniform instants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.results.record import Columns
+from edgefl.seeds import stream
+
+NEAR = 0.01
+"""Two arrivals coincide if they are closer than this part of the mean gap between arrivals."""
+SIMULATED = 400
+MOST_UPDATES = 20_000
+"""Updates of a run that are looked at, the last ones."""
+LEAST_UPDATES = 20
+CONFIDENCE = 0.99
+
+
+class ObservedShare(NamedTuple):
+    """A share of a run, and what independent arrivals give."""
+
+    share: float
+    expected: float
+    low: float
+    high: float
+
+    @property
+    def in_phase(self) -> bool:
+        """True if the share is above the interval of independent arrivals."""
+        return self.share > self.high
+
+
+class Phase(NamedTuple):
+    """How far the phones of a run act together. None: too few updates, or only one profile."""
+
+    one_profile: ObservedShare | None
+    coincident: ObservedShare | None
+    rounds: bool
+    """The strategy starts its clients together, so that no phase is to be expected."""
+
+    def figures(self) -> dict[str, Any]:
+        """The figures for ``summary.json``."""
+        shares = {"one_profile_buffers": self.one_profile, "coincident_arrivals": self.coincident}
+        plain = {name: None if one is None else one._asdict() for name, one in shares.items()}
+        return {**plain, "rounds": self.rounds, "warning": self.warning}
+
+    @property
+    def warning(self) -> str:
+        """A sentence for a fleet in phase; empty for any other."""
+        found = {
+            "buffers hold updates of one device profile only": self.one_profile,
+            "arrivals coincide with another one": self.coincident,
+        }
+        parts = [
+            f"{one.share:.0%} of the {what} (independent phones: {one.expected:.0%}, 99% interval "
+            f"{one.low:.0%} to {one.high:.0%})"
+            for what, one in found.items()
+            if one is not None and one.in_phase
+        ]
+        if self.rounds or not parts:
+            return ""
+        return f"Phones act in phase: {' and '.join(parts)}. Comparisons made with this fleet may not hold."
+
+
+def phase_of(trips: Columns, profile: npt.NDArray[Any]) -> Phase:
+    """Compare a run's buffers and arrivals with those of independent phones.
+
+    ``trips`` are those of a `Record`, ``profile`` has the device profile of each.
+    """
+    applied = trips["applied_version"] >= 0
+    arrives_s = trips["sent_s"] + trips["trip_declared_s"]
+    used = np.flatnonzero(applied & np.isfinite(arrives_s))
+    if len(used) < LEAST_UPDATES:
+        return Phase(None, None, False)
+    used = used[np.lexsort((arrives_s[used], trips["applied_version"][used]))][-MOST_UPDATES:]
+    _, sizes = np.unique(trips["applied_version"][used], return_counts=True)
+    starts = np.cumsum(sizes) - sizes
+    sent_s = trips["sent_s"][used]
+    together = np.maximum.reduceat(sent_s, starts) == np.minimum.reduceat(sent_s, starts)
+    profiles, codes = np.unique(profile[used].astype(str), return_inverse=True)
+    rng = stream(0, "phase")
+    one_profile = None
+    if len(profiles) > 1 and (sizes > 1).any():
+        one_profile = _compared(
+            _one_profile(codes, starts, sizes),
+            [_one_profile(rng.permutation(codes), starts, sizes) for _ in range(SIMULATED)],
+        )
+    at_s = np.sort(arrives_s[used])
+    uniform = (np.sort(rng.random(len(at_s))) for _ in range(SIMULATED))
+    coincident = _compared(_coincident(at_s), [_coincident(one) for one in uniform])
+    return Phase(one_profile, coincident, rounds=bool(np.median(together) > 0 and (sizes > 1).any()))
+
+
+def _one_profile(
+    codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> float:
+    """The share of the buffers of several updates whose profiles are all the same."""
+    same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
+    return float(np.mean(same[sizes > 1]))
+
+
+def _coincident(at_s: npt.NDArray[np.float64]) -> float:
+    """The share of the instants, ascending, that have a neighbour closer than `NEAR` of the mean gap."""
+    gaps = np.diff(at_s)
+    near = gaps <= NEAR * float(gaps.mean())
+    return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))
+
+
+def _compared(share: float, simulated: Sequence[float]) -> ObservedShare:
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(simulated, (tail, 1.0 - tail)).tolist()
+    return ObservedShare(share, math.fsum(simulated) / len(simulated), low, high)

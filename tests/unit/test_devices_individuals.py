@@ -1,0 +1,153 @@
+"""Phones of one model are individuals: units, scatter of trips, phase; one key turns each off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.devices import load_network
+from edgefl.devices.fleet import Trips, first_tasks, fleet_of
+from edgefl.devices.individuals import BLOCK, CORRELATION, TripScatter, unit_factor
+from edgefl.devices.link import Link
+from edgefl.experiment import Experiment, Fleet, Training
+from edgefl.learning.operations import BatchWork, StepWork
+from edgefl.seeds import stream
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedbuff import FedBuff
+
+WORK = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1e8))
+CLIENTS = 400
+
+
+def trips(seed: int = 1, devices: str = "pi-4", network: str = "none", **fleet: Any) -> Trips:
+    """Trips of ten steps; the first task of each client begins in a random phase."""
+    wanted = Experiment(
+        fleet=Fleet(devices={devices: CLIENTS}, network=network, **fleet),
+        training=Training(steps=10, batch_size=4),
+        seed=seed,
+    )
+    return Trips(wanted, fleet_of(wanted), [40] * CLIENTS, WORK, 10_000, 10_000, first_tasks=CLIENTS)
+
+
+def test_units_differ_as_measured_units_of_one_model_do() -> None:
+    step_s = np.array([trips(seed).full_step_s(client) for seed in (1, 2) for client in range(CLIENTS)])
+    apart = np.exp(np.abs(np.log(step_s[:CLIENTS] / step_s[CLIENTS:])))
+    median, p90 = np.quantile(apart, (0.5, 0.9))
+    assert 1.04 < median < 1.06
+    assert 1.2 < p90 < 1.4
+    assert apart.max() <= 1.98**2
+    profile_s = trips(units="identical").full_step_s(0)
+    assert abs(np.median(np.log(step_s / profile_s))) < 0.01  # the profile is the median unit
+
+
+def test_a_unit_is_the_same_in_each_process_and_another_for_each_client_and_seed() -> None:
+    assert unit_factor(1, 3) == unit_factor(1, 3)
+    assert len({unit_factor(seed, client) for seed in range(20) for client in range(20)}) == 400
+
+
+def test_trips_scatter_as_measured_runs_do() -> None:
+    factors = np.array(
+        [[TripScatter(1, client).factor(trip, 10**9) for trip in range(BLOCK)] for client in range(CLIENTS)]
+    )
+    sigma = np.log(factors).std(axis=1)
+    assert 0.008 < np.median(sigma) < 0.010
+    assert 0.025 < np.quantile(sigma, 0.9) < 0.035
+    unit = np.log(factors) / sigma[:, None]
+    lag = np.mean(unit[:, 1:] * unit[:, :-1])
+    assert abs(lag - CORRELATION) < 0.03
+
+
+def test_the_first_step_of_a_trip_costs_more_than_the_others() -> None:
+    many = [TripScatter(1, client) for client in range(CLIENTS)]
+    first = [one.factor(trip, 1) - one.factor(trip, 10**9) for one in many for trip in range(10)]
+    median, p90 = np.quantile(first, (0.5, 0.9))
+    assert 0.08 < median < 0.12
+    assert 0.3 < p90 < 0.5
+
+
+def test_a_trip_is_planned_alike_in_any_order_and_in_any_process() -> None:
+    one, other = trips(), trips()
+    forward = [one.plan(5, trip).compute_s for trip in range(3 * BLOCK)]
+    backward = [other.plan(5, trip).compute_s for trip in reversed(range(3 * BLOCK))]
+    assert forward == backward[::-1]
+    assert len(set(forward)) == 3 * BLOCK
+
+
+def test_a_plan_does_the_same_work_in_another_time() -> None:
+    plan, exact = trips(units="identical").plan(0, 0), trips(units="identical", variation=0.0).plan(0, 0)
+    assert plan.work_s == exact.work_s == exact.compute_s
+    assert plan.compute_s != exact.compute_s
+    assert (plan.down_s, plan.up_s) == (exact.down_s, exact.up_s)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_variation_scales_the_scatter(scale: float) -> None:
+    def deviation(variation: float) -> float:
+        made = trips(variation=variation)
+        return float(np.std([np.log(made.plan(0, trip).compute_s) for trip in range(BLOCK)]))
+
+    assert 0.7 < deviation(scale) / deviation(1.0) / scale < 1.4
+
+
+def test_one_key_turns_each_off() -> None:
+    made = trips(units="identical", variation=0.0)
+    plans = {(made.plan(client, trip)) for client in range(20) for trip in range(5)}
+    assert len(plans) == 1
+    assert trips(variation=0.0).plan(0, 0) != trips(variation=0.0).plan(1, 0)
+    assert trips(variation=0.0).plan(0, 0) == trips(variation=0.0).plan(0, 1)
+    assert trips(units="identical").plan(0, 0) != trips(units="identical").plan(0, 1)
+
+
+@pytest.mark.parametrize("profile", ["paper-defedavg", "paper-fast-u1-2", "paper-half-normal"])
+def test_a_papers_devices_are_what_the_paper_says(profile: str) -> None:
+    free, exact = trips(devices=profile), trips(devices=profile, units="identical", variation=0.0)
+    assert [free.plan(0, trip) for trip in range(5)] == [exact.plan(0, trip) for trip in range(5)]
+    assert free.wait_s(0, 0) == 0.0
+
+
+def test_phones_wait_for_a_random_part_of_their_own_trip_at_the_start_and_at_no_other_time() -> None:
+    made = trips(network="lte")
+    parts = np.array(
+        [made.wait_s(client, client) / made.plan(client, 0).total_s for client in range(CLIENTS)]
+    )
+    assert 0.0 <= parts.min() < 0.02
+    assert 0.98 < parts.max() < 1.0
+    assert abs(parts.mean() - 0.5) < 4 / np.sqrt(12 * CLIENTS)
+    assert made.wait_s(0, CLIENTS) == 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Few(FedBuff):
+    """FedBuff with three clients at once."""
+
+    def max_training(self, clients: int) -> int:
+        return 3
+
+
+def test_rounds_aligned_fleets_and_late_joiners_have_no_phase() -> None:
+    wanted = Experiment(fleet=Fleet(devices={"pi-4": 9}))
+    assert first_tasks(wanted, FedBuff(buffer_size=2), 9) == 9
+    assert first_tasks(wanted, Few(buffer_size=2), 9) == 3
+    assert first_tasks(wanted, FedAvg(cohort=3), 9) == 0
+    for fleet in (Fleet(devices={"pi-4": 9}, phase="aligned"), Fleet(devices={"pi-4": 9}, join_spread_s=1.0)):
+        assert first_tasks(Experiment(fleet=fleet), FedBuff(buffer_size=2), 9) == 0
+
+
+def test_a_messages_rate_varies_as_its_source_measured() -> None:
+    network = load_network("lte")
+    assert (network.down.rate_cv, network.up.rate_cv) == (0.59, 0.6)
+    size = 2_100_000  # about a second at the mean rate
+    down = [Link(network, stream(1, "trip", 0, trip)).down(size) for trip in range(2000)]
+    rates = np.array([one.rate_bytes_per_s for one in down])
+    assert abs(rates.std() / rates.mean() - 0.59) < 0.06
+    assert abs(rates.mean() * 8 / 16.8e6 * down[0].wire_bytes / size - 1.0) < 0.06
+    long = [Link(network, stream(1, "trip", 0, trip)).down(25 * size).rate_bytes_per_s for trip in range(500)]
+    assert np.std(long) / np.mean(long) < 0.16  # a fifth of 0.59, over 25 windows
+
+
+def test_variation_0_makes_a_link_constant() -> None:
+    exact = trips(network="lte", units="identical", variation=0.0)
+    assert len({exact.plan(client, trip) for client in range(3) for trip in range(3)}) == 1
