@@ -306,6 +306,8 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     if not valid:
         why = "; ".join((fidelity.get("reasons") or ["the emulation missed its bounds"])[:2])
         say(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
+    if warning := (summary.get("phase") or {}).get("warning"):
+        say(f"edgefl: {warning}", err=True)
     if not quiet:
         from edgefl.results.tables import show, summary_table
 

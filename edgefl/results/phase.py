@@ -47,7 +47,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     rounds: bool
-    """The strategy starts its clients together, so that no phase is to be expected."""
+    """No update was stale: the strategy starts its clients together, and their phase is its own."""
 
     def figures(self) -> dict[str, Any]:
         """The figures for ``summary.json``."""
@@ -86,8 +86,6 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any]) -> Phase:
     used = used[np.lexsort((arrives_s[used], trips["applied_version"][used]))][-MOST_UPDATES:]
     _, sizes = np.unique(trips["applied_version"][used], return_counts=True)
     starts = np.cumsum(sizes) - sizes
-    sent_s = trips["sent_s"][used]
-    together = np.maximum.reduceat(sent_s, starts) == np.minimum.reduceat(sent_s, starts)
     profiles, codes = np.unique(profile[used].astype(str), return_inverse=True)
     rng = stream(0, "phase")
     one_profile = None
@@ -99,7 +97,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any]) -> Phase:
     at_s = np.sort(arrives_s[used])
     uniform = (np.sort(rng.random(len(at_s))) for _ in range(SIMULATED))
     coincident = _compared(_coincident(at_s), [_coincident(one) for one in uniform])
-    return Phase(one_profile, coincident, rounds=bool(np.median(together) > 0 and (sizes > 1).any()))
+    return Phase(one_profile, coincident, rounds=not trips["staleness"][used].any())
 
 
 def _one_profile(

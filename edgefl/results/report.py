@@ -95,6 +95,8 @@ def report(record: Record) -> str:
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
             page.card("Fidelity", not_judged, _fidelity(fidelity, summary["model_error_factor"])),
+            page.card("Phase", "Phones of one model that act together bend comparisons: docs/individuals.md.",
+                      _phase(summary["phase"]), wide=False),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [
@@ -294,6 +296,25 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
     parts = (f">{name}" for name in PARTS.values())
     columns = ["In all, by device", *parts, ">Model within (90%)"]
     return html_table(head, rows) + html_table(columns, devices)
+
+
+def _phase(phase: dict[str, Any]) -> str:
+    names = {
+        "one_profile_buffers": "Buffers with updates of one profile only",
+        "coincident_arrivals": "Arrivals that coincide with another one",
+    }
+    rows = [
+        [name, percent(found["share"]), percent(found["expected"]),
+         f"{percent(found['low'])} to {percent(found['high'])}"]
+        for key, name in names.items()
+        if (found := phase[key]) is not None
+    ]  # fmt: skip
+    if not rows:
+        return "<p>Too few updates to judge.</p>"
+    table = html_table(["", ">This run", ">Independent phones", ">99% interval"], rows)
+    if phase["rounds"]:
+        return f"{table}<p>The strategy has rounds: it starts its clients together.</p>"
+    return table + (f"<p><b>{escape(phase['warning'])}</b></p>" if phase["warning"] else "")
 
 
 def _signed(error: float | None) -> str:

@@ -1,0 +1,83 @@
+"""Phase: fleets in lockstep are found, independent phones are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgefl.results.phase import LEAST_UPDATES, Phase, phase_of
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def made(arrives_s: npt.NDArray[np.float64], sent_s: npt.NDArray[np.float64], buffer: int) -> Arrays:
+    """Trips in the order of their arrival, each buffer of ``buffer`` updates a version."""
+    order = np.argsort(arrives_s, kind="stable")
+    version = np.empty(len(order), np.int64)
+    version[order] = np.arange(len(order)) // buffer + 1
+    begun = np.searchsorted(np.sort(arrives_s)[buffer - 1 :: buffer], sent_s, side="right")
+    return {
+        "sent_s": sent_s,
+        "trip_declared_s": arrives_s - sent_s,
+        "applied_version": version,
+        "staleness": version - 1 - begun,
+    }
+
+
+def fleet(rng: np.random.Generator, *, units: float, scatter: float, phase: bool) -> tuple[Arrays, Any]:
+    """Four phones each of three models that train without pause, and each trip's model."""
+    trip_s = np.repeat([1.0, 1.3, 3.1], 4) * np.exp(units * rng.standard_normal(12))
+    laps = trip_s * np.exp(scatter * rng.standard_normal((100, 12)))
+    start = rng.random(12) * trip_s if phase else np.zeros(12)
+    ends = start + np.cumsum(laps, axis=0)
+    model = np.broadcast_to(np.repeat(["a", "b", "c"], 4), ends.shape)
+    all_train = ends <= ends[-1].min()
+    return made(ends[all_train], (ends - laps)[all_train], 4), model[all_train]
+
+
+def test_clones_in_lockstep_are_found() -> None:
+    found = phase_of(*fleet(np.random.default_rng(1), units=0.0, scatter=0.0, phase=False))  # type: ignore[arg-type]
+    assert found.one_profile is not None
+    assert found.coincident is not None
+    assert found.one_profile.share > 0.5 > found.one_profile.high
+    assert found.coincident.share > 0.9
+    assert not found.rounds
+    assert "in phase" in found.warning
+
+
+def test_individuals_are_inside_the_interval() -> None:
+    rng = np.random.default_rng(2)
+    runs = [phase_of(*fleet(rng, units=0.1, scatter=0.02, phase=True)) for _ in range(20)]  # type: ignore[arg-type]
+    assert sum(run.warning != "" for run in runs) <= 1
+
+
+@pytest.mark.parametrize("missing", ["phase", "units"])
+def test_a_fleet_that_lacks_one_source_of_individuality_is_judged_by_its_figures(missing: str) -> None:
+    """Clones that start at random instants keep their distances; units that start together drift apart."""
+    rng = np.random.default_rng(3)
+    given = {"units": 0.1, "scatter": 0.0, "phase": True} | {missing: 0.0 if missing == "units" else False}
+    found = phase_of(*fleet(rng, **given))  # type: ignore[arg-type]
+    assert found.one_profile is not None
+    assert found.one_profile.low <= found.one_profile.expected <= found.one_profile.high
+
+
+def test_rounds_start_their_clients_together_and_are_no_fault() -> None:
+    rng = np.random.default_rng(4)
+    sent_s = np.repeat(np.arange(20.0) * 5.0, 5)
+    found = phase_of(made(sent_s + 1.0, sent_s, 5), rng.choice(["a", "b"], 100))  # type: ignore[arg-type]
+    assert found.rounds
+    assert found.coincident is not None
+    assert found.coincident.in_phase
+    assert found.warning == ""
+
+
+def test_a_few_updates_or_one_profile_are_not_judged() -> None:
+    few = np.arange(float(LEAST_UPDATES - 1))
+    assert phase_of(made(few + 1.0, few, 2), np.full(len(few), "a")) == Phase(None, None, False)  # type: ignore[arg-type]
+    many = np.arange(100.0)
+    found = phase_of(made(many + 1.0, many, 2), np.full(100, "a"))  # type: ignore[arg-type]
+    assert found.one_profile is None
+    assert found.coincident is not None
