@@ -17,7 +17,7 @@ from edgefl.lab import PAPERS, module_of
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.lab.study import Curves, Study
+    from edgefl.lab.study import Curves, Finding, Study
 
 Json = Annotated[
     Path | None,
@@ -100,6 +100,13 @@ def reproduce(
         bool,
         typer.Option("--tune", help="Choose each algorithm's steps for these settings first, and keep them."),
     ] = False,
+    mutants: Annotated[
+        bool,
+        typer.Option(
+            "--mutants",
+            help="Also run wrong implementations of each claim's algorithm (--quick always does).",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -127,6 +134,7 @@ def reproduce(
             say(text, err=True)
 
     from edgefl.lab.study import verdict_table, write_report
+    from edgefl.lab.verdicts import corrected, correction
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
@@ -134,37 +142,51 @@ def reproduce(
     kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
     if hasattr(module, "study"):
         study = module.study.changed(changes or ())
-        curves = _curves(study, folder, settings, tune, quiet, tell)
-        findings = study.judge(curves)
-        notes = study.remarks(settings)
+        curves, findings = _judged(study, folder, settings, tune, mutants, quiet, tell)
+        notes = [*study.remarks(settings), *filter(None, [correction(findings)])]
         write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
     else:
         given = [f"--set {change}" for change in changes or ()]
-        given += ["--tune"] * tune + [f"--settings {settings}"] * bool(settings and not quick)
+        given += (
+            ["--tune"] * tune
+            + ["--mutants"] * mutants
+            + [f"--settings {settings}"] * bool(settings and not quick)
+        )
         if given:
             raise ConfigError(f"{given[0]}: {paper} has no settings")
         try:  # a folder that cannot be made is refused before the work
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None
-        findings = module.findings(quick=quick, say=tell)
-        write_report(folder, module.TITLE, module.CITATION, findings, extra=kept)
+        findings = corrected(module.findings(quick=quick, say=tell))
+        notes = [*filter(None, [correction(findings)])]
+        write_report(folder, module.TITLE, module.CITATION, findings, notes=notes, extra=kept)
     if not quiet:
         from edgefl.results.tables import show
 
         show(verdict_table(findings))
+        say(correction(findings))
         say(f"{folder / 'report.html'}")
 
 
-def _curves(
-    study: Study, folder: Path, settings: str, tune: bool, quiet: bool, tell: Callable[[str], None]
-) -> Curves:
-    """Make the runs of a study, with the steps chosen anew if ``tune``."""
+def _judged(
+    study: Study,
+    folder: Path,
+    settings: str,
+    tune: bool,
+    mutants: bool,
+    quiet: bool,
+    tell: Callable[[str], None],
+) -> tuple[Curves, list[Finding]]:
+    """Make the runs of a study and judge them, with the steps chosen anew if ``tune``."""
+    from edgefl.lab.verdicts import examined
+
     try:
         if tune:
             from edgefl.lab.tuning import tune as choose_steps
 
             tell(f"steps in {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
-        return study.run(folder, settings, say=tell, quiet=quiet)
+        curves = study.run(folder, settings, say=tell, quiet=quiet)
+        return curves, examined(study, curves, folder, mutants=mutants, say=tell, quiet=quiet)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on from there") from None

@@ -16,6 +16,7 @@ ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables
 table2_fedbuff    one of those at its full size
 deciding     what decides FedBuff against DeFedAvg
 claims       what a race says of a paper's claim
+mutants      wrong implementations that a claim must fail with; verdicts: the power of a study's verdicts
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
              the problem in quadratic; frontier: how fair weights can be under a bounded step; strategic: a
              fleet that throttles itself

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgefl.lab.races import p_value
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, points, share, verdict
 from edgefl.results.statistics import difference, higher
 
@@ -39,6 +40,9 @@ def judge(curves: Curves) -> list[Finding]:
                 f"{share(ours)} against {share(theirs)}: {points(found)}",
                 verdict(holds),
                 f"competitive: no more than {MARGIN:.0%} below" if margin else "",
+                (_name(mine, epsilon),),
+                (_name(other, epsilon),),
+                p_value(found._replace(mean=found.mean + margin), len(ours)),
             )
         )
     return findings

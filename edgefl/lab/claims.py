@@ -40,6 +40,9 @@ class Race(NamedTuple):
             f"{ours} against {theirs}: {found or 'not settled'}",
             says,
             UNSETTLED if says == "out of reach" else "",
+            (self.mine,),
+            (self.other,),
+            races.p_of_ratio(found, len(curves.ended(self.mine, self.over))),
         )
 
 
@@ -53,7 +56,17 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
     large, small = lead
     found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
     note = "" if found else UNSETTLED
-    return Finding(what, source, paper, f"{found or 'not settled'}", races.judged(found, None), note)
+    return Finding(
+        what,
+        source,
+        paper,
+        f"{found or 'not settled'}",
+        races.judged(found, None),
+        note,
+        (many.mine, few.mine),
+        (many.other, few.other),
+        races.p_of_ratio(found, len(large)),
+    )
 
 
 def _cost(reached: Sequence[float]) -> str:

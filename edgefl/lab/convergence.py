@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.lab.quadratic import DESCENT, NOISE, Expected, Quadratic, Trajectory, descend
+from edgefl.lab.races import p_value
 from edgefl.lab.study import Finding, verdict
 from edgefl.results.statistics import estimate
 from edgefl.strategies.base import Strategy
@@ -39,6 +40,17 @@ class Ratio(NamedTuple):
         half = found.half if found.half is not None and len(self.ratios) > 2 else 0.0
         return abs(found.mean - 1.0) + half <= self.within
 
+    @property
+    def p(self) -> float | None:
+        """The p-value of agreement by chance with a mean ratio that is ``within`` from 1; None under 3 seeds.
+
+        It is the larger of two one-sided tests (an equivalence test).
+        """
+        if len(self.ratios) < 3:
+            return None
+        found = estimate(self.ratios)
+        return p_value(found._replace(mean=self.within - abs(found.mean - 1.0)), len(self.ratios))
+
     def __str__(self) -> str:
         """The ratio, ± half the 95% interval over the seeds.
 
@@ -53,7 +65,9 @@ def judged(
 ) -> Finding:
     """The finding that every quantity is as predicted, and that what else was asked ``holds``."""
     ours = "measured ÷ predicted: " + ", ".join(map(str, quantities))
-    return Finding(claim, source, paper, ours, verdict(holds and all(one.agrees for one in quantities)), note)
+    ps = [one.p for one in quantities if one.p is not None]
+    found = verdict(holds and all(one.agrees for one in quantities))
+    return Finding(claim, source, paper, ours, found, note, p=max(ps, default=None))
 
 
 def exceeded(

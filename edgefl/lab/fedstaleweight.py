@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.lab.races import judged
+from edgefl.lab.races import judged, p_of_ratio, p_value
 from edgefl.lab.study import Arm, Curves, Finding, Study, points, share, verdict
 from edgefl.results.statistics import difference, higher
 
@@ -38,6 +38,7 @@ def judge(curves: Curves) -> list[Finding]:
         fast, slow = weight[label, FAST], weight[label, SLOW]
         return f"fast {sum(fast) / len(fast):.2f}/n, slow {sum(slow) / len(slow):.2f}/n"
 
+    fairer, seeds = difference(unfair(AVERAGE), unfair(PAPER)), len(final[PAPER])
     return [
         Finding(
             "higher final accuracy than buffered FedAvg",
@@ -45,6 +46,10 @@ def judge(curves: Curves) -> list[Finding]:
             "higher",
             f"{share(final[PAPER])} against {share(final[AVERAGE])}: {points(final_gain)}",
             verdict(higher(final_gain)),
+            "",
+            (PAPER,),
+            (AVERAGE,),
+            p_value(final_gain, seeds),
         ),
         Finding(
             f"fewer trips than buffered FedAvg to {target:.1%}",
@@ -53,14 +58,20 @@ def judge(curves: Curves) -> list[Finding]:
             f"buffered FedAvg takes {trips or 'not settled'}",
             judged(trips, None),
             f"{NEAR:.0%} of what the weakest run of the two ends with; the paper gives no figure",
+            (PAPER,),
+            (AVERAGE,),
+            p_of_ratio(trips, seeds),
         ),
         Finding(
             "fairer than buffered FedAvg in applied weight per client",
             "eq. 3",
             "1/n each",
             f"{fairness(PAPER)}; averaging: {fairness(AVERAGE)}",
-            verdict(higher(difference(unfair(AVERAGE), unfair(PAPER)))),
+            verdict(higher(fairer)),
             "normalising inside each buffer still bends it",
+            (PAPER,),
+            (AVERAGE,),
+            p_value(fairer, seeds),
         ),
         Finding(
             "the running form is fair to 5%",
@@ -68,6 +79,8 @@ def judge(curves: Curves) -> list[Finding]:
             "1/n each",
             fairness(RUNNING),
             verdict(all(abs(value - 1.0) <= FAIR for value in running)),
+            "",
+            (RUNNING,),
         ),
         Finding(
             "the running form is ahead of the paper's, mean accuracy over the run",
@@ -76,6 +89,9 @@ def judge(curves: Curves) -> list[Finding]:
             f"{share(mean[RUNNING])} against {share(mean[PAPER])}: {points(mean_gain)}",
             verdict(higher(mean_gain)),
             f"at the end: {share(final[RUNNING])} against {share(final[PAPER])}",
+            (RUNNING,),
+            (PAPER,),
+            p_value(mean_gain, seeds),
         ),
     ]
 

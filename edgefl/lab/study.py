@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -40,6 +41,50 @@ class Finding(NamedTuple):
     ours: str
     verdict: Verdict
     note: str = ""
+    mine: tuple[str, ...] = ()
+    """The arms that the claim is about: those that a mutant replaces."""
+    others: tuple[str, ...] = ()
+    """The arms that they are compared with."""
+    p: float | None = None
+    """One-sided, paired over seeds; None where the claim is not statistical."""
+    survives: bool | None = None
+    """The p-value passes the correction over all claims of the study."""
+    family: str = ""
+    """The mutants that it is tried on, where they are not those of the arm's strategy."""
+    mutants: Mapping[str, Verdict] = {}
+    """The verdict of each mutant that was run in place of the arms."""
+
+    @property
+    def says(self) -> str:
+        """The verdict in words, with what is known of its power.
+
+        >>> Finding("", "", "", "", "holds", mutants={"α²": "reproduced", "α^¼": "smaller"}).says
+        'holds, does not distinguish: α²'
+        >>> Finding("", "", "", "", "reproduced", mine=("FedBuff",)).says
+        'reproduced (mutants not run)'
+        """
+        if self.verdict == "holds":
+            return f"holds, does not distinguish: {', '.join(self.undistinguished)}"
+        untried = self.verdict == "reproduced" and self.mine and not self.mutants
+        return f"{self.verdict} (mutants not run)" if untried else self.verdict
+
+    @property
+    def undistinguished(self) -> list[str]:
+        """Mutants that are reproduced too, or whose runs ended too soon to tell."""
+        return [label for label, found in self.mutants.items() if found in ("reproduced", "out of reach")]
+
+    @property
+    def remark(self) -> str:
+        """Note, p-value and mutants that fail, for a reader."""
+        failing = [label for label in self.mutants if label not in self.undistinguished]
+        parts = [self.note, f"fails with {', '.join(failing)}" if failing else ""]
+        if self.p is not None and self.verdict in HOLDING:
+            parts.append(f"p = {self.p:.2g}{'' if self.survives else ', does not survive the correction'}")
+        return "; ".join(filter(None, parts))
+
+
+HOLDING = ("reproduced", "holds", "smaller")
+"""Verdicts that rest on an interval above chance."""
 
 
 def verdict(holds: bool) -> Verdict:
@@ -81,14 +126,22 @@ class Curves:
         runs = [record.evaluations for record in self.records[label]]
         return [float(figure(rows)) if rows else math.nan for rows in runs]
 
+    def hashes(self, label: str) -> list[str]:
+        """The hash of the last model of each run."""
+        return [record.meta.model_sha256 for record in self.records[label]]
+
+    def twin(self, label: str) -> str:
+        """The first arm whose last models are this arm's, bit for bit, on every seed; "" if it is none."""
+        mine = self.hashes(label)
+        return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
+
     def accuracy(self, label: str, last: int = LAST) -> list[float]:
         """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def _curves(self, label: str, over: Over) -> Iterator[LearningCurve]:
         for record in self.records[label]:
-            asked = config.load(record.folder / EXPERIMENT_FILE).evaluation
-            yield learning_curve(record.evaluations, asked, over)
+            yield learning_curve(record.evaluations, _experiment(record.folder).evaluation, over)
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
         """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
@@ -124,9 +177,14 @@ class Curves:
     def target(self, label: str) -> float:
         """The accuracy that the arm's runs were to stop at."""
         (record, *_) = self.records[label]
-        target = config.load(record.folder / EXPERIMENT_FILE).stop.accuracy
+        target = _experiment(record.folder).stop.accuracy
         assert target is not None, "the settings stop at a target accuracy"
         return target
+
+
+@cache
+def _experiment(folder: Path) -> Experiment:
+    return config.load(folder / EXPERIMENT_FILE)
 
 
 SEEDS = (1, 2, 3)
@@ -197,6 +255,10 @@ class Study:
         """The arms that run under these settings."""
         return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
+    def arm(self, label: str) -> Arm:
+        """The arm of that label."""
+        return next(arm for arm in self.arms if arm.label == label)
+
     def changed(self, changes: Sequence[str]) -> Study:
         """The same comparison under other settings. ConfigError for one that tells the arms apart."""
         for change in changes:
@@ -261,16 +323,25 @@ class Study:
             raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
         return made
 
-    def run(self, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True) -> Curves:
-        """Make every run that is not in ``out`` yet; returns what they recorded.
+    def run(
+        self,
+        out: Path,
+        settings: str = "",
+        *,
+        arms: Sequence[Arm] | None = None,
+        say: Callable[[str], None],
+        quiet: bool = True,
+    ) -> Curves:
+        """Make every run of these arms (default: the study's) that ``out`` lacks; returns the records.
 
         On a terminal each is watched while it goes on unless ``quiet``. Raises `ConfigError` where the data
         is not there, `RunError` where a run could not go on, and KeyboardInterrupt after Ctrl-C: the same
         command then goes on from there.
         """
-        records: dict[str, list[Record]] = {arm.label: [] for arm in self.arms_of(settings)}
+        arms = self.arms_of(settings) if arms is None else arms
+        records: dict[str, list[Record]] = {arm.label: [] for arm in arms}
         seeds = self.small_seeds if settings == QUICK else self.seeds
-        runs = [(arm, seed) for seed in seeds for arm in self.arms_of(settings)]
+        runs = [(arm, seed) for seed in seeds for arm in arms]
         with warm() as fork_server:
             for number, (arm, seed) in enumerate(runs, 1):
                 folder = out / "runs" / f"{slug(arm)}-{seed}"
@@ -320,8 +391,11 @@ def slug(arm: Arm) -> str:
 
 COLOURS = {
     "reproduced": "green",
+    "holds": "yellow",
     "smaller": "yellow",
     "not reproduced": "bold red",
+    "not settled": "yellow",
+    "same runs": "dim",
     "out of reach": "yellow",
 }
 
@@ -330,8 +404,8 @@ def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
     """The claims for a terminal of 80 columns."""
     cells = []
     for one in findings:
-        ours = one.ours + (f"\n({one.note})" if one.note else "")
-        cells.append((one.claim, one.paper, ours, Text(one.verdict, COLOURS[one.verdict])))
+        ours = one.ours + (f"\n({one.remark})" if one.remark else "")
+        cells.append((one.claim, one.paper, ours, Text(one.says, COLOURS[one.verdict])))
     return tables.table(("claim", "paper", "here", "verdict"), cells, fold=True)
 
 
@@ -396,7 +470,7 @@ def _page(
     )
     head = ["Claim", "Paper", "Here", "Verdict", "Source and note"]
     claims = [
-        [one.claim, one.paper, one.ours, one.verdict, "; ".join(filter(None, (one.source, one.note)))]
+        [one.claim, one.paper, one.ours, one.says, "; ".join(filter(None, (one.source, one.remark)))]
         for one in findings
     ]
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)

@@ -135,6 +135,10 @@ class DeFedAvgNIID(Strategy):
     def _average(self, updates: Sequence[Update]) -> Step:
         return Step(updates, [1.0 / len(updates)] * len(updates))
 
+    def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
+        """Members of a round: ``count`` of the clients that are present, uniformly and with replacement."""
+        return [present[index] for index in view.rng.integers(len(present), size=count).tolist()]
+
     def _sample(self, state: Buffers, view: View) -> None:
         """Draw a round if there is none, or others for members that are gone: of all who can deliver."""
         if not state.sampled and not view.held:
@@ -151,8 +155,7 @@ class DeFedAvgNIID(Strategy):
         if not present:
             return
         stay = [client for client in state.sampled if client not in gone]
-        drawn = view.rng.integers(len(present), size=self.size(len(view.devices)) - len(stay))
-        members = [present[int(index)] for index in drawn]
+        members = self.draw(state, view, present, self.size(len(view.devices)) - len(stay))
         state.sampled = stay + members
         if self.literal:
             for client in dict.fromkeys(members):

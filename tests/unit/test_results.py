@@ -430,9 +430,6 @@ def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: st
     assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
-
-
-
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
 def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "out"

@@ -174,9 +174,7 @@ def test_the_size_counts_too() -> None:
     for factor, says in ((1.2, "smaller"), (3.0, "reproduced"), (9.0, "reproduced"), (0.8, "not reproduced")):
         other = [factor * one * wobble for one, wobble in zip(mine, (1.0, 1.02, 0.98), strict=True)]
         assert races.judged(ratio(other, mine, ends, ends), 5.7) == says
-        assert races.judged(ratio(other, mine, ends, ends), None) == says.replace(
-            "smaller", "reproduced"
-        )
+        assert races.judged(ratio(other, mine, ends, ends), None) == says.replace("smaller", "reproduced")
 
 
 def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
@@ -198,9 +196,7 @@ def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
 def test_a_bound_from_above_certifies_nothing() -> None:
     """Nine seeds 9 times ahead, and one that was not there when the other was: maybe far behind."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
-    assert (
-        races.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
-    )
+    assert races.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     found = ratio(other, mine, ends, ends)
     assert found is not None
     assert (found.low, races.judged(found, 5.0)) == (0.0, "not reproduced")

@@ -1,0 +1,196 @@
+"""Wrong implementations of the strategies, by which `edgefl reproduce` measures the power of its verdicts.
+
+A mutant replaces the arm that a claim is about, under the arm's settings, steps and seeds. A claim whose
+mutants are judged as the arm is does not show that the arm is right (`edgefl.lab.verdicts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edgefl.strategies.base import Step, Update, View
+from edgefl.strategies.defedavg_iid import DeFedAvgIID
+from edgefl.strategies.defedavg_niid import Buffers, DeFedAvgNIID
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.strategies.fedstaleweight import Expectation, FedStaleWeight
+
+
+class Mutant(NamedTuple):
+    """A wrong implementation, as changes of an arm."""
+
+    label: str
+    changes: tuple[str, ...]
+    """As ``edgefl run --set`` takes them."""
+
+
+def _one(weights: Sequence[float], kept: int) -> list[float]:
+    """Weights that give the sum of all to one update."""
+    return [sum(weights) if at == kept else 0.0 for at in range(len(weights))]
+
+
+# ---- FedStaleWeight --------------------------------------------------------------------------------
+
+
+class SquaredWeights(FedStaleWeight):
+    """α² in place of α."""
+
+    def raw(self, staleness: float, size: int) -> float:
+        return super().raw(staleness, size) ** 2
+
+
+class FourthRootWeights(FedStaleWeight):
+    """α^¼ in place of α."""
+
+    def raw(self, staleness: float, size: int) -> float:
+        return math.sqrt(math.sqrt(super().raw(staleness, size)))
+
+
+class OnlyTheStalest(FedStaleWeight):
+    """The update of the largest α has the weight of the whole buffer."""
+
+    def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
+        right = super().weights(state, updates, view)
+        return _one(right, right.index(max(right)))
+
+
+class BenchWeights(FedStaleWeight):
+    """The published bench's weights b·E[τ]/n without + 1, whose window lacks the newest observation."""
+
+    def raw(self, staleness: float, size: int) -> float:
+        return size * staleness
+
+    def arrive(self, state: Expectation, update: Update, view: View) -> Sequence[Update]:
+        older = state.credit.get(update.client)  # this form has no credit
+        state.credit[update.client] = float(update.staleness)
+        if older is not None:
+            super().arrive(state, update._replace(staleness=int(older)), view)
+        return ()
+
+    def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
+        fresh = not any(state.average.mean([update.client for update in updates]).tolist())
+        return [0.0] * len(updates) if fresh else super().weights(state, updates, view)
+
+
+# ---- FedBuff ---------------------------------------------------------------------------------------
+
+
+class GrowingWeights(FedBuff):
+    """(1 + τ)^exponent in place of s(τ) = (1 + τ)^−exponent."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        right = super().weights(state, updates, view)
+        pairs = zip(right, updates, strict=True)
+        return [weight * (1.0 + update.staleness) ** (2 * self.exponent) for weight, update in pairs]
+
+
+class DividesByKTwice(FedBuff):
+    """A step of 1/K² in place of 1/K."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return [weight / len(updates) for weight in super().weights(state, updates, view)]
+
+
+class FirstOfTheBuffer(FedBuff):
+    """The first update has the weight of the whole buffer."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return _one(super().weights(state, updates, view), 0)
+
+
+class OneMoreInTheBuffer(FedBuff):
+    """A buffer of K + 1."""
+
+    def size(self, clients: int) -> int:
+        return super().size(clients) + 1
+
+
+class TenInTheBuffer(FedBuff):
+    """A buffer of ten, whatever K is."""
+
+    def size(self, clients: int) -> int:
+        return 10
+
+
+# ---- DeFedAvg --------------------------------------------------------------------------------------
+
+
+class CountsOnce(DeFedAvgNIID):
+    """A client that is drawn twice counts once."""
+
+    def _average(self, updates: Sequence[Update]) -> Step:
+        return super()._average(list({update.task: update for update in updates}.values()))
+
+
+class DrawsTheReady(DeFedAvgNIID):
+    """Clients whose send buffer is full are drawn first: fast clients more often than slow ones."""
+
+    def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
+        ready = list(state.latest)[:count]
+        return ready + super().draw(state, view, present, count - len(ready))
+
+
+class DrawsTheFirstHalf(DeFedAvgNIID):
+    """Half of the clients are never drawn."""
+
+    def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
+        return super().draw(state, view, present[: max(1, len(present) // 2)], count)
+
+
+class AveragesTwice(DeFedAvgNIID):
+    """A step of 1/n² in place of 1/n."""
+
+    def _average(self, updates: Sequence[Update]) -> Step:
+        right = super()._average(updates)
+        return right._replace(weights=[weight / len(updates) for weight in right.weights])
+
+
+class DividesByNTwice(DeFedAvgIID):
+    """A step of 1/n² in place of 1/n."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return [weight / len(updates) for weight in super().weights(state, updates, view)]
+
+
+class FirstToFinish(DeFedAvgIID):
+    """The first update has the weight of all n."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return _one(super().weights(state, updates, view), 0)
+
+
+def _class(label: str, kind: type) -> Mutant:
+    return Mutant(label, (f'strategy.name="{__name__}:{kind.__name__}"',))
+
+
+STALENESS = "staleness"
+"""The family of mutants of a claim about staleness and K."""
+MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
+    "fedstaleweight": (
+        _class("α²", SquaredWeights),
+        _class("α^¼", FourthRootWeights),
+        Mutant("last staleness only", ("strategy.window=1",)),
+        _class("only the stalest update", OnlyTheStalest),
+        _class("the published bench's weights", BenchWeights),
+    ),
+    "fedbuff": (
+        Mutant("no s(τ)", ("strategy.exponent=0",)),
+        _class("1/s(τ)", GrowingWeights),
+        _class("1/K²", DividesByKTwice),
+        _class("only the first update", FirstOfTheBuffer),
+    ),
+    "defedavg-niid": (
+        _class("drawn twice counts once", CountsOnce),
+        _class("draws the ready first", DrawsTheReady),
+        _class("draws the first half", DrawsTheFirstHalf),
+        _class("1/n²", AveragesTwice),
+    ),
+    "defedavg-iid": (
+        Mutant("clients wait for the step", ("strategy.restart=after-step",)),
+        _class("1/n²", DividesByNTwice),
+        _class("only the first update", FirstToFinish),
+    ),
+    STALENESS: (_class("K + 1", OneMoreInTheBuffer), _class("10 whatever K", TenInTheBuffer)),
+}
+"""By the strategy of the arm that a claim is about, or by the claim's own family (`Finding.family`)."""
