@@ -1,0 +1,256 @@
+"""The power of a study's verdicts: mutants, equal runs, borders of grids, one correction over all claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from edgefl import config
+from edgefl.lab import PAPERS, fedbuff, module_of
+from edgefl.lab.convergence import Ratio
+from edgefl.lab.fedstaleweight import PAPER
+from edgefl.lab.mutants import MUTANTS, STALENESS
+from edgefl.lab.races import p_of_ratio, p_value
+from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
+from edgefl.lab.verdicts import corrected, correction, examined, mutated
+from edgefl.results.record import EvaluationRow
+from edgefl.results.statistics import difference, higher, ratio
+from edgefl.strategies import resolve
+from edgefl.testing import check_strategy
+
+STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
+ARMS = {
+    "fedstaleweight": ("fedstaleweight", PAPER),
+    "fedbuff": ("fedbuff", fedbuff.FEDBUFF),
+    "defedavg-niid": ("defedavg", "DeFedAvg-nIID"),
+    "defedavg-iid": ("defedavg", "DeFedAvg-IID"),
+    STALENESS: ("fedbuff", "FedBuff, K = 5"),
+}
+
+
+def judge(curves: Curves) -> list[Finding]:
+    """Each of two claims is that FedBuff's accuracy is above that of another arm."""
+    mine = curves.accuracy("FedBuff")
+    gains = {other: difference(mine, curves.accuracy(other)) for other in ("FedAvg", "FedProx")}
+    return [
+        Finding(
+            f"above {other}", "", "", "", verdict(higher(gain)), "", ("FedBuff",), (other,), p_value(gain, 3)
+        )
+        for other, gain in gains.items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Study):
+    """A study whose runs are given: by arm, or arm and mutant, the accuracies of three seeds."""
+
+    accuracies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    border: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+    def borders(self, settings: str = "") -> dict[str, tuple[str, ...]]:
+        return dict(self.border)
+
+    def run(self, out, settings="", *, arms=None, say, quiet=True) -> Curves:  # type: ignore[no-untyped-def,override]
+        arms = self.arms if arms is None else arms
+        self.made.extend(arm.label for arm in arms)
+        return Curves({arm.label: [_record(each) for each in self._of(arm.label)] for arm in arms}, settings)
+
+    def _of(self, label: str) -> Sequence[float]:
+        return self.accuracies.get(label, self.accuracies["FedBuff [else]" if "[" in label else label])
+
+
+def _record(accuracy: float) -> Mock:
+    row = EvaluationRow(version=1, at_s=1.0, wall_s=0.0, trips=1, loss=0.0, accuracy=accuracy)
+    return Mock(evaluations=[row], meta=Mock(model_sha256=f"{accuracy}"))
+
+
+ONE = Recorded(
+    name="fedbuff",
+    title="",
+    citation="",
+    arms=(
+        Arm("FedBuff", ("strategy.name=fedbuff",)),
+        Arm("FedAvg", ("strategy.name=fedavg",)),
+        Arm("FedProx", ("strategy.name=fedprox",)),
+    ),
+    judge=judge,
+    accuracies={
+        "FedBuff": (0.90, 0.91, 0.92),
+        "FedAvg": (0.80, 0.81, 0.83),
+        "FedProx": (0.79, 0.81, 0.83),
+        "FedBuff [else]": (0.10, 0.11, 0.12),
+    },
+)
+
+
+def found(study: Recorded, settings: str = "quick", mutants: bool = False) -> list[Finding]:
+    curves = study.run(Path(), settings, say=print)
+    study.made.clear()
+    return examined(study, curves, Path(), mutants=mutants, say=print)
+
+
+def test_a_claim_is_reproduced_if_every_mutant_fails() -> None:
+    study = replace(ONE, made=[])
+    first, second = found(study)
+    assert (first.verdict, first.says) == (second.verdict, second.says) == ("reproduced", "reproduced")
+    labels = [mutant.label for mutant in MUTANTS["fedbuff"]]
+    assert first.mutants == dict.fromkeys(labels, "not reproduced")
+    assert study.made == [f"FedBuff [{label}]" for label in labels]  # once for both claims
+
+
+def test_a_claim_that_a_wrong_implementation_gets_too_only_holds() -> None:
+    both = {**ONE.accuracies, "FedBuff [1/K²]": (0.95, 0.96, 0.97)}
+    first, second = found(replace(ONE, accuracies=both))
+    assert first.says == second.says == "holds, does not distinguish: 1/K²"
+    assert "fails with no s(τ), 1/s(τ), only the first update" in first.remark
+
+
+def test_a_mutant_that_is_the_same_algorithm_under_these_settings_says_nothing() -> None:
+    same = {**ONE.accuracies, "FedBuff [no s(τ)]": ONE.accuracies["FedBuff"]}
+    first, _ = found(replace(ONE, accuracies=same))
+    assert first.says == "reproduced"
+    assert "no s(τ)" not in first.mutants
+
+
+def test_without_its_mutants_a_verdict_says_so() -> None:
+    study = replace(ONE, made=[])
+    first, _ = found(study, settings="")
+    assert first.says == "reproduced (mutants not run)"
+    assert study.made == []
+    assert found(study, settings="", mutants=True)[0].says == "reproduced"
+
+
+def test_runs_that_are_another_arms_bit_for_bit_are_no_result_of_their_own() -> None:
+    """FedProx with one local step is FedAvg."""
+    same = {**ONE.accuracies, "FedProx": ONE.accuracies["FedAvg"]}
+    first, second = found(replace(ONE, accuracies=same))
+    assert first.verdict == "reproduced"
+    assert second.verdict == "same runs"
+    assert "FedProx's are FedAvg's" in second.note
+    assert second.mutants == {}
+
+
+def test_a_claim_whose_steps_are_at_a_border_is_not_settled() -> None:
+    study = replace(ONE, border={"FedProx": ("training.lr",)}, made=[])
+    first, second = found(study)
+    assert first.verdict == "reproduced"
+    assert second.says == "not settled"
+    assert second.note == "best at the border of its grid: FedProx (training.lr); otherwise reproduced"
+    assert found(replace(ONE, border={"FedBuff": ("training.lr",)}, made=[]))[0].verdict == "not settled"
+
+
+@pytest.mark.parametrize("family", MUTANTS)
+def test_every_mutant_is_another_algorithm_and_runs(family: str) -> None:
+    name, label = ARMS[family]
+    study = next(one for one in STUDIES if one.name == name)
+    arm = study.arm(label)
+    arms = [arm, *(mutated(arm, mutant) for mutant in MUTANTS[family])]
+    assert 2 <= len(arms) - 1 <= 5
+    models = set()
+    for one in arms:
+        wanted = study.experiment(one, 1, "quick")
+        config.validate(wanted, study.file("quick").parent)
+        fields = {key: value for key, value in wanted.strategy.items() if key != "concurrency"}
+        models.add(check_strategy(resolve(fields), versions=60).models[-1].tobytes())
+    assert len(models) == len(arms)
+
+
+def test_every_arm_that_a_claim_is_about_has_mutants() -> None:
+    strategies = set()
+    for one in STUDIES:
+        for settings in one.settings():
+            for arm in one.arms_of(settings):
+                strategies.add(one.experiment(arm, 1, settings).strategy["name"])
+    assert strategies - MUTANTS.keys() == {"fedavg", "fedavgm", "fedprox", "fedasync", "favano", "asysg"}
+
+
+def test_wrong_weights_of_fedstaleweight_are_wrong_by_hand() -> None:
+    """Two clients with E[τ] = 3 and 1, Algorithm 1's α = 4 and 2: normalised ⅔ and ⅓."""
+    from edgefl.kernels import MovingAverage
+    from edgefl.strategies.fedstaleweight import Expectation
+
+    updates = [Mock(client=client) for client in (0, 1)]
+    weights = {}
+    for mutant in ("FedStaleWeight", "α²", "α^¼", "only the stalest update", "the published bench's weights"):
+        (changes,) = [each.changes for each in MUTANTS["fedstaleweight"] if each.label == mutant] or [()]
+        name = changes[0].split('"')[1] if changes else "fedstaleweight"
+        state = Expectation(MovingAverage(2))
+        state.average.observe([0, 1], [3.0, 1.0])
+        weights[mutant] = list(resolve({"name": name, "buffer_size": 2}).weights(state, updates, Mock()))
+    assert weights["FedStaleWeight"] == pytest.approx([4 / 6, 2 / 6])
+    assert weights["α²"] == pytest.approx([16 / 20, 4 / 20])
+    assert weights["α^¼"] == pytest.approx([2**0.5 / (2**0.5 + 2**0.25), 2**0.25 / (2**0.5 + 2**0.25)])
+    assert weights["only the stalest update"] == [1.0, 0.0]
+    assert weights["the published bench's weights"] == pytest.approx([3 / 4, 1 / 4])
+
+
+def test_fedbuffs_buffer_of_one_more_does_not_halve_staleness() -> None:
+    """Mean staleness is in inverse proportion to the buffer: 11/6 and 21/11 for K + 1."""
+
+    class Stale(Curves):
+        settings = "quick"
+
+        def __init__(self, more: int) -> None:
+            self.more = more
+
+        def staleness(self, label: str) -> list[float]:
+            return [100.0 / (int(label.rpartition(" ")[2]) + self.more)] * 3
+
+        def target(self, label: str) -> float:
+            return 0.8
+
+        def reached(self, label: str, target: float, over: object) -> list[float]:
+            return [100.0] * 3
+
+        def ended(self, label: str, over: object) -> list[float]:
+            return [900.0] * 3
+
+    says = {more: fedbuff.judge(Stale(more))[-1].verdict for more in (0, 1)}
+    assert says == {0: "reproduced", 1: "not reproduced"}
+
+
+# ---- p-values ------------------------------------------------------------------------------------------
+
+
+def test_p_values_are_those_of_students_test() -> None:
+    """scipy's own paired tests, and agreement with the interval that the verdict rests on."""
+    from scipy.stats import ttest_1samp
+
+    mine, other = [0.91, 0.93, 0.92, 0.95], [0.9, 0.89, 0.93, 0.9]
+    gain = difference(mine, other)
+    values = [a - b for a, b in zip(mine, other, strict=True)]
+    assert p_value(gain, 4) == pytest.approx(ttest_1samp(values, 0.0, alternative="greater").pvalue)
+    ends = [1e3] * 3
+    lead = ratio([200.0, 230.0, 170.0], [100.0, 110.0, 100.0], ends, ends)
+    assert lead is not None
+    assert (p_of_ratio(lead, 3) < 0.025) == (lead.low > 1.0)
+    assert p_value(difference([0.9], [0.1]), 1) == 1.0
+    assert p_of_ratio(ratio([100.0] * 3, [float("nan")] * 3, ends, ends), 3) == 1.0
+
+
+def test_the_correction_is_benjamini_and_hochbergs() -> None:
+    """Their own example (1995, section 4): 15 p-values, of which the first four survive at 5%."""
+    ps = (0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262, 0.5719,
+          0.6528, 0.7590, 1.0)  # fmt: skip
+    findings = corrected([Finding(str(p), "", "", "", "reproduced", p=p) for p in reversed(ps)])
+    assert [one.claim for one in findings if one.survives] == [str(p) for p in reversed(ps[:4])]
+    assert "over 15 claims with a p-value: 4 of 15 that hold survive; not: " in correction(findings)
+    assert findings[-5].remark == "p = 0.02, does not survive the correction"
+    assert correction([Finding("", "", "", "", "reproduced")]) == ""
+
+
+def test_a_theorem_agrees_within_what_it_allows_by_an_equivalence_test() -> None:
+    near, far = Ratio("x", [1.0, 1.01, 1.02], 0.1), Ratio("x", [1.09, 1.12, 1.0], 0.1)
+    assert near.p is not None
+    assert far.p is not None
+    assert near.agrees
+    assert near.p < 0.025
+    assert not far.agrees
+    assert far.p > 0.025
+    assert Ratio("x", [1.0, 1.0], 0.1).p is None
