@@ -104,18 +104,19 @@ def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
     for slow_by in SLOW_BY:
         seen = measure(2.0, slow_by, versions, seeds, churn=True)
         print(_row(f"× {slow_by:g}, churn", 2.0, seen), flush=True)
-    print("\n| restart | a fast client's weight · n | a slow one's |\n|---|---|---|")
-    for restart in ("immediate", "new-version", "after-step"):
-        print(waiting(restart, versions, seeds), flush=True)
+    print("\n| restart | form | a fast client's weight · n | a slow one's |\n|---|---|---|---|")
+    for restart, form in product(("immediate", "new-version", "after-step"), ("derivation", "algorithm-1")):
+        print(waiting(restart, form, versions, seeds), flush=True)
 
 
-def waiting(restart: str, versions: int, seeds: Sequence[int]) -> str:
-    """A row on the weights of the running form without a cap, where clients wait before they train again."""
-    fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "normalize": "running", "max_step": 1e9}
-    runs = [simulate(FedStaleWeight(**fields), versions, seed).applied() for seed in seeds]
+def waiting(restart: str, form: str, versions: int, seeds: Sequence[int]) -> str:
+    """A row on the weights of the running form without a cap, under a restart rule."""
+    fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "form": form}
+    strategy = FedStaleWeight(**fields, normalize="running", max_step=1e9)
+    runs = [simulate(strategy, versions, seed).applied() for seed in seeds]
     groups = (slice(0, len(FAST_ONES)), slice(len(FAST_ONES), None))
     means = [estimate([float(run[group].mean()) for run in runs]) for group in groups]
-    return f"| `{restart}` | " + " | ".join(mean.at(".3f") for mean in means) + " |"
+    return f"| `{restart}` | `{form}` | " + " | ".join(mean.at(".3f") for mean in means) + " |"
 
 
 def _row(label: str, cap: float, seen: Short) -> str:

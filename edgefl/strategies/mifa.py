@@ -15,7 +15,9 @@ class MIFA(Strategy):
     """w ← w + (η/N) Σ_i G_i over all N clients, G_i each one's last update, 0 before its first.
 
     In a round every client that is there trains; the step is made when all of them have delivered or are
-    gone. A client that comes during a round waits for the next one. The server keeps N updates.
+    gone. A client that comes during a round waits for the next one. The server keeps N updates, each
+    with the client step that it was made with. The paper keeps G_i/η_t and applies the current η_t, which is
+    equal at a constant client step.
     """
 
     gather_s: NonNegative = 10.0

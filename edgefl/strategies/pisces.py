@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgefl.experiment import Count, NonNegative
+from edgefl.experiment import Count, NonNegative, Share
 from edgefl.kernels import MovingAverage
 from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Client, Step, Update, View
@@ -24,18 +24,24 @@ class Profiles:
     """Of the clients that delivered at least once."""
     begun_s: dict[int, float] = field(default_factory=dict)
     stepped_s: float = 0.0
+    exploration: float = 1.0
+    """The chance that a place goes to a client without a utility."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pisces(Asynchronous):
-    """w ← w + η_g Σ_i p_i·Δ_i over all updates held, I = L_max/(b + 1) after the last step at the earliest.
+    """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all updates held, I = L_max/(b + 1) after the last step.
 
     L_max is the latency of the slowest client that trains now, as profiled by its last trip, so that while it
-    trains the model steps about b times: its staleness is bounded. Whenever fewer than
-    ``concurrency`` train, those with the largest utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, with B_i the
-    client's examples, L_i their loss and E[τ_i] the mean staleness of its last updates.
-    Clients without a utility come first, in random order. A client whose update is held waits for the step,
-    so ``restart`` makes no difference.
+    trains the model steps about b times: its staleness is bounded, by b + 1 where trips take a constant time
+    and a step coincides with an arrival. Whenever fewer than ``concurrency`` train, those with the largest
+    utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, with B_i the client's examples, L_i their loss and E[τ_i]
+    the mean staleness of its last updates. Each place goes to a client without a utility, drawn at random,
+    with a chance of ``exploration``, which decays. A client whose update is held waits for the step, so
+    ``restart`` makes no difference.
+
+    The discount (E[τ_i] + 1)^−γ and the exploration are those of the authors' release in Plato;
+    ``staleness_discount = 0`` and ``exploration = 1`` take them away.
 
     L_i is the mean loss of a trip's steps, where the paper has the root mean square over the examples. The
     paper's discarding of clients with outlying losses is not done.
@@ -48,6 +54,14 @@ class Pisces(Asynchronous):
     """b."""
     staleness_penalty: NonNegative = 0.5
     """β."""
+    staleness_discount: NonNegative = 0.5
+    """γ."""
+    exploration: Share = 0.3
+    """Chance that a place goes to a client without a utility, at the start."""
+    exploration_decay: Share = 0.99
+    """Factor of that chance after each time that clients start."""
+    min_exploration: Share = 0.1
+    """The lowest that the chance decays to."""
     window: Count = 5
     """Updates of a client of which E[τ_i] is the mean."""
     weighting: Literal["examples", "uniform"] = "examples"
@@ -63,7 +77,8 @@ class Pisces(Asynchronous):
 
     def begin(self, devices: Sequence[Client]) -> Profiles:
         average = MovingAverage(len(devices), window=self.window)
-        return Profiles(average, [device.down_s + device.compute_s for device in devices])
+        latency_s = [device.down_s + device.compute_s for device in devices]
+        return Profiles(average, latency_s, exploration=self.exploration)
 
     def utility(self, examples: int, loss: float, staleness: float) -> float:
         """U_i."""
@@ -73,12 +88,18 @@ class Pisces(Asynchronous):
         waiting = {update.client for update in view.held}
         ready = [client for client in view.idle if client not in waiting]
         room = min(view.openings, (self.concurrency or len(view.devices)) - view.training)
+        room = min(max(0, room), len(ready))
         new = [client for client in ready if client not in state.utility]
-        if 0 < room < len(new):
-            new = [new[int(index)] for index in view.rng.permutation(len(new))]
         known = [client for client in ready if client in state.utility]
         known.sort(key=lambda client: (-state.utility[client], client))
-        start = (new + known)[: max(0, room)]
+        explored = room
+        if room and new and known:
+            explored = int(view.rng.binomial(room, state.exploration))
+            state.exploration = max(self.min_exploration, state.exploration * self.exploration_decay)
+        explored = min(len(new), max(explored, room - len(known)))
+        if 0 < explored < len(new):
+            new = [new[int(index)] for index in view.rng.permutation(len(new))]
+        start = new[:explored] + known[: room - explored]
         state.begun_s.update(dict.fromkeys(start, view.now_s))
         return start
 
@@ -101,9 +122,11 @@ class Pisces(Asynchronous):
             return None
         updates = sorted(view.held, key=lambda update: update.client)
         total = sum(update.examples for update in updates)
-        if self.weighting == "uniform" or total == 0:
-            return Step(updates, [1.0 / len(updates)] * len(updates))
-        return Step(updates, [update.examples / total for update in updates])
+        by_examples = self.weighting == "examples" and total > 0
+        part = [update.examples / total if by_examples else 1.0 / len(updates) for update in updates]
+        means = state.staleness.mean([update.client for update in updates]).tolist()
+        discount = [math.pow(mean + 1.0, -self.staleness_discount) for mean in means]
+        return Step(updates, [p * factor for p, factor in zip(part, discount, strict=True)])
 
     def stepped(self, state: Profiles, step: Step, view: View) -> None:
         state.stepped_s = view.now_s

@@ -19,7 +19,8 @@ class QuAFL(Polled):
     At k·``interval_s`` each polled client sends its model Y_i as it is after the local steps since it was
     last polled, at most the K of ``training``, gets the server's model X of before this average, and goes on
     from the average X_i of the two. So clients keep models of their own. They send them in
-    ``server.update_format``: the paper's lattice quantiser is not here, and downloads are not rounded.
+    ``server.update_format``: the paper's lattice quantiser is not here, and downloads are not rounded. Nor is
+    the variant that weighs clients by their speed.
     """
 
     client_vectors: ClassVar[tuple[str, ...]] = ("own",)

@@ -41,9 +41,10 @@ class SAFA(Strategy):
     Who delivered starts again with the next round. The others train on, from a version at most
     ``lag_tolerance`` old: else they are cancelled and given the newest, and so is their entry in the cache.
 
-    Two things are other than in the paper. An entry that is not a client's own model, at first and after too
-    much lag, is the global model of the moment, not that of when it was put there. And a client that goes
-    away loses what it trained.
+    Two things differ from the paper. An entry that is not a client's own model, at first and after too much
+    lag, is the current global model. The paper keeps the global model of when the entry was made, which gives
+    another trajectory (up to 110% apart) and would need one more model a client at the server. And a client
+    that goes away loses what it trained.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
@@ -134,6 +135,8 @@ class SAFA(Strategy):
     def stepped(self, state: Cache, step: Step, view: View) -> None:
         made, used = view.version, {update.task for update in step.updates}
         arrived = self.arrived(state, view)
+        # Who delivered gets the new version now, so its entry is its own model however stale that was.
+        state.given.update(dict.fromkeys((update.client for update in arrived), made))
         state.picked = frozenset(update.client for update in arrived if update.task in used)
         state.bypassed = {update.client: update for update in arrived if update.task not in used}
         current = (update for update in step.updates if not self.deprecated(state, update.client, made))

@@ -411,8 +411,8 @@ CASES: dict[str, list[Case]] = {
     "pisces": [
         Case(
             {"staleness_bound": 1, "weighting": by},
-            [[(0, 0, p), (1, 0, 1 - p)], [(0, 1, p), (1, 1, 1 - p)], [(2, 0, 1.0)]],
-        )
+            [[(0, 0, p), (1, 0, 1 - p)], [(0, 1, p), (1, 1, 1 - p)], [(2, 0, THREE)]],
+        )  # 2 is two versions stale
         for by, p in (("examples", 0.25), ("uniform", 0.5))
     ],
 }
