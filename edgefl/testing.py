@@ -29,6 +29,10 @@ Training = Callable[[int, Vector, int], Vector]
 Trip = Callable[[int, Vector, int, Given], Vector]
 
 
+class TripFails(Exception):
+    """Raised by a training of `run_in_memory` that gives no update."""
+
+
 def fleet(clients: int, examples: int = 100) -> list[Client]:
     """So many equal devices.
 
@@ -95,9 +99,10 @@ def run_in_memory(
     each, unless `Until.steps` says otherwise), each as long as the others. ``lr`` is that step's learning
     rate, by which the terms count that `Strategy.local_rule` adds to its gradient. Where a strategy trains in
     its own way, ``trip(client, model, trip, given)`` does so in place of all steps, and changes what it is
-    `Given`. ``events`` are more events, such as `Left`, at their own times; ``join`` lets all clients join at
-    0 s. Equal times are taken in the order of client ids. `RunError` when nothing more can happen, and
-    `AssertionError` when the core breaks a rule, such as giving a client two tasks.
+    `Given`. A ``train`` or ``trip`` that raises `TripFails` makes the trip fail at its end. ``events`` are
+    more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times are
+    taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when the
+    core breaks a rule, such as giving a client two tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -164,6 +169,8 @@ class _Executor:
             if begun is None or begun.task != event.task:
                 return
             del self.in_flight[event.client]
+            if isinstance(event, said.Failed):
+                self.updates[event.task] = np.zeros_like(self.result.models[0])  # used in a private run
             if isinstance(event, said.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
                 norms = [float(np.linalg.norm(one)) for one in (self.updates[event.task], change)]
@@ -221,10 +228,14 @@ class _Executor:
                 steps, ends_s = min(steps, int(made + 1e-9)), until.at_s
             gain = until.gain / max(1, steps) if until.per_step else until.gain
         given = self.trips[action.task] = self.given(client, action.version)
-        if self.trip is not None:
-            trained = self.trip(client, model, action.trip, given)
-        else:
-            trained = self.trained(client, action.trip, steps, given)
+        try:
+            if self.trip is not None:
+                trained = self.trip(client, model, action.trip, given)
+            else:
+                trained = self.trained(client, action.trip, steps, given)
+        except TripFails as error:
+            self.at(said.Failed(client, action.task, ends_s, str(error) or "failed"))
+            return
         if gain != 1.0 and steps:
             trained = model + (trained - model) * model.dtype.type(gain)
         self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
@@ -281,7 +292,11 @@ class _Executor:
     def sum(self, action: said.Sum) -> None:
         model = self.result.models[-1]
         assert action.version == len(self.result.models), f"{action} skips a version"
-        bad = tuple(task for task in action.tasks if not self.is_finite(task))
+        bad: tuple[int, ...] = tuple(task for task in action.tasks if not self.is_finite(task))
+        zero: tuple[int, ...] = ()
+        if self.privacy is not None:
+            zero, bad = bad, ()
+            self.updates |= {task: np.zeros_like(model) for task in zero}
         next_norm: float | None = None
         if not bad:
             number, weights = model.dtype.type, list(action.weights)
@@ -299,7 +314,7 @@ class _Executor:
             self.step_vectors(action, out)
             self.result.models.append(out)
             self.result.sums.append((action, tuple(map(self.core.update, action.tasks))))
-        self.tell(said.Summed(action.version, self.core.now_s, bad, next_norm))
+        self.tell(said.Summed(action.version, self.core.now_s, bad, next_norm, zero=zero))
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:

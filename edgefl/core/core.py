@@ -4,6 +4,10 @@
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
+In a private run a failure, and an update that cannot be summed, may depend on its client's data. There
+``Failed`` leads to ``held``, and ``Summed`` names updates that were summed as ``zero`` and drops none: who
+takes part in which version does not depend on what clients compute.
+
 Each task ends in exactly one ``Release`` (unless it runs when the run ends). The same events give the same
 actions, so a journal of events is all that a run needs to be resumed, replayed and verified.
 """
@@ -29,6 +33,8 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 
 OVER = "the run is over"
 BAD = "not finite or altered"
+AS_ZERO = "summed as zero: "
+"""The beginning of the reason of a ``Release``, for an update of a private run that counts as zero."""
 
 
 class Core(Ledger):
@@ -63,7 +69,6 @@ class Core(Ledger):
         self.strategy = strategy
         self.stopped: str | None = None
         """The reason why the run is over; None while it is not."""
-        self.privacy = privacy
         self._clip_norm = None if privacy is None else privacy.clip_norm
         self._most = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
         self._stop, self._patience, self._standstill = stop, Patience(stop), Standstill(stop)
@@ -76,6 +81,7 @@ class Core(Ledger):
         self._sum: tuple[Sum, Step] | None = None
         self._late: list[Update] = []  # discarded by the strategy while they are being summed
         self._kept: set[int] = set()  # held updates that were used
+        self._zero: dict[int, str] = {}  # task → the reason why its update, which is held, is zero
         self._wasted = 0  # failures in a row without a new version
         self._fruitless = 0  # tasks lost in a row without one that arrived
         self._wakes: set[float] = set()
@@ -123,6 +129,10 @@ class Core(Ledger):
         """True if the strategy is asked again at some time before the end, whatever the clients do."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
+    def is_zero(self, task: int) -> bool:
+        """Tells whether the held update of ``task`` is zero, since its trip has failed."""
+        return task in self._zero
+
     def pending(self) -> list[Action]:
         """Returns the ``Sum`` and every ``Wake`` that were not answered yet, for a server that comes back."""
         if self.stopped is not None:
@@ -160,16 +170,24 @@ class Core(Ledger):
         if self.base_of(client, task) != event.base_version:
             return False
         self.end(task)
+        self._deliver(event, actions)
+        return True
+
+    def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
+        """Take in the update of a task that has ended; ``zero`` is the reason why it is zero."""
+        client, task = event.client, event.task
         self.trips += 1
         self._fruitless = 0
         if self.stopped is not None or self.now_s >= self._end_s:
             self.discarded += 1
             actions.append(Release(task, "discarded", OVER))
-        elif event.examples < 0 or event.steps < 0:
+        elif self.privacy is None and (event.examples < 0 or event.steps < 0):
             self._drop(task, client, "its count of examples or steps is below 0", actions)
-        elif event.norm is not None and not math.isfinite(event.norm):
+        elif self.privacy is None and event.norm is not None and not math.isfinite(event.norm):
             self._drop(task, client, BAD, actions)
         else:
+            if zero:
+                self._zero[task] = zero
             update = self.hold(event)
             try:
                 discard = answers.updates(self.strategy.arrive(self._state, update, self))
@@ -177,16 +195,20 @@ class Core(Ledger):
                 raise answers.raised(self.strategy, "arrive", error) from error
             if discard:
                 self._discard(discard, actions)
-        return True
 
     def _failed(self, event: Failed, actions: list[Action]) -> bool:
         client, task = event.client, event.task
-        if self.base_of(client, task) is None:
+        base = self.base_of(client, task)
+        if base is None:
             return False
         if self.end(task):
             self.trips += 1
             self.discarded += 1
             actions.append(Release(task, "discarded", "cancelled"))
+        elif self.privacy is not None:
+            arrived = Arrived(client, task, base, 0, 0, math.nan, event.at_s)
+            self._deliver(arrived, actions, zero=event.reason or "failed")
+            return True
         else:
             self.failed += 1
             self._wasted += 1
@@ -199,11 +221,14 @@ class Core(Ledger):
             raise RunError(f"Summed must answer a Sum, got version {event.version} with none to answer")
         order, step = self._sum
         bad = sorted(set(event.bad))
-        if event.version != order.version or not set(bad) <= set(order.tasks):
+        if event.version != order.version or not {*bad, *event.zero} <= set(order.tasks):
             raise RunError(
                 f"Summed must answer version {order.version} and tasks {order.tasks}, "
-                f"got version {event.version} and bad tasks {event.bad}"
+                f"got version {event.version} and bad tasks {(*event.bad, *event.zero)}"
             )
+        if event.zero if self.privacy is None else bad:
+            raise RunError("a bad update is summed as zero in a private run, and dropped in any other")
+        self._zero.update(dict.fromkeys(event.zero, BAD))
         self._sum = None
         self._clip_norm = event.clip_norm or self._clip_norm
         late, self._late = self._late, []
@@ -318,7 +343,8 @@ class Core(Ledger):
         else:
             self._kept.difference_update(order.tasks)
             self.forget(order.tasks)
-            actions.extend([Release(task, "applied") for task in order.tasks])
+            zero = {task: AS_ZERO + self._zero.pop(task) for task in order.tasks if task in self._zero}
+            actions.extend([Release(task, "applied", zero.get(task, "")) for task in order.tasks])
         self._discard([update for update in step.release if self.holds(update)], actions)
         answers.ask(self.strategy, "stepped", self._state, step, self)
         for client in answers.ask(self.strategy, "cancel", self._state, self, read=tuple):
@@ -382,6 +408,7 @@ class Core(Ledger):
 
     def _let_go(self, task: int, why: str = "") -> Release:
         """A valid update that is held no more: it was used and kept, or never used."""
+        self._zero.pop(task, None)
         if task in self._kept:
             self._kept.remove(task)
             return Release(task, "applied")

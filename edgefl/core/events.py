@@ -19,7 +19,11 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A client is gone: its process ended, it went offline, it was dropped, or the run was interrupted."""
+    """A client is gone: its process ended, it went offline, it was dropped, or the run was interrupted.
+
+    In a private run only for a cause that no client's data have a part in: the experiment declares that the
+    client leaves, or the run was interrupted.
+    """
 
     client: int
     at_s: float
@@ -44,7 +48,11 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A client gave a task back without an update (cancelled, or its training raised)."""
+    """A task ended without an update: it was cancelled, its training raised, or its process ended.
+
+    In a private run a failure may depend on the client's data, so the trip takes part with an update of zero,
+    at the instant at which its update would have arrived.
+    """
 
     client: int
     task: int
@@ -65,6 +73,8 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     """The name of what was summed, where noise of a secret key was added: see `edgefl.privacy.TreeNoise`."""
     reason: str = ""
     """The reason why those are bad, where it is another."""
+    zero: tuple[int, ...] = ()
+    """Tasks of a private step whose update is not finite or was altered: it was summed as zero."""
 
 
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 
@@ -30,6 +31,7 @@ class Ledger:
 
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
+        self.privacy = privacy
         count = len(devices)
         self.seed = seed
         self.version = 0
@@ -181,16 +183,21 @@ class Ledger:
             self._starters[1].discard(client)
 
     def hold(self, event: Arrived) -> Update:
-        """Hold an arrived update, its staleness measured now."""
+        """Hold an arrived update, its staleness measured now.
+
+        In a private run the strategy sees of it what is known of its device, and no figure of its training.
+        """
         base, staleness = event.base_version, self.version - event.base_version
+        known = (event.examples, event.steps, event.loss)
+        if self.privacy is not None:
+            device = self.devices[event.client]
+            known = (device.examples, device.steps, math.nan)
         update = self._updates[event.task] = Update(
             event.task,
             event.client,
             base,
             staleness,
-            event.examples,
-            event.steps,
-            event.loss,
+            *known,
             event.at_s,
             event.norm or 0.0,
             event.distance,

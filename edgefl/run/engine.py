@@ -39,6 +39,8 @@ class _OpenTrip(msgspec.Struct):
     done: messages.Done | None = None
     arrived_s: float = 0.0
     staleness: int = 0
+    zero: bool = False
+    """It has failed in a private run, and an update of zero is in its slot."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
         """The trip's row so far, with the bytes of the model and of the update."""
@@ -138,7 +140,10 @@ class Engine:
     def take(self, happening: Happening) -> None:
         """Journal what happened, ask the core, and do what it says."""
         if type(happening) is not Delivery:
-            self.carry_out(self._decide(happening))  # type: ignore[arg-type]
+            actions = self._decide(happening)  # type: ignore[arg-type]
+            if type(happening) is events.Failed and self.core.is_zero(happening.task):
+                self._zero(happening.task)
+            self.carry_out(actions)
             return
         event = self._arrived(*happening)
         actions = self._decide(event)
@@ -216,7 +221,7 @@ class Engine:
     def record_open(self, *, running: bool) -> None:
         """Put trips whose update is held on record, and at the very end those that are still ``running``."""
         for trip in self._open.values():
-            if running or trip.done is not None:
+            if running or trip.zero or trip.done is not None:
                 self.store.trip(trip.row(self._size_bytes))
 
     def _arrived(self, done: messages.Done, at_s: float) -> Arrived:
@@ -244,6 +249,16 @@ class Engine:
             self._dynamics.observe(event, actions, self.core.now_s)
         self._watch.to(before)
         return actions
+
+    def _zero(self, task: int) -> None:
+        """Have an update of zero take the place of one that a failed trip of a private run has not given."""
+        trip = self._open.get(task)
+        if trip is None or trip.zero:
+            return  # it was held before
+        trip.zero = True
+        self.aggregator.write_zero(task)
+        if self.ahead is not None:
+            self._put_on_record(task)
 
     def _put_on_record(self, task: int) -> None:
         """Put the trip of an update that has arrived on record, while what the client said of it is there."""
@@ -290,10 +305,11 @@ class Engine:
             elif task in self._on_record:
                 self._on_record.remove(task)
                 self.store.checksum_seen(task, seen)
-        for task in result.bad:
+        for task in (*result.bad, *result.zero):
             kind = "checksum" if task in result.altered else "non-finite"
             kind, detail = ("node", f": {gone.pop(task)}") if task in gone else (kind, "")
             client = self.aggregator.leases[task].client
+            detail += ", summed as zero" if task in result.zero else ""
             self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
         if not result.bad:
             self.store.applied(action.version, action.tasks, action.weights)
@@ -308,7 +324,8 @@ class Engine:
                 )
             )
         self._watch.to(before)
-        return self._decide(Summed(action.version, now_s, result.bad, result.clip_norm, result.salt, why))
+        norm, salt = result.clip_norm, result.salt
+        return self._decide(Summed(action.version, now_s, result.bad, norm, salt, why, result.zero))
 
     def _release(self, action: Release) -> None:
         trip = self._open.pop(action.task, None)

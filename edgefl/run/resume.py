@@ -13,7 +13,19 @@ from pathlib import Path
 import msgspec
 
 from edgefl.core import Core
-from edgefl.core.events import Action, Arrived, Evaluate, Evaluated, Event, Left, Release, Sum, Summed, Train
+from edgefl.core.events import (
+    Action,
+    Arrived,
+    Evaluate,
+    Evaluated,
+    Event,
+    Failed,
+    Left,
+    Release,
+    Sum,
+    Summed,
+    Train,
+)
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import ConfigError, SlotError
 from edgefl.parameters import checkpoint, update_log
@@ -192,9 +204,14 @@ def _roll_forward(
         if isinstance(event, Summed) and not event.bad and order is not None:
             entry = aggregator.free_entry()
             assert entry is not None, "nobody else reads this ring"
-            if aggregator.sum(order, entry).bad:
+            if aggregator.sum(order, entry, zero=event.zero).bad:
                 raise ConfigError(f"version {event.version} cannot be made again: the log is not of this run")
         actions = replay.take(event)
+        if isinstance(event, Failed) and core.is_zero(event.task):
+            held = core.update(event.task)
+            if held.task not in aggregator.leases:
+                aggregator.resume(task=held.task, client=held.client, version=held.base_version, entry=-1)
+                aggregator.write_zero(held.task)
         if isinstance(event, Arrived) and taken(event.task, actions):
             logged = log[event.task]
             lease = aggregator.restore(

@@ -155,7 +155,7 @@ def build(
         durable = experiment.server.durability == "disk"
         log = UpdateLog(Path(plan.run_dir) / run_folder.CHECKPOINTS) if durable else None
         ahead = WriteAhead(store, aggregator, watch, log)
-        timeline = WallTimeline(experiment, clock, *parts, ahead)
+        timeline = WallTimeline(experiment, clock, *parts, ahead, trips)
     running = {} if restored is None else restored.tasks
     engine = Engine(
         core,

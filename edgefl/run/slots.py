@@ -18,7 +18,7 @@ import numpy as np
 
 from edgefl import failpoints, kernels
 from edgefl.core.events import Sum
-from edgefl.errors import SlotError
+from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
 from edgefl.kernels.exact import fits
@@ -65,6 +65,7 @@ class SumResult(msgspec.Struct):
     norms: Sequence[float] = ()
     clip_norm: float | None = None
     salt: str = ""
+    zero: tuple[int, ...] = ()
     """Of a private step: see `edgefl.core.events.Summed`."""
 
 
@@ -117,6 +118,7 @@ class Aggregator:
         self._settled = -1  # the ring entry of the last version that is committed
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0, node_seconds=0.0)
         self._clipped = Clipped([], 0)
+        self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = ""
 
     @classmethod
@@ -215,11 +217,21 @@ class Aggregator:
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
         lease = self.resume(task=task, client=client, version=version, entry=entry)
-        slot = lease.slot
+        self._write(lease.slot, task, update)
+        return lease
+
+    def write_zero(self, task: int) -> None:
+        """Put an update of zero into the slot of a task whose trip has failed, and which nobody writes to."""
+        slot = self.leases[task].slot
+        self.fetched(slot)
+        self.delivered(slot)
+        self.buffer.state[slot] = SlotState.LEASED
+        self._write(slot, task, 0)
+
+    def _write(self, slot: int, task: int, update: Raw | int) -> None:
         self.buffer.raw(slot)[:] = update
         checksum = with_scales(kernels.checksum(self.buffer.slot(slot)), self.buffer.scales(slot))
         self.buffer.written(slot, task=task, checksum=checksum)
-        return lease
 
     def release(self, task: int) -> None:
         """Free a task's slot. Only when its client can no longer write to it."""
@@ -307,16 +319,27 @@ class Aggregator:
                 return entry
         return None
 
-    def sum(self, action: Sum, entry: int, parts: Sequence[PartialSum] = ()) -> SumResult:
+    def sum(
+        self, action: Sum, entry: int, parts: Sequence[PartialSum] = (), zero: Sequence[int] = ()
+    ) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
-        ``parts`` are there for updates that lie elsewhere; all others lie in their slots.
+        ``parts`` are there for updates that lie elsewhere; all others lie in their slots. A private step sums
+        a bad update as zero instead, and those of the tasks ``zero``, which were bad when it was first made.
         """
+        failpoints.pass_by("sum")
+        self.buffer.retire(entry)
+        self._zero = set(zero)
+        while (result := self._attempt(action, entry, parts)) is None:
+            pass
+        return result
+
+    def _attempt(self, action: Sum, entry: int, parts: Sequence[PartialSum]) -> SumResult | None:
+        """`sum` once; None for a private step that has to be made again without an altered update."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
-        failpoints.pass_by("sum")
+        altered: tuple[int, ...] = ()
         started = time.perf_counter()
-        buffer.retire(entry)
         if self.exact:
             norms, seen = self._make_of_parts(action, entry, parts)
         else:
@@ -327,7 +350,11 @@ class Aggregator:
         sent = tuple([buffer.checksum[slot] for slot in slots])
         if sent != seen:
             altered = tuple(task for task, was, now in zip(tasks, sent, seen, strict=True) if was != now)
-            return SumResult(bad=altered, altered=altered, checksums=seen)
+            if self.privacy is None:
+                return SumResult(bad=altered, altered=altered, checksums=seen)
+            if not self._zero.issuperset(altered):
+                self._zero.update(altered)
+                return None
         if not all(map(math.isfinite, whole)):
             bad = tuple(task for task, norm in zip(tasks, whole, strict=True) if not math.isfinite(norm))
             return SumResult(bad=bad, checksums=seen)
@@ -339,6 +366,8 @@ class Aggregator:
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # though every update is: the largest
+                if self.privacy is not None:  # the versions of the neighbour would go on with it left out
+                    raise RunError(f"version {action.version} would not be finite: the model is too large")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         failpoints.pass_by("summed")
         buffer.publish(action.version, entry)
@@ -351,7 +380,8 @@ class Aggregator:
         next_norm = None
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
-        return SumResult((), (), seen, seconds, norms, next_norm, self._salt)
+        zero = tuple(task for task in tasks if task in self._zero)
+        return SumResult((), altered, seen, seconds, norms, next_norm, self._salt, zero)
 
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
@@ -365,12 +395,20 @@ class Aggregator:
         if self.privacy is not None and action.clip_norm is not None:
             pairs = zip(updates, scales, strict=True)
             squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
-            # One that is not finite is found out by its norm after the sum, as without clipping.
+            self._zero |= {
+                task for task, square in zip(action.tasks, squares, strict=True) if not math.isfinite(square)
+            }
+            for place in self._zero_places(action):
+                squares[place], updates[place] = 0.0, np.zeros_like(updates[place])
+                if (scale := scales[place]) is not None:
+                    scales[place] = np.zeros_like(scale)
             self._clipped = self.privacy.clip(weights, squares, action.clip_norm)
             weights = self._clipped.weights
             if deviation := self.privacy.deviation(action.clip_norm):
                 exact = np.array([action.version, *weights, deviation]).tobytes()
-                self._salt = self.privacy.source.digest(exact, *(buffer.raw(slot).data for slot in slots))
+                summed = [task for task in action.tasks if task not in self._zero]
+                pieces = [buffer.raw(self.leases[task].slot).data for task in summed]
+                self._salt = self.privacy.source.digest(exact, *pieces)
                 updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
                 weights, scales = [*weights, deviation], [*scales, None]
         sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
@@ -392,9 +430,14 @@ class Aggregator:
             seen = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
         else:
             seen = sums[: len(slots)].tolist()
+        for place in self._zero_places(action):
+            seen[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
         if scaled:
             seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
         return norms[: len(slots)].tolist(), tuple(seen)
+
+    def _zero_places(self, action: Sum) -> list[int]:
+        return [place for place, task in enumerate(action.tasks) if task in self._zero]
 
     def _make_of_parts(
         self, action: Sum, entry: int, parts: Sequence[PartialSum]

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from edgefl import config
-from edgefl.core.events import Arrived, Release, Sum, Summed, Train
+from edgefl.core.events import Arrived, Failed, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
@@ -120,7 +120,7 @@ class _Replay:
             match event:
                 case Arrived(task=task) if task in self._trained:
                     self._compare(event, rows.get(task, [0]))
-                case Summed(version=version, bad=(), at_s=at_s) if order is not None:
+                case Summed(version=version, bad=(), at_s=at_s, zero=zero) if order is not None:
                     if made_at_s.get(version) != at_s:
                         said = f"the record says {made_at_s.get(version)}"
                         raise RunError(f"version {version} was made at {at_s} s, {said}")
@@ -129,7 +129,8 @@ class _Replay:
                         raise RunError(f"version {order.version} {wrong}")
                     entry = self._aggregator.free_entry()
                     assert entry is not None, "nobody else reads this ring"
-                    if self._aggregator.sum(order, entry).bad:
+                    found = self._aggregator.sum(order, entry, zero=zero)
+                    if found.bad or found.zero != zero:
                         what = f"version {order.version} cannot be made again"
                         raise RunError(f"{what}: an update is not finite")
                     self._measure(measured.get(version))
@@ -138,6 +139,8 @@ class _Replay:
             actions = self._core.handle(event)
             if isinstance(event, Arrived) and taken(event.task, actions):
                 self.buffer.accepted(event.client, event.task)
+            if isinstance(event, Failed) and self._core.is_zero(event.task):
+                self._aggregator.write_zero(event.task)
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):

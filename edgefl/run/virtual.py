@@ -282,7 +282,7 @@ class VirtualTimeline(Timeline):
                     self._deaths.pop(client, None)
                     yield Delivery(trip.done(result, self._examples[client]), at_s)
                 elif isinstance(result, Died):
-                    yield self._dies(client, at_s, result.reason)
+                    yield self._dies(client, task, at_s, result.reason)
                 else:
                     assert result is not None
                     yield Failed(client, task, at_s, result.reason)
@@ -299,9 +299,14 @@ class VirtualTimeline(Timeline):
             failpoints.pass_by("event")
         self._more = True
 
-    def _dies(self, client: int, at_s: float, reason: str) -> Left:
-        """A client dies of its training, as its own process would: it comes again, or is given up."""
+    def _dies(self, client: int, task: int, at_s: float, reason: str) -> Left | Failed:
+        """A client dies of its training, as its own process would: it comes again, or is given up.
+
+        In a private run it stays: who takes part must not depend on what clients compute.
+        """
         self.store.incident(at_s, client, "death", reason)
+        if self.core.privacy is not None:
+            return Failed(client, task, at_s, f"{OF_TRAINING}: {reason}")
         deaths = self._deaths.setdefault(client, [])
         deaths.append(at_s)
         if self._back_s(client) == math.inf and self.experiment.fleet.on_death == "replace":

@@ -2,6 +2,10 @@
 
 A client that goes offline with a task that it does not finish first has left when its process says that it
 gave the task up: until then it may still write into its slot.
+
+In a private run a failure may depend on the client's data, and who takes part must not. A trip that fails
+ends when its update would have arrived, and a client whose process has died without being declared to stays
+in the fleet: its trips fail until there is a process again.
 """
 
 from __future__ import annotations
@@ -11,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgefl.core.events import Failed, Joined, Left, Ticked
-from edgefl.devices.fleet import joins_at_s
+from edgefl.devices.fleet import Trips, joins_at_s
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
-from edgefl.run.clock import JOIN, LEAVE, TICK, Due
+from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
 from edgefl.run.durability import WriteAhead
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import Peer
@@ -32,8 +36,14 @@ class WallTimeline(Timeline):
     """
 
     ahead: WriteAhead
+    trips: Trips
 
     def __post_init__(self) -> None:
+        self._private = self.core.privacy is not None
+        self._ends_s: dict[int, float] = {}
+        """By client of a private run, the instant at which its last task's update is planned to arrive."""
+        self._failed: dict[int, tuple[int, str]] = {}
+        """By client of a private run, its task that has failed and is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
         self._coming: set[int] = set()
         self._leaving: dict[int, str] = {}
@@ -50,6 +60,11 @@ class WallTimeline(Timeline):
 
     def give(self, task: messages.Task) -> None:
         self.aggregator.leases[task.task].holder = task.client
+        if self._private:
+            plan = None if self.dynamics is None else self.dynamics.plan(task.client)
+            if plan is None:
+                plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
+            self._ends_s[task.client] = self.clock.now_s() + plan.total_s
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()
@@ -60,7 +75,11 @@ class WallTimeline(Timeline):
             self.ahead.secure()
         for task in tasks:
             peer = self.peers.get(control.CLIENT, task.client)
-            if peer is not None and task.task in self.aggregator.leases:
+            if task.task not in self.aggregator.leases:
+                continue
+            if self._private and (peer is None or not peer.ready):
+                self._fails(task.client, task.task, "its process has died")
+            elif peer is not None:
                 frames = self.gate.transport.model_frames(task.entry)
                 if self.gate.send(peer, task, frames) and frames:
                     self.aggregator.fetched(task.slot)
@@ -71,9 +90,25 @@ class WallTimeline(Timeline):
 
     def cancel(self, client: int, task: int) -> None:
         self.flush()
+        if client in self._failed:
+            self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
+            return
         peer = self.peers.get(control.CLIENT, client)
         if peer is not None:
             self.gate.send(peer, messages.Cancel(task))
+
+    def _fails(self, client: int, task: int, reason: str) -> None:
+        """A trip of a private run has failed, which happens when it would have ended."""
+        lease, ends_s = self.aggregator.leases[task], self._ends_s[client]
+        lease.holder = -1
+        self.aggregator.fetched(lease.slot)
+        self.aggregator.delivered(lease.slot)
+        self._failed[client] = task, reason
+        if self.dynamics is not None and client in self.dynamics:
+            move = self.dynamics.move(client)
+            if move.why == "died" and move.at_s < ends_s:  # it dies as declared, though it has no process
+                self._leaving[client], ends_s = move.why, move.at_s
+        self.agenda.enter(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
         """One that was told to give it up goes right before it would arrive."""
@@ -86,6 +121,8 @@ class WallTimeline(Timeline):
             yield Delivery(said, now_s)
         elif why is not None:
             yield Left(client, now_s, why)
+        elif self._private and said.task not in self.core.cancelled:
+            self._fails(client, said.task, said.reason)
         else:
             yield Failed(client, said.task, now_s, said.reason)
 
@@ -103,9 +140,20 @@ class WallTimeline(Timeline):
             self._comes(client, self.dynamics.move(client).at_s)
 
     def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
-        if peer.role == control.CLIENT:
-            self._leaving.pop(peer.number, None)
-            yield Left(peer.number, self.clock.now_s(), end.reason)
+        if peer.role != control.CLIENT:
+            return
+        client, now_s = peer.number, self.clock.now_s()
+        declared, why = self.declares_death(end), self._leaving.pop(client, None)
+        if not self._private or declared:
+            self._failed.pop(client, None)
+            yield Left(client, now_s, end.reason)
+        elif why is not None:
+            yield Left(client, now_s, why)
+        elif (task := self.core.task_of(client)) in self.core.cancelled:
+            assert task is not None
+            yield Failed(client, task, now_s, "cancelled")
+        elif task is not None and client not in self._failed:
+            self._fails(client, task, end.reason)
 
     def declares_death(self, end: control.Departed) -> bool:
         if end.role != control.CLIENT or self.dynamics is None or end.peer not in self.dynamics:
@@ -133,6 +181,13 @@ class WallTimeline(Timeline):
                 if dynamics is None or client not in dynamics or dynamics.move(client) == (due.at_s, "back"):
                     self._coming.discard(client)
                     yield from self._join(client, due.at_s)
+            elif due.kind == ARRIVAL:
+                if due.client in self._failed and self._failed[due.client][0] == due.task:
+                    _, reason = self._failed.pop(due.client)
+                    if (why := self._leaving.pop(due.client, None)) is not None:
+                        yield Left(due.client, self.clock.now_s(), why)
+                    else:
+                        yield Failed(due.client, due.task, self.clock.now_s(), reason)
             else:
                 yield from self._go(due)
             self._follow()
@@ -154,7 +209,8 @@ class WallTimeline(Timeline):
 
     def _join(self, client: int, at_s: float) -> Iterator[Happening]:
         peer = self.peers.get(control.CLIENT, client)
-        if peer is not None and peer.ready and self.core.stopped is None:
+        here = self._private and self.core.connected(client)
+        if peer is not None and peer.ready and self.core.stopped is None and not here:
             yield Joined(client, max(at_s, self.clock.now_s()))
 
     def _go(self, due: Due) -> Iterator[Happening]:

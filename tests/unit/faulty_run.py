@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 from engine_world import CountingStore
 from run_parts import SIZE, Hand, Parts, done, experiment
+from test_run_virtual import FixedTrips
 
 from edgefl import kernels
 from edgefl.core.events import Sum
@@ -175,7 +176,8 @@ class FaultyRun(Parts):
         """The timeline and its engine."""
         parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
         ahead = WriteAhead(self.store, self.aggregator, self.watch)
-        timeline = WallTimeline(wanted, self.clock, *parts, ahead)
+        trips: Any = FixedTrips([1.0])  # asked of a private run only
+        timeline = WallTimeline(wanted, self.clock, *parts, ahead, trips)
         said_of = (timeline, self.evaluation, self.watch)
         return timeline, Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
 

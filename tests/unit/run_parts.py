@@ -12,8 +12,10 @@ import numpy as np
 
 from edgefl import kernels
 from edgefl.core import Core
-from edgefl.experiment import Experiment, Fleet, Stop, Training
+from edgefl.experiment import Experiment, Fleet, Privacy, Stop, Training
 from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.privacy.mechanism import Mechanism
+from edgefl.privacy.source import Seeded
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
@@ -114,6 +116,7 @@ class Parts:
         stop: Stop | None = None,
         kept: int = 0,
         every: int = 10,
+        privacy: Privacy | None = None,
     ) -> None:
         """Clients keep so many numbers; of ``every`` so many versions one is measured."""
         self.hand = Hand()
@@ -122,8 +125,10 @@ class Parts:
         keeping = {"clients": clients, "kept": kept} if kept else {}
         self.buffer = ParameterBuffer.create(Shape(SIZE, 6, strategy.slots(clients), **keeping))
         self.buffer.publish(version=0, entry=0)
-        self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3), every)
+        self.core = Core(strategy, fleet(clients, 60), 1, stop or Stop(versions=3), every, privacy)
         self.aggregator = Aggregator(self.buffer, strategy.optimizer())
+        if privacy is not None:
+            self.aggregator.privacy = Mechanism(privacy, 0.5, Seeded(1))
         self.store = Store(folder)
         self.peers = Peers(self.hand, self.socket)  # type: ignore[arg-type]
         self.watch = Stopwatch("test")

@@ -170,6 +170,8 @@ def event_for(rules: Rules, move: tuple[int, int, int], at_s: float) -> Event:
     begun = list(rules.running.values())
     if rules.owed is not None and number % 3:  # the server answers at once, as a rule
         bad = rules.owed.tasks[: number % 2] if number > 30 else ()
+        if rules.limited:
+            return Summed(rules.owed.version, at_s, zero=bad)
         return Summed(rules.owed.version, at_s, bad)
     if kind < 3:
         return Joined(client, at_s)

@@ -18,6 +18,7 @@ from edgefl.core.events import Sum
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Privacy
 from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.parameters.update_format import with_scales
 from edgefl.privacy import source
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import KEY_FILE, Secret, Seeded, source_of
@@ -98,8 +99,13 @@ def test_a_resumed_tree_draws_the_same_and_other_contents_get_other_noise(honake
 # ---- a step ------------------------------------------------------------------------------------------
 
 
-def made(rules: Privacy = RULES, most: float = 0.5, key: source.Source | None = None) -> Aggregator:
-    buffer = ParameterBuffer.create(Shape(SIZE, 3, 4, 0))
+def made(
+    rules: Privacy = RULES,
+    most: float = 0.5,
+    key: source.Source | None = None,
+    update_format: str = "float32",
+) -> Aggregator:
+    buffer = ParameterBuffer.create(Shape(SIZE, 3, 4, 0, update_format))
     buffer.model(0)[:] = 0.0
     buffer.publish(version=0, entry=0)
     return Aggregator(buffer, ServerOptimizer(), None, Mechanism(rules, most, key or Secret(bytes(32))))
@@ -116,7 +122,9 @@ def deliver(aggregator: Aggregator, task: int, update: Any) -> None:
     lease = aggregator.lease(task=task, client=task, version=aggregator.buffer.latest[0])
     slot = aggregator.buffer.slot(lease.slot)
     slot[:] = update
-    aggregator.buffer.written(lease.slot, task=task, checksum=kernels.checksum(slot))
+    if (scales := aggregator.buffer.scales(lease.slot)) is not None:
+        scales[:] = 0.01
+    aggregator.buffer.written(lease.slot, task=task, checksum=checksum_of(aggregator, task))
 
 
 def test_the_server_clips_each_update_and_adds_noise_of_the_declared_deviation() -> None:
@@ -204,11 +212,53 @@ def test_the_same_updates_get_the_same_noise_again_and_others_get_other(aggregat
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.05
 
 
-def test_an_update_that_is_not_finite_is_found_all_the_same(aggregator: Aggregator) -> None:
-    deliver(aggregator, 0, 1.0)
-    deliver(aggregator, 1, np.nan)
-    assert aggregator.sum(Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), entry=1).bad == (1,)
-    assert aggregator.buffer.latest == (0, 0)
+@pytest.mark.parametrize("update_format", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("bad", ["nan", "altered", "failed"])
+def test_a_bad_update_is_summed_as_zero_in_its_place(bad: str, update_format: str) -> None:
+    """Where it is dropped and another update takes its place, every later version reveals that it was bad."""
+    models = []
+    for broken in (True, False):
+        aggregator = made(key=Seeded(3), update_format=update_format)
+        deliver(aggregator, 0, 1)
+        deliver(aggregator, 1, 0)
+        raw = aggregator.buffer.raw(aggregator.leases[1].slot)
+        if broken:
+            raw[:] = 0xFF if bad == "nan" else 0x3F
+        if broken and bad == "failed":
+            aggregator.write_zero(1)
+        elif bad == "nan":
+            aggregator.buffer.checksum[aggregator.leases[1].slot] = checksum_of(aggregator, 1)
+        result = aggregator.sum(Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), entry=1)
+        assert (result.bad, aggregator.buffer.latest) == ((), (1, 1))
+        assert result.zero == ((1,) if broken and bad != "failed" else ())
+        assert result.altered == ((1,) if broken and bad == "altered" else ())
+        assert result.checksums[1] == checksum_of(aggregator, 1)
+        models.append(aggregator.buffer.model(1).tobytes())
+        aggregator.buffer.close()
+    assert models[0] == models[1]
+
+
+def checksum_of(aggregator: Aggregator, task: int) -> int:
+    slot = aggregator.leases[task].slot
+    return with_scales(kernels.checksum(aggregator.buffer.slot(slot)), aggregator.buffer.scales(slot))
+
+
+def test_a_step_made_again_sums_as_zero_what_was_altered_before(
+    aggregator: Aggregator,
+) -> None:
+    """A replay has the update as it was before it was altered, and must give the same model and noise."""
+    deliver(aggregator, 0, 0.1)
+    deliver(aggregator, 1, 0.2)
+    order, raw = Sum(1, (0, 1), (0.5, 0.5), clip_norm=2.0), aggregator.buffer.raw(aggregator.leases[1].slot)
+    whole = raw.copy()
+    raw[:4] = 0x3F
+    first = aggregator.sum(order, entry=1)
+    assert first.zero == first.altered == (1,)
+    raw[:] = whole
+    aggregator.buffer.publish(0, 0)
+    again = aggregator.sum(order, entry=2, zero=first.zero)
+    assert (again.zero, again.altered, again.salt) == ((1,), (), first.salt)
+    assert aggregator.buffer.model(1).tobytes() == aggregator.buffer.model(2).tobytes()
 
 
 def test_noise_of_each_version_alone() -> None:

@@ -14,7 +14,7 @@ from edgefl.core.events import Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
-from edgefl.experiment import Stop
+from edgefl.experiment import Privacy, Stop
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.results.record import Record
 from edgefl.run import control, messages
@@ -49,8 +49,10 @@ class FixedTrips:
 class Virtual(Parts):
     """The parts with a virtual clock's timeline, an engine, and workers that compute when the test says."""
 
-    def __init__(self, folder: Path, *, workers: int = 1, stop: Stop | None = None) -> None:
-        super().__init__(folder, stop=stop)
+    def __init__(
+        self, folder: Path, *, workers: int = 1, stop: Stop | None = None, privacy: Privacy | None = None
+    ) -> None:
+        super().__init__(folder, stop=stop, privacy=privacy)
         self.virtual_clock = VirtualClock(emulated_s=0.0, wall_s=0.0)
         self.trips = FixedTrips([3.0, 1.0, 1.5])
         wanted = experiment(join_spread_s=0.0)
@@ -206,6 +208,24 @@ def test_a_training_that_ends_its_process_is_its_clients_death_and_at_last_its_e
             *((at_s, 1, "death", "exit 7") for at_s in gone),
             (5.0, 1, "gave-up", "died 5 times in a row"),
         ]
+
+
+def test_in_a_private_run_such_a_training_is_an_update_of_zero_and_its_client_stays(tmp_path: Path) -> None:
+    """Where it goes, others are started in its place: who takes part depends on a client's data."""
+    world = Virtual(tmp_path, stop=Stop(versions=100), privacy=Privacy(clip_norm=1.0))
+    world.due()
+    for at_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        happened = die(world, 1)
+        assert not [one for one in happened if isinstance(one, Left | Joined)]
+        (failed,) = (one for one in happened if isinstance(one, Failed))
+        assert (failed.client, failed.at_s, failed.reason) == (1, at_s, f"{OF_TRAINING}: exit 7")
+    assert (world.core.lost, world.core.failed, world.core.dropped) == (0, 0, 0)
+    world.store.commit()
+    world.close()
+    with Record(tmp_path) as record:
+        assert [(row.client, row.kind) for row in record.incidents] == [(1, "death")] * 6
+        reasons = {trip.client: trip.reason for trip in map(record.trip, (1, 3)) if trip.fate == "applied"}
+    assert reasons == {1: f"summed as zero: {OF_TRAINING}: exit 7"}
 
 
 def test_a_task_that_is_cancelled_before_anybody_began_it_is_never_computed(world: Virtual) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 from run_parts import Parts, done, experiment, take
+from test_run_virtual import FixedTrips
 
 from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.dynamics import Transition
 from edgefl.errors import RunError
-from edgefl.experiment import Stop
+from edgefl.experiment import Privacy, Stop
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import messages, wall
 from edgefl.run.clock import Alarms
@@ -58,6 +59,9 @@ class Book:
     def condition(self, client: int) -> None:
         return None
 
+    def plan(self, client: int) -> None:
+        return None
+
     def observe(self, *_: object) -> None:
         pass
 
@@ -65,14 +69,16 @@ class Book:
 class Wall(Parts):
     """The parts with a wall clock's timeline and an engine; its clients' processes are there."""
 
-    def __init__(self, folder: Path, *, transport: str = "shm", **fleet_fields: object) -> None:
-        super().__init__(folder, transport=transport)
+    def __init__(
+        self, folder: Path, *, transport: str = "shm", privacy: Privacy | None = None, **fleet_fields: object
+    ) -> None:
+        super().__init__(folder, transport=transport, privacy=privacy)
         self.book = Book()
         wanted = experiment(**fleet_fields)
         self.ahead = WriteAhead(self.store, self.aggregator, self.watch)
         self.timeline = WallTimeline(
             wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store, self.ahead,
+            self.gate, self.store, self.ahead, FixedTrips([4.0, 4.0, 4.0]),
         )  # type: ignore[arg-type]  # fmt: skip
         self.engine = Engine(
             self.core,
@@ -264,6 +270,76 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
     assert got == expected
     assert not world.core.connected(1)
     assert list(world.timeline.heard(GivenBack(1, 1, "", "cancelled"))) == [Failed(1, 1, 4.0, "cancelled")]
+
+
+PRIVATE = Privacy(clip_norm=1.0)
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Iterator[Wall]:
+    made = Wall(tmp_path, join_spread_s=0.0, privacy=PRIVATE)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
+def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_due(
+    private: Wall, how: str
+) -> None:
+    """Nobody is started in the place of a client whose data made it fail, and its trips count."""
+    started(private)
+    private.tasks(1)
+    peer = private.the(CLIENT, 1)
+    slot = private.aggregator.leases[1].slot
+    private.buffer.raw(slot)[:] = 7  # it had begun to write
+    private.hand.at += 2.5
+    if how == "raises":
+        assert take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data"))) == []
+    else:
+        private.peers.remove(CLIENT, 1, 0)
+        gone = private.timeline.departed(peer, ended(1), given_up=how != "dies")
+        assert take(private.engine, gone) == []
+        assert list(private.gate.receive()) == []
+    assert private.core.connected(1)
+    assert private.due() == []
+    assert private.core.task_of(1) == 1
+    private.hand.at += 1.5
+    (failed,) = private.due()
+    assert failed == Failed(1, 1, 4.0, "its data" if how == "raises" else "signal 9")
+    assert [held.task for held in private.core.held] == [1]
+    assert not private.buffer.slot(slot).any()
+    assert private.core.task_of(1) == 3  # it goes on, though perhaps nobody computes for it
+    if how == "raises":
+        assert private.tasks(1) == [3]
+        return
+    private.timeline.flush()
+    private.hand.at += 4.0
+    assert private.due() == [Failed(1, 3, 8.0, "its process has died")]
+    assert private.core.version == 1  # two updates of zero make a version
+    back = private.peers.expect(CLIENT, 1, epoch=1)
+    back.ready = True
+    assert list(private.timeline.ready(back)) == []
+
+
+@pytest.mark.parametrize("why", ["offline", "died", "cancelled"])
+def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private: Wall, why: str) -> None:
+    started(private)
+    private.tasks(1)
+    if why == "died":
+        private.book.set(1, 3.0, why)
+    private.hand.at += 1.0
+    take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data")))
+    private.hand.at += 2.0
+    if why == "cancelled":
+        private.core.cancelled.add(1)
+        private.timeline.cancel(1, 1)
+        assert private.due() == [Failed(1, 1, 3.0, "its data")]
+        assert private.core.held == []
+        return
+    if why == "offline":
+        private.book.set(1, 3.0, why)
+    assert private.due() == [Left(1, 3.0, why)]
+    assert (private.core.held, private.core.connected(1)) == ([], False)
 
 
 def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
