@@ -140,6 +140,7 @@ def sweep(
     *,
     seeds: Iterable[int] = (1, 2, 3),
     grid: Mapping[str, Iterable[Any]] | None = None,
+    target: float | None = None,
     quiet: bool = True,
     strategy: Strategy | type[Strategy] | None = None,
     model: Callable[..., Any] | None = None,
@@ -152,7 +153,9 @@ def sweep(
     ``"strategy"`` may be strategies: ``[Mine(), FedBuff()]``. Each run has the bits that `run` would give it.
     In ``out`` (``runs/NAME-sweep``) are the runs, a page that compares them (report.html), their curves
     (curves.pdf) and figures (runs.csv). Runs that are there are not made again: after Ctrl-C, or with more
-    seeds, the same call goes on. The objects are as for `run`, which also says what is raised.
+    seeds, the same call goes on. The time to the accuracy ``target`` is compared seed by seed; by default to
+    ``stop.accuracy``, else to the highest accuracy that every run reached. The objects are as for `run`,
+    which also documents the errors.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), FedBuff()]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP
@@ -181,6 +184,7 @@ def sweep(
             grid=sweeping.written(choices),
             base=named.base,
             say=lambda text: None if quiet else say(text, err=True),
+            target=target,
         )
 
 

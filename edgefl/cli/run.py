@@ -34,6 +34,10 @@ AcceptInvalid = Annotated[
 ]
 INVALID = 3
 """Exit code of a run that is done and whose emulation missed its bounds."""
+TargetAccuracy = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Compare the time to this accuracy; default: stop.accuracy."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
 Web = Annotated[bool, typer.Option("--web", help="Show the run live as a page, to this machine only.")]
 WebPort = Annotated[
@@ -178,13 +182,14 @@ def compare(
             metavar="DIR", help="Write summary.json, report.html and trace.json here.", parser=named_folder
         ),
     ] = None,
+    target: TargetAccuracy = None,
 ) -> None:
-    """Runs side by side: a table, and with --out a picture."""
+    """Compare runs: their time to an accuracy, and their figures."""
     from edgefl.results.compare import compare as beside
     from edgefl.results.tables import show
 
     with damaged(", ".join(map(str, folders))):
-        show(beside(folders, out))
+        show(beside(folders, out, target))
 
 
 def report(

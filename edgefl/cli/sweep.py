@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from edgefl.cli.paths import named_folder
-from edgefl.cli.run import INVALID, AcceptInvalid, Changes, ClockKind, ExperimentFile, Interrupted, RunFolder
+from edgefl.cli.run import (
+    INVALID,
+    AcceptInvalid,
+    Changes,
+    ClockKind,
+    ExperimentFile,
+    Interrupted,
+    RunFolder,
+    TargetAccuracy,
+)
 from edgefl.errors import ConfigError, damaged
 from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
@@ -43,6 +52,7 @@ def sweep(
             parser=named_folder,
         ),
     ] = None,
+    target: TargetAccuracy = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
 ) -> int:
@@ -72,6 +82,7 @@ def sweep(
             say=lambda text: None if quiet else say(text, err=True),
             show=lambda table: None if quiet else show(table),
             quiet=quiet,
+            target=target,
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command goes on from there") from None

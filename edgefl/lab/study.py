@@ -27,6 +27,7 @@ from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 from edgefl.results.statistics import LearningCurve, Over, learning_curve
 from edgefl.results.summary import applied_weight, profile_of, rounded, slow_group, summarize
+from edgefl.results.targets import target_of
 from edgefl.run.sweep import finished, warm
 
 
@@ -421,18 +422,20 @@ def write_report(
 ) -> None:
     """Write ``summary.json`` and ``report.html`` into ``out``."""
     records = {} if curves is None else curves.records
-    slow = slow_group(next(iter(records.values()))[0]).labels if records else ()
+    every = [record for found in records.values() for record in found]
+    slow = slow_group(*every) if every else None
     arms = {
         label: [compare.Run(each.folder, each, summarize(each), slow) for each in found]
         for label, found in records.items()
+        if slow is not None
     }
-    target = compare.common_target([run for runs in arms.values() for run in runs]) if arms else None
-    rows = [compare.run_group(label, runs, target) for label, runs in arms.items()]
+    target = target_of(every)
+    rows = compare.rows_of(arms, target)
     document = {
         "title": title,
         "citation": citation,
         **(extra or {}),
-        "target_accuracy": rounded(target),
+        "target_accuracy": None if target is None else rounded(target.value),
         "findings": [one._asdict() for one in findings],
         "arms": {
             row.label: {

@@ -12,6 +12,7 @@ trace        trace.json: a run as a timeline
 columns      a run's record as columns: for a notebook, a data frame, a file
 sweep        what a sweep leaves behind
 figure       learning curves for a paper
+targets      time to accuracy: the target, the cost until it, ratios over seeds
 statistics   estimates over seeds, smoothed passages of a target, ratios of costs, bands
 compare      runs side by side: figures, and the table, the folder and the page made of them
 page         the frame and the look of every page and picture

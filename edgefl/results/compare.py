@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from math import nan
 from pathlib import Path
@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
-from rich.console import Group
+from rich.console import Group as RenderGroup
+from rich.console import RenderableType
 from rich.text import Text
 
 from edgefl.errors import ConfigError
@@ -24,11 +25,14 @@ from edgefl.results.page import Curve, Picture, series
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
-from edgefl.results.statistics import NONE, Estimate, estimate, share, summary_curve
+from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
 from edgefl.results.summary import (
+    Group,
+    applied_weight,
     label_accuracy,
     measures,
     metric_names,
+    profile_of,
     profiles_by_speed,
     rounded,
     slow_group,
@@ -36,6 +40,7 @@ from edgefl.results.summary import (
     value_of,
 )
 from edgefl.results.tables import FittedTable, html_table, number, percent, table
+from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
 
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
@@ -49,8 +54,8 @@ class Run(NamedTuple):
     folder: Path
     record: Record
     summary: dict[str, Any]
-    slow_labels: tuple[int, ...]
-    """The classes of the first run's slow clients (`slow_group`): the same for all runs."""
+    slow: Group
+    """The slow profiles and the classes that only they hold, the same for all runs (`slow_group`)."""
 
 
 class RunGroup(NamedTuple):
@@ -59,7 +64,11 @@ class RunGroup(NamedTuple):
     label: str
     runs: tuple[Run, ...]
     figures: dict[str, Estimate]
+    each: tuple[dict[str, float], ...]
+    """The figures of each run."""
     valid: bool
+    to_target: ToTarget | None = None
+    """The cost until the comparison's target, beside its first row."""
 
     def estimates(self) -> dict[str, Any]:
         """The figures for JSON: mean and half the width of its 95% interval."""
@@ -83,47 +92,82 @@ class RunGroup(NamedTuple):
         return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
 
 
-def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Group:
+def compare(
+    folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
+) -> RenderGroup:
     """Tables of the runs in ``folders``, 80 columns wide; with ``out`` also a folder about them.
 
     Runs that differ in nothing but their seed are one row, mean ± half the 95% interval of the mean
-    (Student's t). The slow phones' classes are those that only the first run's slowest profiles hold. ``out``
-    gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
+    (Student's t). The time to the accuracy ``target`` is compared seed by seed; without one the target is
+    that of the runs' ``[stop]``, else the highest that every run reached. ``out`` gets summary.json (the
+    first run's, with ``runs`` and ``comparison``), report.html and trace.json.
     Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data, and if
     ``out`` is a file, or holds a run or a reproduction.
     """
     if out is not None:
         require_free(Path(out), "comparison")
     runs = load(folders)
-    rows = group(runs)
+    goal = goal_of(runs, target)
+    rows = group(runs, goal)
     if out is not None:
-        write(Path(out), runs, rows)
+        write(Path(out), runs, rows, goal)
         trace.write_events(Path(out) / trace.FILE_NAME, [run.record for run in runs])
-    return terminal_tables(runs, rows)
+    return terminal_tables(runs, rows, goal)
 
 
-def write(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], **more: Any) -> None:
+def write(
+    out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None, **more: Any
+) -> None:
     """Write summary.json, with the fields ``more``, and report.html into ``out``."""
-    found = {**document(out, runs, rows), **more}
+    found = {**document(out, runs, rows, target), **more}
     text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
     write_text(out / SUMMARY_FILE, text + "\n")
-    write_text(out / "report.html", comparison_page(out, runs, rows))
+    write_text(out / "report.html", comparison_page(out, runs, rows, target))
     page.close_fonts()
 
 
-def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup]) -> Group:
-    """The rows' figures, 80 columns wide, and the runs' own measures."""
-    measured = own_names(rows)
-    own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in measured for row in rows]
-    tables = (_learned(runs[0], rows), *([table(("measure", "run", ">"), own, fold=True)] if own else []))
+def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
+    """The time to the target, the rows' figures, and the runs' own measures; 80 columns wide."""
+    own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
+    tables: list[RenderableType] = [*_race(rows, target), _learned(runs[0], rows)]
+    tables += [table(("measure", "run", ">"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
-    return Group(*tables, *([Text(spent)] if spent else []))
+    return RenderGroup(*tables, *([Text(spent)] if spent else []))
+
+
+def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
+    """The table of the time to the target."""
+    if target is not None:
+        yield table(
+            ("run", ">time, s", ">/ first (95%)", ">trips", ">/ first (95%)", ">reached"),
+            _race_cells(rows),
+            title=f"Time to {target}",
+            caption=f"{target.rule} Time is emulated. / first: over the first row's, seed by seed",
+            fold=True,
+            gap=1,
+        )
+
+
+def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
+    return [
+        (
+            row.label,
+            *(
+                text
+                for over in COSTS
+                for text in (found.text(over), found.ratio_text(over) if place else "1")
+            ),
+            found.passed,
+        )
+        for place, row in enumerate(rows)
+        if (found := row.to_target) is not None
+    ]
 
 
 def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
     """The rows for the terminal: with their accuracy, or their loss where no run has one."""
-    slow, scored = slow_group(first.record), _scored(rows)
-    only = f"the classes only {', '.join(slow.profiles)} hold"
+    slow, scored = first.slow, _scored(rows)
+    phones = f"{', '.join(slow.profiles)} (the slow phones)"
     cells = []
     for row in rows:
         f = row.figures
@@ -134,12 +178,14 @@ def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
             (row.label, *found, _count(f["client_trips"]), _count(f["versions"]), stale,
              number(f["slow_weight"].mean), verdict)
         )  # fmt: skip
+    only = f"the classes only {', '.join(slow.profiles)} hold"
     starred = f"* accuracy on {only if slow.labels else 'classes only on slow phones: none'}\n"
     return table(
         ("run", *((">accuracy", ">slow*") if scored else (">loss",)), ">trips", ">versions", ">stale",
          ">weight†", ""),
         cells,
-        caption=f"{starred if scored else ''}† applied weight of a slow client: 1 is fair\n"
+        title="At the end",
+        caption=f"{starred if scored else ''}† applied weight of {phones}: 1 is fair\n"
         "stale: staleness, mean/max",
         fold=True,
         gap=1,
@@ -175,8 +221,8 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
                     f"runs on different data do not compare: {path} has {what} {mine}, "
                     f"{paths[0]} has {first[what]}"
                 )
-    labels = slow_group(records[0]).labels
-    return [Run(path, record, summarize(record), labels) for path, record in zip(paths, records, strict=True)]
+    slow = slow_group(*records)
+    return [Run(path, record, summarize(record), slow) for path, record in zip(paths, records, strict=True)]
 
 
 def _data(record: Record) -> dict[str, str | int]:
@@ -184,24 +230,13 @@ def _data(record: Record) -> dict[str, str | int]:
     return {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
 
 
-def common_target(runs: Sequence[Run]) -> float | None:
-    """The highest accuracy that every run which learned something reached; None if one has no evaluation."""
-    best = [run.summary["best_accuracy"] for run in runs if not run.summary["no_progress"]]
-    return None if None in best else min(best, default=None)
+def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:
+    """The comparison's target (`targets.target_of`), from the runs that learned something."""
+    return target_of([run.record for run in runs if not run.summary["no_progress"]], given)
 
 
-def reached(record: Record, target: float | None) -> tuple[float, float]:
-    """Client trips and emulated seconds at the first evaluation that reached ``target``; NaN if none did."""
-    for row in record.evaluations:
-        # best_accuracy is rounded to six digits
-        if target is not None and row.accuracy >= target - 1e-6:
-            return float(row.trips), row.at_s
-    return nan, nan
-
-
-def group(runs: Sequence[Run]) -> list[RunGroup]:
-    """Runs of one experiment under several seeds together; a seed that comes twice keeps its runs apart."""
-    target = common_target(runs)
+def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
+    """Runs of one experiment under several seeds together; a repeated seed keeps its runs apart."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         meta = run.record.meta
@@ -214,37 +249,46 @@ def group(runs: Sequence[Run]) -> list[RunGroup]:
         seeds = {run.record.meta.seed for run in members}
         parts.extend([members] if len(seeds) == len(members) else [[run] for run in members])
     names = [part[0].record.meta.strategy or part[0].folder.name for part in parts]
-    rows = []
+    labels: dict[str, list[Run]] = {}
     for part, name in zip(parts, names, strict=True):
         label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
-        rows.append(run_group(label if len(part) == 1 else f"{label} ×{len(part)}", part, target))
+        label = label if len(part) == 1 else f"{label} ×{len(part)}"
+        labels[label if label not in labels else str(part[0].folder)] = part
+    return rows_of(labels, target)
+
+
+def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
+    """A row for each label: each figure's mean over its runs, and the cost until the target."""
+    rows: list[RunGroup] = []
+    first: list[Record] = []
+    for label, part in runs.items():
+        records = [run.record for run in part]
+        first = first or records
+        passed = None if target is None else to_target(target, records, first)
+        each = tuple(_figures(run, passed, place) for place, run in enumerate(part))
+        names = dict.fromkeys(name for found in each for name in found)
+        figures = {name: estimate([found.get(name, nan) for found in each]) for name in names}
+        valid = all(run.summary["fidelity"]["valid"] for run in part)
+        rows.append(RunGroup(label, tuple(part), figures, each, valid, passed))
     return rows
 
 
-def run_group(label: str, runs: Sequence[Run], target: float | None) -> RunGroup:
-    """The runs together, with each figure's mean over them."""
-    each = [_figures(run, target) for run in runs]
-    names = dict.fromkeys(name for found in each for name in found)
-    figures = {name: estimate([found.get(name, nan) for found in each]) for name in names}
-    return RunGroup(label, tuple(runs), figures, all(run.summary["fidelity"]["valid"] for run in runs))
-
-
-def _figures(run: Run, target: float | None) -> dict[str, float]:
-    """The run's figures by name of `FIGURES`, NaN where it has none, and those that it has besides."""
+def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
+    """The run's figures by name of `FIGURES`, NaN where it has none, and its own measures."""
     summary, evaluations = run.summary, run.record.evaluations
-    trips, at_s = reached(run.record, target)
+    weight = applied_weight(run.record)
+    theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
     plain = ("accuracy", "loss", "client_trips", "versions", "emulated_s")
     found = (
         measures(summary)
         | {name: summary[name] for name in plain}
         | {
-            "slow_accuracy": label_accuracy(evaluations[-1], run.slow_labels) if evaluations else nan,
+            "slow_accuracy": label_accuracy(evaluations[-1], run.slow.labels) if evaluations else nan,
             "staleness_mean": summary["staleness"]["mean"],
             "staleness_max": summary["staleness"]["max"],
-            "slow_weight": summary["slow_phones"]["applied_weight"],
-            "trips_to_target": trips,
-            "emulated_s_to_target": at_s,
+            "slow_weight": float(theirs.mean()) if len(theirs) else nan,
         }
+        | {name: nan if passed is None else passed.costs[over][place] for over, name in COSTS.items()}
     )
     return {name: nan if found[name] is None else found[name] for name in (*FIGURES, *measures(summary))}
 
@@ -257,16 +301,18 @@ def _count(value: Estimate) -> str:
     return "–" if not np.isfinite(value.mean) else f"{value.mean:,.0f}"
 
 
-def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[str, Any]:
+def document(
+    out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
+) -> dict[str, Any]:
     """The comparison's summary.json: the first run's fields, then every run and how rows differ."""
-    target = common_target(runs)
     first = rows[0].figures
     return {
         **runs[0].summary,
         "runs": [{"folder": os.path.relpath(run.folder, out), **run.summary} for run in runs],
         "comparison": {
-            "target_accuracy": rounded(target),
-            "slow_phones_labels": list(runs[0].slow_labels),
+            "target": None if target is None else target._asdict(),
+            "slow_phones_profiles": list(runs[0].slow.profiles),
+            "slow_phones_labels": list(runs[0].slow.labels),
             "privacy": together(run.record for run in runs),
             "rows": [
                 {
@@ -275,6 +321,8 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
                     "valid": row.valid,
                     "no_progress": not row.ranked,
                     "figures": row.estimates(),
+                    "each": [{name: rounded(value) for name, value in found.items()} for found in row.each],
+                    "to_target": None if row.to_target is None else row.to_target.builtins(),
                     "minus_first": {
                         k: rounded(f.mean - first.get(k, NONE).mean) for k, f in row.figures.items()
                     },
@@ -285,14 +333,15 @@ def document(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> dict[s
     }
 
 
-def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
+def comparison_page(
+    out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
+) -> str:
     """The page: self-contained HTML that links to each run's own report."""
     meta, kinds = runs[0].record.meta, " · ".join(row.label for row in rows[:4])
-    about = "To target: until the first evaluation with the highest accuracy that every run reached."
-    about = about if _scored(rows) else "No accuracy is measured."
+    about = "" if _scored(rows) else "No accuracy is measured. "
     lines = "On test examples."
     if any(len(row.runs) > 1 for row in rows):
-        about += " ± is half the 95% interval of the mean over seeds."
+        about += "± is half the 95% interval of the mean over seeds."
         lines = "Thin: each seed; thick: their mean."
     invalid = ", ".join(row.label for row in rows if not row.valid)
     warning = (
@@ -301,10 +350,11 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
     )
     stuck = ", ".join(row.label for row in rows if not row.ranked)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
-    slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow_labels else None
+    slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow.labels else None
     sections = {
         "Side by side": [
-            page.card("Runs", about, _table(rows)),
+            *([page.card(f"Time to {target}", f"{target.rule} {RATIO}", _race_html(rows))] if target else []),
+            page.card("At the end of the runs", about, _table(rows)),
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
             page.card("Each run", together(run.record for run in runs), _each(out, runs, rows)),
         ],
@@ -320,32 +370,49 @@ def comparison_page(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) ->
         (),
         sections,
         "Times are emulated seconds.",
-        lead=in_a_sentence(rows),
+        lead=in_a_sentence(rows, target),
         banner=stuck + (warning if invalid else ""),
     )
 
 
-def in_a_sentence(rows: Sequence[RunGroup]) -> str:
-    """A sentence of what the comparison showed: the best row, and whether the next is told apart from it."""
-    known = [row for row in rows if row.ranked and np.isfinite(row.figures["accuracy"].mean)]
-    if len(known) < 2:
-        return ""
+RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."
+
+
+def _race_html(rows: Sequence[RunGroup]) -> str:
+    head = ["Run", ">Seconds to target", ">Over the first", ">Trips to target", ">Over the first", ">Reached"]
+    return html_table(head, _race_cells(rows))
+
+
+def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
+    """The result in words: the time to the target, then the accuracy at the end, each with its interval."""
+    ranked = [row for row in rows if row.ranked]
+    race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
+    known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
+    ends = {run.record.meta.stop_reason for row in rows for run in row.runs}
+    if len(known) < 2 or ends == {"accuracy"}:  # runs that stop at one accuracy all have it
+        return race
     first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)
-    one, other = first.figures["accuracy"], second.figures["accuracy"]
-    gap = f"{(one.mean - other.mean) * 100:.1f} points above {second.label}"
-    if one.half is None or other.half is None:
-        sure = "one seed each, so other seeds may turn it round"
-    else:
-        apart = one.mean - other.mean > one.half + other.half
-        sure = "more than" if apart else "not more than"
-        sure += " both 95% intervals over seeds together"
-    text = f"The highest accuracy is that of {first.label}: {percent(one.mean)}, {gap} ({sure})"
+    one, other = (
+        {run.record.meta.seed: each["accuracy"] for run, each in zip(row.runs, row.each, strict=True)}
+        for row in (first, second)
+    )
+    seeds = [seed for seed in one if seed in other]
+    text = f"At the end {first.label} has the highest accuracy: {percent(first.figures['accuracy'].mean)}"
+    if seeds:
+        gap = difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+        text += f", {(gap.mean * 100):.1f}"
+        text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
+        text += f" points above {second.label}"
+        if gap.half is None:
+            text += " (one seed: another may turn the order around)"
+        elif not higher(gap):
+            text += " (these seeds do not tell them apart)"
     slow = [row for row in known if np.isfinite(row.figures["slow_accuracy"].mean)]
     if len(slow) > 1:
         best = max(slow, key=lambda row: row.figures["slow_accuracy"].mean)
-        theirs = percent(best.figures["slow_accuracy"].mean)
-        text += f". On the classes that only slow phones hold it is that of {best.label}: {theirs}"
-    return f"{text}."
+        text += f". On the classes that only slow phones hold {best.label} has the highest:"
+        text += f" {share(best.figures['slow_accuracy'])}"
+    return f"{race} {text}.".strip()
 
 
 def _learning(rows: Sequence[RunGroup], lines: str, slow: Picture | None) -> list[str]:
@@ -395,16 +462,15 @@ def _table(rows: Sequence[RunGroup]) -> str:
     scored = _scored(rows)
     learned = [">Accuracy", ">Slow classes"] if scored else []
     head = ["Run", *learned, ">Loss", ">Trips", ">Versions", ">Staleness", ">At most", ">Slow weight",
-            *([">Trips to target", ">Seconds to target"] if scored else []), ">Fidelity"]  # fmt: skip
+            ">Fidelity"]  # fmt: skip
     cells = []
     for row in rows:
         f = row.figures
         weight = str(f["slow_weight"]) if np.isfinite(f["slow_weight"].mean) else None
         shares = [share(f["accuracy"]), share(f["slow_accuracy"])] if scored else []
-        to_target = [_count(f["trips_to_target"]), number(f["emulated_s_to_target"].mean)] if scored else []
         cells.append(
             [row.label, *shares, _plain(f["loss"]), _count(f["client_trips"]), _count(f["versions"]),
-             number(f["staleness_mean"].mean), number(f["staleness_max"].mean), weight, *to_target,
+             number(f["staleness_mean"].mean), number(f["staleness_max"].mean), weight,
              row.verdict]
         )  # fmt: skip
     return html_table(head, cells)
@@ -438,7 +504,7 @@ def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Pi
     """
 
     def accuracy(run: Run, row: EvaluationRow) -> float:
-        return label_accuracy(row, run.slow_labels) if slow else row.accuracy
+        return label_accuracy(row, run.slow.labels) if slow else row.accuracy
 
     what = "Accuracy on slow phones' classes" if slow else "Accuracy"
     return page.curves_picture(_curves(rows, over, accuracy), over, what)
@@ -463,10 +529,5 @@ def _curves(rows: Sequence[RunGroup], over: str, value: Callable[[Run, Evaluatio
             curves.append(Curve(series(k), row.label, *seeds[0]))
         elif seeds:
             x, mean, *_ = summary_curve(seeds)
-            if len(x):
-                curves.append(Curve(series(k), row.label, x, mean, seeds))
-            else:  # there is no time at which all were there
-                curves += [
-                    Curve(series(k), f"{row.label}: run {n}", *seed) for n, seed in enumerate(seeds, 1)
-                ]
+            curves.append(Curve(series(k), row.label, x, mean, seeds))
     return curves

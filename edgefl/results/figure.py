@@ -58,7 +58,8 @@ def plot(
 
     ``runs`` are finished runs by label, one for each seed; without labels runs that differ only in their seed
     go together, as in `edgefl compare`. A line is the mean over seeds of the measure ``y`` (accuracy, loss or
-    one of your own evaluation's), linear between evaluations, up to where the first of them ends. ``band``
+    one of your own evaluation's), linear between evaluations, up to where the
+    last of them ends: a seed that ended before keeps its last value. ``band``
     around it is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The size is a
     paper's column, in inches. Nothing in the file says when it was made: the same runs give the same bytes.
 
@@ -78,7 +79,7 @@ def plot(
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         axes = figure.add_subplot()
         for place, (label, seeds) in enumerate(curves.items()):
-            x, mean, low, high = summary_curve(seeds, band)
+            x, mean, low, high = summary_curve(seeds, band, share=y == "accuracy")
             colour, dash = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
             axes.plot(x, mean, color=colour, linestyle=dash, label=label)
             if band != "none" and len(seeds) > 1:

@@ -8,7 +8,7 @@ equal periods, smoothed over `WINDOW` evaluations, and compared seed by seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -147,6 +147,8 @@ class LearningCurve(NamedTuple):
     accuracies: list[float]
     periodic: tuple[list[float], list[float]]
     """The same with one evaluation per period that the experiment asks for: see `filled`."""
+    window: int = WINDOW
+    """Evaluations whose mean is one point."""
 
     def reached(self, target: float) -> float:
         """The cost until the smoothed accuracy reached ``target``; NaN where it did not.
@@ -154,24 +156,30 @@ class LearningCurve(NamedTuple):
         A run that stops by ``stop.accuracy`` stops at the mean of its last evaluations, before which the
         periodic curve may stay just below the target.
         """
-        passed = passage(*self.periodic, target)
-        return passage(self.costs, self.accuracies, target) if math.isnan(passed) else passed
+        passed = passage(*self.periodic, target, self.window)
+        return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
 
     @property
     def end(self) -> float:
         """The cost until the smoothed curve's end; 0 where it has no point."""
-        return max(smoothed(self.periodic[0]), default=0.0)
+        return max(smoothed(self.periodic[0], self.window), default=0.0)
 
 
-def learning_curve(rows: Sequence[EvaluationRow], asked: Evaluation, over: Over) -> LearningCurve:
-    """The accuracies of a run that was evaluated as ``asked``."""
-    costs, accuracies = [float(getattr(row, over)) for row in rows], [row.accuracy for row in rows]
+def learning_curve(
+    rows: Sequence[EvaluationRow],
+    asked: Evaluation,
+    over: Over,
+    value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
+    window: int = WINDOW,
+) -> LearningCurve:
+    """The accuracies, or another ``value`` that grows, of a run that was evaluated as ``asked``."""
+    costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
     periodic = (costs, accuracies)
     if asked.every_trips is not None:
         periodic = filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
     elif asked.every_s is not None:
         periodic = filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
-    return LearningCurve(costs, accuracies, periodic)
+    return LearningCurve(costs, accuracies, periodic, window)
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
@@ -250,18 +258,24 @@ def ratio(
     return CostRatio(math.exp(found.mean), low, high, at_least)
 
 
-def summary_curve(seeds: Sequence[Points], band: str = "interval") -> tuple[Points, Points, Points, Points]:
+def summary_curve(
+    seeds: Sequence[Points], band: str = "interval", *, share: bool = False
+) -> tuple[Points, Points, Points, Points]:
     """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
+
+    The curve ends with the last seed; a seed that ended before keeps its last value. The band of a ``share``
+    stays inside [0, 1].
 
     >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
     >>> [part.tolist() for part in summary_curve([a, b], "range")]
-    [[0.0, 1.0, 2.0], [0.25, 0.5, 0.75], [0.0, 0.5, 0.5], [0.5, 0.5, 1.0]]
+    [[0.0, 1.0, 2.0, 3.0], [0.25, 0.5, 0.75, 0.75], [0.0, 0.5, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]]
     """
     x = np.unique(np.concatenate([seed[0] for seed in seeds]))
-    x = x[(x >= max(seed[0][0] for seed in seeds)) & (x <= min(seed[0][-1] for seed in seeds))]
+    x = x[x >= max(seed[0][0] for seed in seeds)]
     values = np.array([np.interp(x, *seed) for seed in seeds])
     mean = values.mean(axis=0)
     if band == "range" or len(seeds) == 1:
         return x, mean, values.min(axis=0), values.max(axis=0)
     half = half_95(values)
-    return x, mean, mean - half, mean + half
+    low, high = mean - half, mean + half
+    return (x, mean, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)) if share else (x, mean, low, high)

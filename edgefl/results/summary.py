@@ -73,13 +73,18 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first: by the median declared time of a whole trip.
+    """The fleet's profiles, slowest first: by the declared time of a whole trip.
 
-    A profile that ended none is slower than all that did.
+    Training counts as the fleet's median number of steps, so that a seed's split of the examples does not
+    change the order. A profile that ended no trip is slower than all that did.
     """
-    trip_s = by_profile(record, record.trips["trip_declared_s"])
-    fleet = record.fleet
-    step_s = dict(zip(fleet["profile"].tolist(), np.nan_to_num(fleet["step_s"]).tolist(), strict=True))
+    trips, fleet = record.trips, record.fleet
+    names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
+    of_each = np.nan_to_num(fleet["step_s"])
+    step_s = {name: float(np.median(of_each[fleet["profile"] == name])) for name in names}
+    steps, compute_s = trips["steps"], np.nan_to_num(trips["compute_declared_s"])
+    equal = np.median(steps) / np.maximum(steps, 1) if steps.any() else 1.0
+    trip_s = by_profile(record, trips["trip_declared_s"] + compute_s * (equal - 1.0))
     return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
 
 
@@ -91,19 +96,29 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
     return held
 
 
-def slow_group(record: Record) -> Group:
-    """The clients of the slowest profiles, and the classes that only they hold.
+BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
+"""Partitions in which the seed decides what a profile holds."""
 
-    The fewest slowest profiles that hold a class which no faster one does. Where there are none the group is
-    the slowest profile and has no classes.
+
+def slow_group(record: Record, *others: Record) -> Group:
+    """The clients of the slowest profiles, and the classes that only they hold, in all of these runs.
+
+    The fewest slowest profiles that hold a class which no faster profile holds. Where there are none, or
+    where the seed decides what a profile holds, the group is the slowest profile alone: it depends on the
+    fleet and not on the seed.
     """
     held = labels_by_profile(record)
+    for other in others:
+        for name, labels in labels_by_profile(other).items():
+            held[name] = held.get(name, set()) | labels
     order = list(held)
     chosen, only = order[:1], set[int]()
     for k in range(1, len(order)):
         slow, fast = (set().union(*(held[p] for p in part)) for part in (order[:k], order[k:]))
         if slow - fast:
             chosen, only = order[:k], slow - fast
+            break
+        if record.meta.partition in BY_CHANCE:
             break
     profile = record.fleet["profile"]
     theirs = np.logical_or.reduce([profile == name for name in chosen]) if chosen else slice(0)

@@ -59,8 +59,9 @@ class Sweep:
     def table(self) -> Table:
         """One row a run: its label, the grid's values, the seed, and the run's figures.
 
-        Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, and whether it is
-        valid (1.0 or 0.0).
+        Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, the accuracy and the
+        applied weight of slow phones, what it took to reach the target (empty where it was not reached) and
+        the target, and whether the run is valid (1.0 or 0.0).
         """
         figures = [run.result.summary() for run in self.runs]
         table = Table(label=column((run.label for run in self.runs), str))
@@ -71,7 +72,15 @@ class Sweep:
             table[name] = column(each[name] for each in figures)
         for name in ("mean", "max"):
             table[f"staleness_{name}"] = column(each["staleness"][name] for each in figures)
-        table["slow_accuracy"] = column(each["slow_phones"]["accuracy"] for each in figures)
+        of_run = {
+            (row["label"], seed): found
+            for row in self._summary["comparison"]["rows"]
+            for seed, found in zip(row["seeds"], row["each"], strict=True)
+        }
+        for name in ("slow_accuracy", "slow_weight", "trips_to_target", "emulated_s_to_target"):
+            table[name] = column(of_run[run.label, run.seed][name] for run in self.runs)
+        target = self._summary["comparison"]["target"]
+        table["target"] = column([target and target["value"]] * len(self.runs))
         table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in figures)
         return table
 

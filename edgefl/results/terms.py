@@ -18,9 +18,9 @@ TERMS = {
     "model within": "Factor within which 90% of a real device's times lie around its profile's.",
     "proportional set size": "Memory of a process in which a page shared by n processes counts as an n-th.",
     "seen by the server": "From the task's sending to the arrival of its update, as the server measures it.",
-    "slow phones": "The clients of the slowest profiles, by the declared time of a whole trip.",
+    "slow phones": "The clients of the slowest profiles, by the declared time of a trip; fixed by the fleet.",
     "staleness": "Versions that the server made between a client's download and its update's arrival.",
-    "to target": "Until the first evaluation with the highest accuracy that every run reached.",
+    "to target": "Until the smoothed measure reached the target; the table names both.",
     "version": "One global model: each sum of the server's makes the next.",
     "worst tenth": "The tenth of the clients with the lowest value.",
 }

@@ -25,6 +25,7 @@ from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
+from edgefl.results.targets import check_target
 from edgefl.run import control, demands, supervisor
 from edgefl.run.channel import Closed
 from edgefl.run.fork_server import ForkServer
@@ -87,11 +88,12 @@ def sweep(
     say: Callable[[str], None] = lambda _: None,
     show: Callable[[RenderableType], None] = lambda _: None,
     quiet: bool = True,
+    target: float | None = None,
 ) -> Sweep:
     """Make the runs that are not in ``out`` yet, and compare them all; returns what is there.
 
-    ``say`` is called with a line a run, ``show`` with the table at the end; on a terminal each run is
-    watched while it goes on unless ``quiet``.
+    The time to the accuracy ``target`` is compared (`targets.target_of`). ``say`` is called with a line a
+    run, ``show`` with the tables at the end; on a terminal each run is watched unless ``quiet``.
 
     Each run is what `supervisor.run` makes of the experiment with one choice of the grid's values and one
     seed, to the bit. Raises `ConfigError` before the first run where one of them cannot be done, `RunError`
@@ -99,13 +101,14 @@ def sweep(
     """
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
+    check_target(target)
     planned = plan(experiment, out, seeds, grid or {}, base)
     with warm() as fork_server:
         _try_training(planned, base, fork_server)
         for number, one in enumerate(planned, 1):
             figures = finished(one.experiment, one.folder, base, fork_server, quiet).summary()
             say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
-    show(_compare(out, planned, grid or {}))
+    show(_compare(out, planned, grid or {}, target))
     return Sweep(out)
 
 
@@ -252,15 +255,17 @@ def _said(figures: Mapping[str, Any]) -> str:
     return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}{stuck}"
 
 
-def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableType:
+def _compare(
+    out: Path, planned: Sequence[Planned], grid: Grid, given: float | None
+) -> RenderableType:
     """Write everything about all runs into ``out``; returns the table for the terminal."""
     allow_open_files()  # a record each
     runs = compare.load([one.folder for one in planned])
-    target = compare.common_target(runs)
+    target = compare.goal_of(runs, given)
     by_label: dict[str, list[compare.Run]] = {}
     for one, run in zip(planned, runs, strict=True):
         by_label.setdefault(one.label, []).append(run)
-    rows = [compare.run_group(label, found, target) for label, found in by_label.items()]
+    rows = compare.rows_of(by_label, target)
     described = {
         "grid": {key: list(values) for key, values in grid.items()},
         "seeds": list(dict.fromkeys(one.seed for one in planned)),
@@ -274,13 +279,14 @@ def _compare(out: Path, planned: Sequence[Planned], grid: Grid) -> RenderableTyp
             for one in planned
         ],
     }
-    compare.write(out, runs, rows, sweep=described)
+    compare.write(out, runs, rows, target, sweep=described)
     found = Sweep(out)
     found.table().write(out / "runs.csv")
-    measure = "accuracy" if target is not None else "loss"
+    scored = any(np.isfinite(row.figures["accuracy"].mean) for row in rows)
+    measure = "accuracy" if scored else "loss"
     with contextlib.suppress(ConfigError):  # nothing was measured
         plot(found.results(), out / CURVES, y=measure)
-    tables = compare.terminal_tables(runs, rows)
+    tables = compare.terminal_tables(runs, rows, target)
     for run in runs:
         run.record.close()
     return tables

@@ -18,7 +18,7 @@ from rich.console import Console
 import edgefl
 from edgefl import Clock, Data, Stop, kernels
 from edgefl.cli import main
-from edgefl.results.compare import FIGURES, common_target, compare, group, load, reached
+from edgefl.results.compare import FIGURES, compare, group, load
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
 from edgefl.results.result import Result
@@ -176,16 +176,6 @@ def test_seeds_are_one_row_and_a_repeated_seed_is_not(runs: Path, tmp_path: Path
     rows = group(load([runs / "fair-1", again]))
     assert [row.label for row in rows] == ["fedstaleweight fair-1", "fedstaleweight again"]
     assert rows[0].figures["accuracy"].half is None
-
-
-def test_the_target_is_what_all_runs_reached(runs: Path) -> None:
-    loaded = load([runs / "fedbuff", runs / "fair-0"])
-    target = common_target(loaded)
-    assert target == min(run.summary["best_accuracy"] for run in loaded)
-    for run in loaded:
-        first = next(e for e in run.record.evaluations if e.accuracy >= target - 1e-6)
-        assert reached(run.record, target) == (first.trips, first.at_s)
-    assert np.isnan([*reached(loaded[0].record, 1.01), *reached(loaded[0].record, None)]).all()
 
 
 def test_a_comparison_folder_has_all_three_files(runs: Path) -> None:

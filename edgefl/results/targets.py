@@ -1,0 +1,230 @@
+"""Time to accuracy: a target, what each run needed to reach it, and ratios over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from edgefl import toml
+from edgefl.errors import ConfigError
+from edgefl.experiment import Evaluation, Stop
+from edgefl.results.record import Record
+from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.statistics import (
+    WINDOW,
+    CostRatio,
+    LearningCurve,
+    estimate,
+    learning_curve,
+    ratio,
+    smoothed,
+)
+from edgefl.results.summary import rounded, value_of
+
+Cost = Literal["at_s", "trips"]
+COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
+"""The figure of each cost until the target."""
+
+
+class RaceTarget(NamedTuple):
+    """A value of a measure that runs have to reach."""
+
+    value: float
+    why: str
+    """The origin of the target, in words."""
+    measure: str = "accuracy"
+    at_most: bool = False
+    """The measure has to fall to the value, as a loss does."""
+    window: int = WINDOW
+    """Evaluations whose mean has to reach the value."""
+
+    def __str__(self) -> str:
+        """The target in words.
+
+        >>> print(RaceTarget(0.9, ""), RaceTarget(0.2, "", "loss", at_most=True), sep=", ")
+        90.0% accuracy, loss ≤ 0.2
+        """
+        if self.measure == "accuracy":
+            return f"{self.value:.1%} accuracy"
+        return f"{self.measure} {'≤' if self.at_most else '≥'} {self.value:.4g}"
+
+    @property
+    def rule(self) -> str:
+        """A sentence on how a passage is measured, and on the target's origin."""
+        how = f"the mean of {self.window} evaluations in a row" if self.window > 1 else "one evaluation"
+        return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
+
+    def curve(self, record: Record, over: Cost) -> LearningCurve:
+        """The run's curve of the measure, negated where it has to fall."""
+        sign = -1.0 if self.at_most else 1.0
+        rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
+        asked = _settings(record)[0]
+        return learning_curve(rows, asked, over, lambda row: sign * value_of(row, self.measure), self.window)
+
+    def reached(self, record: Record, over: Cost) -> float:
+        """Emulated seconds or client trips until the run reached the target; NaN if it did not."""
+        return self.curve(record, over).reached(-self.value if self.at_most else self.value)
+
+
+def check_target(given: float | None) -> None:
+    """Raise `ConfigError` unless ``given`` is None or a share above 0."""
+    if given is not None and not 0.0 < given <= 1.0:
+        raise ConfigError(f"target: expected an accuracy above 0 and at most 1, such as 0.9; got {given:g}")
+
+
+def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
+    """The target of a comparison: the one given, else that of the runs' ``[stop]``, else a derived one.
+
+    Derived is the highest smoothed accuracy that every run reached; None if some run has none. Where the
+    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, so many count here, too.
+    """
+    check_target(given)
+    stops = [_settings(record)[1] for record in records]
+    same = len({(stop.accuracy, stop.accuracy_over, stop.metric) for stop in stops}) == 1
+    stop = stops[0] if same else Stop()
+    window = min(WINDOW, stop.accuracy_over) if stop.accuracy is not None else WINDOW
+    if given is not None:
+        return RaceTarget(given, "given", window=window if given == stop.accuracy else WINDOW)
+    if stop.accuracy is not None:
+        return RaceTarget(stop.accuracy, "stop.accuracy of the runs", window=window)
+    if (goal := stop.metric) is not None:
+        falls = goal.at_most is not None
+        value = goal.at_most if falls else goal.at_least
+        if value is not None:
+            return RaceTarget(value, "stop.metric of the runs", goal.name, falls, window=1)
+    best = []
+    for record in records:
+        values = [row.accuracy for row in record.evaluations if math.isfinite(row.accuracy)]
+        best.append(max(smoothed(values), default=math.nan))
+    if not best or not all(map(math.isfinite, best)):
+        return None
+    # rounded down, so that the run that sets it reaches it
+    highest = math.floor(min(best) * 1e4) / 1e4
+    return RaceTarget(highest, "the highest that every run reached, since no target was given")
+
+
+def _settings(record: Record) -> tuple[Evaluation, Stop]:
+    """The run's ``[evaluation]`` and ``[stop]``, read without the code that its experiment may name."""
+    try:
+        tables = toml.read(record.folder / EXPERIMENT_FILE)
+        found = msgspec.convert(tables.get("evaluation", {}), Evaluation)
+        return found, msgspec.convert(tables.get("stop", {}), Stop)
+    except (ConfigError, OSError, msgspec.ValidationError):
+        return Evaluation(), Stop()
+
+
+class ToTarget(NamedTuple):
+    """The cost of one setting's seeds until the target, beside the comparison's first setting."""
+
+    runs: int
+    reached: int
+    """Runs that reached it."""
+    costs: dict[Cost, tuple[float, ...]]
+    """Emulated seconds and client trips of each seed; NaN where it was not reached."""
+    ratios: dict[Cost, CostRatio | None]
+    """This setting's cost over the first's, seed by seed; None where runs ended too soon or share no seed."""
+
+    def text(self, over: Cost) -> str:
+        """The mean cost of the seeds that reached the target, ± half its 95% interval.
+
+        >>> nan = math.nan
+        >>> two = ToTarget(2, 1, {"at_s": (40.0, nan), "trips": (1400.0, nan)}, {})
+        >>> two.text("at_s"), two.text("trips"), two.passed
+        ('40.0', '1,400', '1 of 2')
+        """
+        there = [cost for cost in self.costs[over] if not math.isnan(cost)]
+        if not there:
+            return "–"
+        found = estimate(there)
+        return found.at(",.0f" if found.mean >= 1000 or over == "trips" else ".1f")
+
+    @property
+    def passed(self) -> str:
+        """The number of runs that reached the target."""
+        return f"{self.reached} of {self.runs}"
+
+    def ratio_text(self, over: Cost) -> str:
+        found = self.ratios.get(over)
+        return "not settled" if found is None else ratio_text(found)
+
+    def builtins(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {
+            "reached": self.reached,
+            "runs": self.runs,
+            **{name: [rounded(cost) for cost in self.costs[over]] for over, name in COSTS.items()},
+            "over_first": {
+                name: None
+                if (found := self.ratios.get(over)) is None
+                else {"mean": rounded(found.mean), "low_95": rounded(found.low or None),
+                      "high_95": rounded(found.high), "at_least": found.at_least}
+                for over, name in COSTS.items()
+            },
+        }  # fmt: skip
+
+
+def ratio_text(found: CostRatio) -> str:
+    """A ratio with two decimals and its interval.
+
+    >>> ratio_text(CostRatio(1.244, 1.04, 1.48)), ratio_text(CostRatio(3.0, 0.0, math.inf))
+    ('1.24× (1.04 to 1.48)', '3.00× (one seed)')
+    """
+    if found.low > 0.0 and math.isfinite(found.high):
+        return f"{found.mean:.2f}× ({found.low:.2f} to {found.high:.2f})"
+    if found.at_least:
+        return f"> {found.mean:.2f}×" + (f" ({found.low:.2f} or more)" if found.low > 0.0 else "")
+    if math.isfinite(found.high):
+        return f"< {found.mean:.2f}× ({found.high:.2f} or less)"
+    return f"{found.mean:.2f}× (one seed)"
+
+
+def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
+    """The cost of ``runs`` until the target, and its ratio to the runs of ``first`` with the same seeds."""
+    costs: dict[Cost, tuple[float, ...]] = {
+        over: tuple(target.reached(run, over) for run in runs) for over in COSTS
+    }
+    here, there = ({run.meta.seed: run for run in part} for part in (runs, first))
+    seeds = [seed for seed in here if seed in there]
+    ratios: dict[Cost, CostRatio | None] = dict.fromkeys(COSTS)
+    for over in COSTS if seeds and [*runs] != [*first] else ():
+        pair = [[part[seed] for seed in seeds] for part in (here, there)]
+        passed = [[target.reached(run, over) for run in part] for part in pair]
+        ends = [[target.curve(run, over).end for run in part] for part in pair]
+        if all(cost > 0.0 or math.isnan(cost) for cost in (*passed[0], *passed[1])):
+            ratios[over] = ratio(*passed, *ends)
+    return ToTarget(len(runs), int(np.isfinite(costs["at_s"]).sum()), costs, ratios)
+
+
+def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
+    """A sentence on which setting reached the target first in emulated time, and how sure that is."""
+    if target is None or len(rows) < 2:
+        return ""
+    found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
+    first, second, *_ = sorted(
+        found, key=lambda label: (-found[label].reached / found[label].runs, _mean_s(found[label]))
+    )
+    if not found[first].reached:
+        return f"No run reached {target}."
+    text = f"{first} reached {target} first: in {found[first].text('at_s')} emulated seconds"
+    if found[first].reached < found[first].runs:
+        text += f" ({found[first].passed} runs reached it)"
+    against = to_target(target, rows[second], rows[first])
+    known = against.ratios["at_s"]
+    if known is None:
+        return f"{text}; {second}: {against.text('at_s')} ({against.passed} runs reached it), not settled."
+    text += f"; {second} took {ratio_text(known).replace(' (one seed)', '')} as long"
+    text = text.replace(") as long", ", 95% interval) as long")
+    if math.isinf(known.high) and known.low == 0.0:
+        return f"{text}. That is one seed: another may turn the order around."
+    if known.low <= 1.0:
+        return f"{text}, so these seeds do not tell them apart."
+    return f"{text}."
+
+
+def _mean_s(found: ToTarget) -> float:
+    there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
+    return float(np.mean(there)) if there else math.inf

@@ -1,0 +1,218 @@
+"""Time to accuracy: targets, smoothed passages, ratios over seeds; and one group of slow phones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError
+from edgefl.results.compare import compare, goal_of, group, load
+from edgefl.results.record import Record
+from edgefl.results.statistics import summary_curve
+from edgefl.results.store import Store
+from edgefl.results.summary import slow_group
+from edgefl.results.targets import RaceTarget
+from tests.reports import Page, client, evaluation, read_json
+
+Learns = Callable[[float], float]
+
+
+def run_of(
+    folder: Path,
+    strategy: str,
+    seed: int,
+    accuracy: Learns,
+    stop: str = "versions = 9",
+    end: int = 40,
+    **meta: Any,
+) -> Path:
+    """A run with an evaluation each second, 10 trips apart, whose accuracy is a function of the time."""
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(f"[evaluation]\nevery_s = 1.0\n[stop]\n{stop}\n")
+    with Store(folder) as store:
+        store.clients([client(0, "fast", 0.1, 0, 1), client(1, "slow", 1.0, 1)])
+        for k in range(end + 1):
+            store.evaluation(
+                evaluation(k, float(k), accuracy=accuracy(k), trips=10 * k, loss=1 - accuracy(k))
+            )
+        known = {
+            "strategy": strategy,
+            "clock": "virtual",
+            "data": "digits",
+            "seed": seed,
+            "emulated_s": float(end),
+        }
+        store.set_meta(**{**known, **meta})
+    return folder
+
+
+def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options: Any) -> list[Path]:
+    """Three seeds each of an algorithm and of one that takes twice as long."""
+    return [
+        run_of(tmp_path / f"{name}-{seed}", name, seed,
+               lambda s, pace=pace * f: min(0.9, s / 20 / pace), **options)
+        for name, pace in (("fedbuff", 1.0), ("fedavg", 2.0))
+        for seed, f in enumerate(factors, 1)
+    ]  # fmt: skip
+
+
+def test_a_given_target_is_compared_seed_by_seed_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = two(tmp_path)
+    assert main(["compare", *map(str, folders), "--target", "0.5", "--out", str(tmp_path / "out")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Time to 50.0% accuracy" in text
+    assert "the mean of 5 evaluations in a row is above the target (given)" in text
+    assert "2.00× (2.00 to 2.00)" in text
+    found = read_json(tmp_path / "out" / "summary.json")["comparison"]
+    assert found["target"] == {
+        "value": 0.5,
+        "why": "given",
+        "measure": "accuracy",
+        "at_most": False,
+        "window": 5,
+    }
+    fast, slow = (row["to_target"] for row in found["rows"])
+    assert (fast["reached"], fast["runs"]) == (3, 3)
+    assert fast["emulated_s_to_target"] == pytest.approx([9.5, 10.0, 10.5])
+    assert slow["trips_to_target"] == pytest.approx([190, 200, 210])
+    assert slow["over_first"]["emulated_s_to_target"]["mean"] == pytest.approx(2.0)
+    assert found["rows"][0]["figures"]["emulated_s_to_target"]["half_95"] == pytest.approx(1.24, abs=0.01)
+    page = Page(tmp_path / "out" / "report.html").text
+    assert "fedbuff ×3 reached 50.0% accuracy first: in 10.0 ±1.2 emulated seconds" in page
+    assert "fedavg ×3 took 2.00× (2.00 to 2.00, 95% interval) as long" in page
+
+
+def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tmp_path: Path) -> None:
+    """All of them have the accuracy at which they stop; the old headline ranked it."""
+    stop = "accuracy = 0.5\naccuracy_over = 5"
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, lambda s, pace=pace: min(0.52, s / 20 / pace), stop,
+               int(pace * 20 * 0.52 + 5), stop_reason="accuracy")
+        for name, pace in (("fedbuff", 2.0), ("fedavg", 1.0))
+        for seed in (1, 2)
+    ]  # fmt: skip
+    compare(folders, tmp_path / "out")
+    assert (
+        read_json(tmp_path / "out" / "summary.json")["comparison"]["target"]["why"]
+        == "stop.accuracy of the runs"
+    )
+    page = Page(tmp_path / "out" / "report.html").text
+    assert "fedavg ×2 reached 50.0% accuracy first" in page
+    assert "has the highest accuracy" not in page
+
+
+@pytest.mark.parametrize(
+    ("stop", "says", "window"),
+    [
+        ("accuracy = 0.3", "30.0% accuracy", 1),
+        ("accuracy = 0.3\naccuracy_over = 9", "30.0% accuracy", 5),
+        ("metric = { name = 'loss', at_most = 0.6 }", "loss ≤ 0.6", 1),
+        ("versions = 3", "90.0% accuracy", 5),
+    ],
+)
+def test_without_a_given_target_it_is_that_of_stop_or_a_derived_one(
+    tmp_path: Path, stop: str, says: str, window: int
+) -> None:
+    folders = two(tmp_path, (1.0,), stop=stop)
+    target = goal_of(load(folders))
+    assert target is not None
+    assert (str(target), target.window) == (says, window)
+    assert ("no target was given" in target.why) == (stop == "versions = 3")
+    assert [row.to_target.reached for row in group(load(folders), target) if row.to_target] == [1, 1]
+
+
+def test_a_loss_has_to_fall_to_its_target(tmp_path: Path) -> None:
+    with Record(run_of(tmp_path / "run", "fedbuff", 1, lambda s: s / 40)) as record:
+        falls = RaceTarget(0.5, "", "loss", at_most=True, window=1)
+        assert falls.reached(record, "at_s") == pytest.approx(20.0)
+        assert math.isnan(RaceTarget(-0.1, "", "loss", at_most=True).reached(record, "at_s"))
+
+
+def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
+    folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
+    rows = group(load(folders), goal_of(load(folders), 0.8))
+    slow = rows[1].to_target
+    assert slow is not None
+    assert slow.passed == "2 of 3"
+    assert slow.costs["at_s"][:2] == pytest.approx((28.8, 32.0))
+    assert math.isnan(slow.costs["at_s"][2])
+    assert slow.ratio_text("at_s").startswith("> 1.8")
+    text = StringIO()
+    Console(file=text, width=60).print(compare(folders, target=0.8))
+    assert "2 of 3" in text.getvalue()
+    assert max(map(len, text.getvalue().splitlines())) <= 60
+
+
+def test_one_seed_has_no_interval_and_the_sentence_states_it(tmp_path: Path) -> None:
+    compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
+    page = Page(tmp_path / "out" / "report.html").text
+    assert "fedavg took 2.00× as long. That is one seed: another may turn the order around." in page
+
+
+@pytest.mark.parametrize("value", ["0", "1.1", "nan", "-0.5"])
+def test_a_target_that_is_no_share_is_one_line(
+    tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path / "run", "fedbuff", 1, lambda s: 0.5)
+    assert main(["compare", str(run), f"--target={value}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected an accuracy above 0 and at most 1" in line
+    with pytest.raises(ConfigError, match="above 0"):
+        compare([run], target=float(value))
+
+
+def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path) -> None:
+    seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
+    seeds[0][1] = (0.0, 0.1, 0.3)
+    x, mean, low, high = summary_curve(seeds, share=True)
+    assert x[-1] == 9.0
+    assert mean[-1] == pytest.approx((0.3 + 1.0 + 1.0) / 3)
+    assert high.max() == 1.0
+    assert low.min() == 0.0
+    assert summary_curve(seeds)[3].max() > 1.0
+
+
+def test_the_seed_does_not_decide_which_phones_are_slow(tmp_path: Path) -> None:
+    """By chance one seed's slowest two profiles hold a class alone; another's slowest does."""
+    held = {1: ((0, 1), (1,), (2,)), 2: ((0,), (0, 2), (0, 1))}
+    folders = []
+    for seed, labels in held.items():
+        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 40, partition="dirichlet"))
+        with Store(folders[-1]) as store:
+            speeds = zip(("fast", "slow", "slowest"), (0.1, 1.0, 9.0), labels, strict=True)
+            store.clients([client(k, name, step_s, *own) for k, (name, step_s, own) in enumerate(speeds)])
+    runs = load(folders)
+    assert {slow_group(run.record).profiles for run in runs} == {("slowest",)}
+    assert {run.slow.profiles for run in runs} == {("slowest",)}
+    assert runs[0].slow.labels == ()  # class 2 is on another phone in the other seed
+
+
+def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:
+    from edgefl.results.sweep import Sweep
+
+    folders = two(tmp_path, (1.0, 1.1))
+    compare(folders, tmp_path, 0.5)
+    found = read_json(tmp_path / "summary.json")
+    names = [(row["label"], seed) for row in found["comparison"]["rows"] for seed in row["seeds"]]
+    runs = [
+        {"label": label, "changes": {}, "seed": seed, "folder": folder.name}
+        for (label, seed), folder in zip(names, folders, strict=True)
+    ]
+    for folder, one in zip(folders, found["runs"], strict=True):
+        (folder / "summary.json").write_text(json.dumps(one))
+    (tmp_path / "summary.json").write_text(json.dumps({**found, "sweep": {"grid": {}, "runs": runs}}))
+    rows = list(csv.DictReader(StringIO(Sweep(tmp_path).table().csv())))
+    assert [float(row["emulated_s_to_target"]) for row in rows] == pytest.approx([10, 11, 20, 22])
+    assert {row["target"] for row in rows} == {"0.5"}
