@@ -96,7 +96,8 @@ def test_clients_that_are_declared_to_die_are_really_killed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["wall", "virtual"])
 def test_a_phone_that_overheats_slows_down_by_its_factor(kind: str, tmp_path: Path) -> None:
-    of = Fleet(devices={profile(tmp_path, train=0.004): 2}, network="none", thermal=True)
+    exact = {"units": "identical", "variation": 0.0, "phase": "aligned"}
+    of = Fleet(devices={profile(tmp_path, train=0.004): 2}, network="none", thermal=True, **exact)
     run = wanted(kind, of, strategy={"name": "fedasync"}, stop=Stop(trips=16))
     edgefl.run(run, tmp_path / "run")
     with Record(tmp_path / "run") as record:
