@@ -10,7 +10,7 @@ DONE = messages.Done(
     client=3, task=40, slot=2, trained_version=7, examples=60, steps=5, loss=0.25,
     checksum=2**64 - 1, work_s=1.5, trip=messages.Spent(3.0, 3.5), down=messages.Spent(1.0, 1.25),
     compute=messages.Spent(1.5, 1.5), up=messages.Spent(0.5, 0.75), lateness_s=0.5, cpu_s=0.125,
-    peak_mib=20.0, delay=messages.Spent(0.25, 0.375), metrics={"epochs": 2.0},
+    peak_mib=20.0, delay=messages.Spent(0.25, 0.375), metrics={"epochs": 2.0}, process_grew_mib=1.5,
 )  # fmt: skip
 SCORES = messages.ClientScores([3, 99_999], [0.5, -1e300], [0.0, 1.0], [0.25, 0.25], [])
 FROM_CLIENT: list[messages.FromClient] = [

@@ -11,7 +11,7 @@
     measure      measure
     doctor       doctor
     keys         keys, keygen
-    lab          reproduce; bench aggregate, fidelity, ingest, spawn, truth
+    lab          reproduce; bench aggregate, fidelity, ingest, memory, spawn, truth
     chaos        chaos
     paths        arguments that name files and folders
 

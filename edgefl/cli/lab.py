@@ -29,7 +29,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetition
 
 def add(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    for command in (aggregate, fidelity, ingest, spawn, truth):
+    for command in (aggregate, fidelity, ingest, memory, spawn, truth):
         group.command()(command)
     app.command()(reproduce)
     app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
@@ -51,6 +51,11 @@ def fidelity(json: Json = None, quick: Quick = False) -> int:
 def ingest(json: Json = None, quick: Quick = False) -> None:
     """Updates a second that the server takes in."""
     _measure("ingest", json, quick)
+
+
+def memory(json: Json = None, quick: Quick = False) -> None:
+    """Predicted beside measured memory of training steps, on this host."""
+    _measure("memory", json, quick)
 
 
 def spawn(json: Json = None, quick: Quick = False) -> None:

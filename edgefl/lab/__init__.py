@@ -4,6 +4,7 @@ aggregate    the weighted sum against its contenders
 ingest       updates a second that the server takes in, beside what bare sockets and memory allow
 spawn        how fast clients start, and what memory they take
 fidelity     how well devices are emulated: runs, bars and verdicts
+memory       predicted beside measured memory of training steps on this host
 truth        what devices are predicted to take, beside every published measurement; bars has its limits,
              host_truth has this host
 chaos        a run whose processes are killed and that is resumed until it is done; outcome judges what it

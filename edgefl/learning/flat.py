@@ -172,6 +172,11 @@ class FlatModel:
             for name, first in self._fixed:
                 self.module.get_buffer(name).copy_(first)
 
+    @property
+    def gradients(self) -> int:
+        """Numbers of ``grad`` that the module's parameters still use."""
+        return sum(own.numel() for _, parameter, own in self._gradients if parameter.grad is own)
+
     def restore(self) -> None:
         """Put back what the module and its parts were when this was made, as far as attributes go.
 

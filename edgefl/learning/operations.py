@@ -74,6 +74,16 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
 
     fixed: StepWork
     per_example: StepWork
+    live: tuple[tuple[float, float], ...] = ()
+    """Bytes, and bytes per example, of lines whose maximum is `live_bytes`; empty without a trace."""
+
+    def live_bytes(self, batch: float) -> float:
+        """Peak of the bytes of batch, activations and temporaries that are live at once in a step.
+
+        >>> BatchWork(fixed=StepWork(), per_example=StepWork(), live=((40.0, 0.0), (8.0, 1.0))).live_bytes(50)
+        58.0
+        """
+        return max((fixed + per_example * batch for fixed, per_example in self.live), default=0.0)
 
     def at(self, batch: float) -> StepWork:
         """The work of a step on so many examples."""

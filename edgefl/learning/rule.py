@@ -42,6 +42,11 @@ class LocalRule:
         own = {item.name: getattr(training, item.name) for item in fields(cls) if item.name != "terms"}
         return cls(**own, terms=terms)
 
+    @property
+    def state_vectors(self) -> int:
+        """Vectors like the weights that SGD keeps: momentum, FedProx's start and difference, terms."""
+        return (self.momentum > 0) + 2 * (self.terms.prox_mu > 0) + bool(self.terms.vectors)
+
     def batches(self, examples: int, steps: int | None = None) -> Iterator[int]:
         """The size of each step's batch for a client with so many examples; an epoch's last may be short.
 

@@ -16,7 +16,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from torch.utils.flop_counter import flop_registry
 
 from edgefl.errors import ConfigError
 from edgefl.learning.arithmetic import torch_seed
+from edgefl.learning.live import LiveTensors, live_lines
 from edgefl.learning.operations import BatchWork, StepWork
 
 BATCHES = (2, 4)
@@ -84,13 +85,8 @@ def step_work(
     (120.0, 8.0)
     """
     updated = [p for p in module.parameters() if p.requires_grad] if trained is None else list(trained)
-    declared = getattr(module, "flops_per_example", None)
-    if declared is not None:
-        counted = StepWork(matmul_flop=batch * _declared(declared))
-    else:
-        step = _Step(tuple(input_shape), batch, dtype, inference, loss or _cross_entropy)
-        counted = step.on_meta_or_real(module, updated, meta)
-    return counted if inference else counted + StepWork(parameters=float(sum(p.numel() for p in updated)))
+    step = _Step(tuple(input_shape), batch, dtype, inference, loss or _cross_entropy)
+    return step.work(module, updated, meta)[0]
 
 
 def batch_work(
@@ -107,21 +103,26 @@ def batch_work(
     >>> batch_work(nn.Linear(3, 2), (3,)).at(5) == step_work(nn.Linear(3, 2), (3,), 5)
     True
     """
-    low, high = (
-        step_work(module, input_shape, size, dtype=dtype, inference=inference, loss=loss, meta=meta)
+    updated = [p for p in module.parameters() if p.requires_grad]
+    (low, few), (high, many) = (
+        _Step(tuple(input_shape), size, dtype, inference, loss or _cross_entropy).work(module, updated, meta)
         for size in BATCHES
     )
     slope = (high + low.scaled(-1)).scaled(1 / (BATCHES[1] - BATCHES[0]))
-    return BatchWork(fixed=low + slope.scaled(-BATCHES[0]), per_example=slope)
+    lines = live_lines(few, many, BATCHES)
+    return BatchWork(fixed=low + slope.scaled(-BATCHES[0]), per_example=slope, live=lines)
 
 
-def traced_work(train: Callable[[int], tuple[int, int]], batch: int) -> BatchWork:
+def traced_work(
+    train: Callable[[int], tuple[int, int]], batch: int, known: Iterable[Tensor] = ()
+) -> BatchWork:
     """The work of a step of training that nobody knows but by watching it, such as a user's own function.
 
     ``train(batch)`` makes a whole trip on real tensors with batches of so many examples, and returns its
     steps and their examples. It is made with two sizes, which tell the part of a step from that of each
     example; where the second makes no difference to the batches, all work is the step's. What a trip does
-    once is shared out among its steps. An optimiser's operations count as what they are.
+    once is shared out among its steps. An optimiser's operations count as what they are. The memory of
+    ``known`` tensors, those of the model, is not part of `BatchWork.live_bytes`.
 
     >>> layer, x = nn.Linear(3, 2), torch.zeros(8, 3)
     >>> def train(batch):
@@ -131,19 +132,21 @@ def traced_work(train: Callable[[int], tuple[int, int]], batch: int) -> BatchWor
     24.0
     """
 
-    def trip(size: int) -> tuple[StepWork, float]:
+    def trip(size: int) -> tuple[StepWork, float, int]:
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-            meter = stack.enter_context(WorkMeter())
+            meter = stack.enter_context(WorkMeter(known))
             steps, examples = train(size)
-        return meter.work().scaled(1 / steps), examples / steps
+        return meter.work().scaled(1 / steps), examples / steps, max(meter.live.line, default=0)
 
-    (work, mean), (other, mean2) = trip(batch), trip(batch // 2 if batch >= 4 else 2 * batch)
+    second = batch // 2 if batch >= 4 else 2 * batch
+    (work, mean, peak), (other, mean2, peak2) = trip(batch), trip(second)
+    lines = live_lines([peak], [peak2], (batch, second))
     if mean == mean2:
-        return BatchWork(fixed=work, per_example=StepWork())
+        return BatchWork(fixed=work, per_example=StepWork(), live=lines)
     slope = (work + other.scaled(-1)).scaled(1 / (mean - mean2))
-    return BatchWork(fixed=work + slope.scaled(-mean), per_example=slope)
+    return BatchWork(fixed=work + slope.scaled(-mean), per_example=slope, live=lines)
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -155,8 +158,24 @@ class _Step(msgspec.Struct, frozen=True):
     inference: bool
     loss: Loss
 
-    def on_meta_or_real(self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool) -> StepWork:
-        """The step's work; raises `ConfigError` where it cannot be done."""
+    def work(
+        self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
+    ) -> tuple[StepWork, list[int]]:
+        """The step's work as declared or counted, and its live bytes at each operation that was traced."""
+        line: list[int] = []
+        declared = getattr(module, "flops_per_example", None)
+        if declared is not None:
+            counted = StepWork(matmul_flop=self.batch * _declared(declared))
+        else:
+            counted, line = self.on_meta_or_real(module, updated, meta)
+        if not self.inference:
+            counted += StepWork(parameters=float(sum(p.numel() for p in updated)))
+        return counted, line
+
+    def on_meta_or_real(
+        self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
+    ) -> tuple[StepWork, list[int]]:
+        """The step's work and live bytes; raises `ConfigError` where it cannot be done."""
         try:
             if meta or any(isinstance(part, nn.RNNBase) for part in module.modules()):
                 return self.count(*_copied(module, updated, meta=True))
@@ -175,10 +194,17 @@ class _Step(msgspec.Struct, frozen=True):
                 f"model: cannot {verb} on inputs of shape {self.input_shape}: {type(error).__name__}: {line}"
             ) from error
 
-    def count(self, module: nn.Module, device: str) -> StepWork:
-        """The work of the step; ``module`` is ours to change."""
+    def count(self, module: nn.Module, device: str) -> tuple[StepWork, list[int]]:
+        """The work of the step, and its live bytes at each operation; ``module`` is ours to change.
+
+        A parameter's gradient counts until it is complete. The step's gradients are memory of their own.
+        """
         module.train(not self.inference)
-        meter = WorkMeter()
+        meter = WorkMeter(chain(module.parameters(), module.buffers()))
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hook: Any = parameter.register_post_accumulate_grad_hook
+                hook(meter.gradient_done)
         layers = _Layers(module, meter)
         inputs = torch.zeros((self.batch, *self.input_shape), dtype=_torch_dtype(self.dtype), device=device)
         with ExitStack() as stack:
@@ -191,7 +217,8 @@ class _Step(msgspec.Struct, frozen=True):
             outputs = module(inputs)
             if not self.inference:
                 self.loss(outputs).backward()  # type: ignore[no-untyped-call]
-        return meter.work() + StepWork(matmul_flop=self.batch * layers.declared_flop())
+        work = meter.work() + StepWork(matmul_flop=self.batch * layers.declared_flop())
+        return work, meter.live.line
 
 
 def _cross_entropy(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -248,12 +275,19 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (48.0, 104.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        """``known`` tensors do not count as live memory."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.live = LiveTensors(known)
         self._amounts: Counter[str] = Counter()
         self._cells = _Cells()
         self._moved: set[int] = set()
         """Memories that were added or copied."""
+
+    def gradient_done(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is complete."""
+        assert parameter.grad is not None
+        self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
         """Returns True for a tensor that was added to others or copied, as a table of positions is."""
@@ -287,6 +321,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func._overloadpacket
+        self.live.note(packet, args, tree_leaves((args, kwargs, out)))
         if not _is_view(func) and packet.__name__ not in _FREE:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out)

@@ -18,6 +18,21 @@ def peak_resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+class Growth:
+    """Growth of this process's peak private resident memory since this was made."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        memory = self._process.memory_info()
+        self._start_bytes = memory.rss - getattr(memory, "shared", 0)
+
+    def peak_mib(self) -> float:
+        """MiB; resident pages of files and shared memory are taken as they are now."""
+        shared = getattr(self._process.memory_info(), "shared", 0)
+        grew_mib: float = peak_resident_mib() - (shared + self._start_bytes) / _MIB
+        return max(0.0, grew_mib)
+
+
 def proportional_mib(pid: int | None) -> float | None:
     """A process's proportional set size; None without a process, and where the system does not tell."""
     try:

@@ -29,7 +29,7 @@ from edgefl.results import seal
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header: tells a run record from any other database."""
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
 """Ends of a trip: used in a version, valid but not used, bad, or its client was gone."""
@@ -101,6 +101,9 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cpu_s: float | None = None
     """CPU seconds that the training really took on this machine."""
     peak_mib: float | None = None
+    """Memory that the training needs at once, as predicted from the trace of its step."""
+    process_grew_mib: float | None = None
+    """Growth of the client's process on this machine until then; None under the virtual clock."""
     checksum_sent: int | None = None
     checksum_seen: int | None = None
     """The update's 64-bit checksum as the client computed it, and as the server did from the slot."""

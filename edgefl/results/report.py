@@ -270,10 +270,11 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(summary["applied_weight"]["by_profile"].get(name)),
                 percent(summary["accuracy_by_profile_labels"].get(name)),
                 number(peak.get("peak_mib")) + limit,
+                number(peak.get("process_grew_mib")),
             ]
         )
     head = ["Profile", "Network", ">Clients", ">Step, s", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
-            ">Accuracy on its classes", ">Peak MiB / limit"]  # fmt: skip
+            ">Accuracy on its classes", ">Peak MiB / limit", ">Process grew, MiB"]  # fmt: skip
     return html_table(head, rows)
 
 

@@ -494,7 +494,8 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    memory, peak = record.meta.memory, record.trips["peak_mib"]
+    """Memory of processes; by profile what training needs, and how much processes grew (wall clock)."""
+    memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
     limit = dict(zip(record.fleet["profile"].tolist(), record.fleet["memory_mib"].tolist(), strict=True))
@@ -503,7 +504,11 @@ def _memory(record: Record) -> dict[str, Any]:
         "per_process_mib": rounded(np.mean(sizes)) if sizes else None,
         "processes_mib": rounded(sum(sizes)) if sizes else None,
         "by_profile": {
-            name: {"peak_mib": rounded(float(peak[chosen].max())), "limit_mib": rounded(limit[name], 15)}
+            name: {
+                "peak_mib": rounded(float(peak[chosen].max())),
+                "limit_mib": rounded(limit[name], 15),
+                "process_grew_mib": rounded(float(grew[chosen].max())),
+            }
             for name in profiles_by_speed(record)
             if (chosen := known & (profile == name)).any()
         },

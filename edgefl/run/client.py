@@ -20,7 +20,7 @@ from edgefl.errors import SlotError
 from edgefl.kernels.arguments import Floats
 from edgefl.limits.confinement import ClientLimits
 from edgefl.limits.held import Cost, HeldPhase
-from edgefl.limits.memory import peak_resident_mib
+from edgefl.limits.memory import Growth
 from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import ParameterBuffer, TripPhase
 from edgefl.parameters.update_format import Raw
@@ -63,7 +63,7 @@ class ClientProcess:
         self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
-        self._memory = limits.limit()
+        self._memory, self._growth = limits.limit(), Growth()
         self._throttle, self._governor = limits.throttle, limits.governor
         step_s = workload.step_s(spec.peer)
         held = limits.governor is not None and workload.host_step_s > 0.0 and step_s > 0.0
@@ -88,7 +88,7 @@ class ClientProcess:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
-        workload, pacer, memory = self._workload, self._pacer, self._memory
+        workload, pacer = self._workload, self._pacer
         base = self._base = self._model(task, frames)
         self._raw = self._room(task)
         self._buffer.fetched[task.slot] = TripPhase.DOWN
@@ -163,7 +163,8 @@ class ClientProcess:
             up=messages.Spent(up.declared_s, up.achieved_s),
             lateness_s=up.lateness_s,
             cpu_s=cpu_s,
-            peak_mib=memory.peak_mib if memory else peak_resident_mib(),
+            peak_mib=workload.peak_mib(task.client),
+            process_grew_mib=self._growth.peak_mib(),
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
             metrics=dict(result.metrics),
         )

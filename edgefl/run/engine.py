@@ -83,6 +83,7 @@ class _OpenTrip(msgspec.Struct):
             lateness_s=done.lateness_s,
             cpu_s=done.cpu_s,
             peak_mib=done.peak_mib,
+            process_grew_mib=None if math.isnan(done.process_grew_mib) else done.process_grew_mib,
             checksum_sent=done.checksum,
             checksum_seen=checksum_seen,
             metrics=done.metrics,

@@ -79,6 +79,9 @@ class Done(_Message, frozen=True, tag=4):
     lateness_s: Amount
     cpu_s: Amount
     peak_mib: Amount
+    """Memory that the training needs at once, as predicted from the trace of its step."""
+    process_grew_mib: Amount
+    """Growth of the client's process until then; NaN under the virtual clock, which sends no such message."""
     delay: Spent
     """One-way delays of the download and the upload, in all; part of both."""
     metrics: Metrics

@@ -73,6 +73,7 @@ class Trip(msgspec.Struct):
             lateness_s=0.0,
             cpu_s=result.cpu_s,
             peak_mib=result.peak_mib,
+            process_grew_mib=math.nan,
             delay=spent(delay_s, delay_s),
             metrics=result.metrics,
         )

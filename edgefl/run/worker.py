@@ -12,7 +12,6 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
-from edgefl.limits.memory import peak_resident_mib
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
@@ -147,7 +146,7 @@ class VirtualWorker:
             loss=loss_of(trained),
             checksum=checksum,
             cpu_s=time.thread_time() - cpu_started,
-            peak_mib=peak_resident_mib(),
+            peak_mib=self._workload.peak_mib(task.client),
             metrics=dict(trained.metrics),
             counted=trained.counted,
             order=task.order,

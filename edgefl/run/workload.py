@@ -18,7 +18,15 @@ import torch
 from edgefl.devices import Device
 from edgefl.devices.cells import CellMeter, Way
 from edgefl.devices.condition import Condition
-from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, cell_capacities, cell_limits, device_of
+from edgefl.devices.fleet import (
+    ClientInfo,
+    KnownClients,
+    Trips,
+    cell_capacities,
+    cell_limits,
+    device_of,
+    kinds_of,
+)
 from edgefl.devices.link import LinkShare
 from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, TrainingError, unknown
@@ -159,7 +167,10 @@ class Workload:
         )
         self.needs_given = own is not None or keeps
         """True where a trip's training has to know what it was `Given`."""
+        self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
+        """Numbers of gradients and the optimizer's state; a function's are part of its trace."""
         self.work = self._work()
+        self._check_memory()
         examples = self._rows.sizes.data
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
@@ -209,10 +220,47 @@ class Workload:
             return result.steps, result.examples
 
         try:
+            known = [self.flat.vector, self.flat.grad, *self.flat.module.buffers()]
             with _refusing_training():
-                return traced_work(train, min(self.rule.batch_size, len(rows)))
+                found = traced_work(train, min(self.rule.batch_size, len(rows)), known)
+            self._state = self.flat.gradients
+            return found
         finally:
             np.copyto(self.flat.array, first)
+
+    def peak_mib(self, client: int) -> float:
+        """Memory that the client's training needs at once: see `_needed_mib`."""
+        return self._needed_mib(self.examples(client))
+
+    def _needed_mib(self, examples: int) -> float:
+        """Peak memory of a step: weights, gradients, optimizer state, batch, activations, temporaries.
+
+        It follows from the step's trace, so it is the same on every host and under both clocks. A copy of
+        the downloaded model, the update and the strategy's vectors are not part of it.
+        """
+        live = self.work.live_bytes(min(self.rule.batch_size, examples))
+        return (4 * (self.flat.size + self._state) + live) / 2**20
+
+    def _check_memory(self) -> None:
+        """Raise `ConfigError` if a step needs more memory than its device allows an app."""
+        if self.experiment.fleet.memory == "off":
+            return
+        for info in kinds_of(self._clients).values():
+            limit_mib = self.device(info.client).app_limit_mib
+            if limit_mib is None or self._needed_mib(self.rule.batch_size) <= limit_mib:
+                continue
+            alike = (client for client, one in enumerate(self._clients) if one.profile == info.profile)
+            examples = max(map(self.examples, alike))
+            if (needed_mib := self._needed_mib(examples)) <= limit_mib:
+                continue
+            room = limit_mib * 2**20 - 4 * (self.flat.size + self._state)
+            fits = [(room - fixed) // slope for fixed, slope in self.work.live if slope > 0]
+            hint = f"a batch size of at most {int(min(fits))}, " if fits and min(fits) >= 1 else ""
+            raise ConfigError(
+                f"training.batch_size: a step on {min(self.rule.batch_size, examples)} examples needs "
+                f"{needed_mib:.4g} MiB, {info.profile} allows {limit_mib:g} (memory.app_limit_mib); "
+                f"expected {hint}a smaller model, or fleet.memory = 'off'"
+            )
 
     def _largest(self) -> int:
         """The client with the most examples."""

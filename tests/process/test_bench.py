@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -292,3 +293,24 @@ def test_what_cannot_be_done_is_one_line(
     assert code == 2, err
     assert says in err
     assert len(err.strip().splitlines()) == 1
+
+
+MEMORY = """
+import json
+from functools import partial
+from edgefl.lab.memory import memory_row
+from edgefl.learning.benchmark_networks import squeezenet
+from edgefl.learning.models import mlp
+wide = partial(mlp, (3, 32, 32), 10, hidden=[2000, 2000])
+rows = memory_row("wide", wide, (3, 32, 32), 16), memory_row("deep", squeezenet, (3, 224, 224), 4)
+print(json.dumps([[row.weights_mib, row.live_mib, row.predicted_mib, row.measured_mib] for row in rows]))
+"""
+
+
+def test_predicted_memory_is_what_a_process_grows_by() -> None:
+    """Without gradients, or without activations, the prediction is outside."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    (weights, _, wide, wide_grew), (_, live, deep, deep_grew) = json.loads(done.stdout)
+    assert abs(wide / wide_grew - 1) < 0.15 > abs(deep / deep_grew - 1)
+    assert abs((wide - weights) / wide_grew - 1) > 0.25
+    assert abs((deep - live) / deep_grew - 1) > 0.25

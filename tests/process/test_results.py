@@ -234,3 +234,19 @@ def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
             assert len(said.splitlines()) <= 1, (command, table, column, value)
     assert set(codes) <= {0, 1, 2}
     assert 2 in codes
+
+
+def test_needed_memory_is_the_same_under_both_clocks_and_any_number_of_workers(tmp_path: Path) -> None:
+    """The growth of processes is known under the wall clock only."""
+    found, weights_mib = [], 4 * (64 * 16 + 16 + 16 * 10 + 10) / 2**20
+    for number, clock in enumerate(
+        (Clock(kind="virtual", workers=1), Clock(kind="virtual", workers=2), Clock())
+    ):
+        result = edgefl.run(experiment(clock=clock, stop=Stop(versions=2)), tmp_path / str(number))
+        with result.record as record:
+            grew, reported = record.trips["process_grew_mib"], record.trips["loss"] == record.trips["loss"]
+            assert np.isnan(grew[reported]).all() == (clock.kind == "virtual")
+            found.append(set(record.trips["peak_mib"][reported].tolist()))
+        assert result.summary()["memory"]["by_profile"].keys() <= set(DEVICES)
+    assert found[0] == found[1] == found[2]
+    assert 2 * weights_mib < min(found[0]) < 6 * weights_mib

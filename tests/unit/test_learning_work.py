@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
-from edgefl.learning.work import StepWork, WorkMeter, batch_work, step_work
+from edgefl.learning.work import StepWork, WorkMeter, _cross_entropy, _Step, batch_work, step_work
 
 IMAGE = (3, 8, 8)
 
@@ -355,3 +355,21 @@ def test_vit_base_is_counted_without_its_memory():
     print(f"{took_s:.1f} s of CPU time, {more_kib / 1024:.0f} MiB more at the peak")
     assert more_kib < 200 * 1024
     assert work.per_example.flop == pytest.approx(6 * 17.6e9, rel=0.02)  # timm's 17.6 GMAC, three passes
+
+
+def test_live_bytes_are_those_of_a_trace_at_that_batch():
+    """Mutants: the gradient of each layer stays; freed activations count; peaks are extrapolated alone."""
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
+    found = batch_work(module, (3, 8, 8))
+    for batch in (1, 7, 64):
+        step = _Step((3, 8, 8), batch, np.float32, False, _cross_entropy)
+        assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
+    assert len(found.live) > 1  # a small batch's peak is the last layer's gradient, a large one's activations
+
+
+def test_live_bytes_of_a_layer_are_its_tensors():
+    """x, logits, log softmax, their gradients as they arise, labels, and the weight's own gradient."""
+    batch, inputs, outputs = 6, 50, 7
+    found = batch_work(nn.Linear(inputs, outputs, bias=False), (inputs,)).live_bytes(batch)
+    floats = batch * inputs + 2 * batch * outputs + inputs * outputs
+    assert 4 * floats <= found <= 4 * (floats + batch * outputs) + 8 * batch + 16

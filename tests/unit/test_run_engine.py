@@ -426,7 +426,12 @@ def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> N
         assert getattr(row, f"{part}_declared_s") == spent.declared_s
         assert getattr(row, f"{part}_s") == spent.achieved_s
     assert (row.trip_declared_s, row.trip_achieved_s) == (10.0, 11.0)
-    assert (row.peak_mib, row.down_bytes, row.up_bytes) == (20.0, 4 * SIZE, 4 * SIZE)
+    assert (row.peak_mib, row.process_grew_mib, row.down_bytes, row.up_bytes) == (
+        20.0,
+        1.5,
+        4 * SIZE,
+        4 * SIZE,
+    )
     assert row.checksum_sent == row.checksum_seen == told.checksum
     assert row.received_s == row.sent_s + 21.0
     assert (row.fate, row.weight, row.applied_version, row.staleness) == ("applied", 1.0, 1, 0)

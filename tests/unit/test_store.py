@@ -61,7 +61,7 @@ def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
         reason="late", examples=60, steps=5, loss=0.5, trained_version=4, down_bytes=1 << 40, up_bytes=12,
         down_s=0.25, compute_s=8.0, up_s=0.25, down_declared_s=0.25, compute_declared_s=8.0,
         up_declared_s=0.25, trip_declared_s=8.5, trip_achieved_s=8.5, work_s=8.0, lateness_s=1e-4,
-        cpu_s=0.5, peak_mib=13.5, checksum_sent=2**64 - 1, checksum_seen=2**63,
+        cpu_s=0.5, peak_mib=13.5, process_grew_mib=1.5, checksum_sent=2**64 - 1, checksum_seen=2**63,
     )  # fmt: skip
     store.trip(row)
     store.commit()
@@ -323,7 +323,7 @@ def ask(path: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 4\)"),
+        ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 5\)"),
         ("PRAGMA user_version = 0", "was written by an older edgefl"),
         ("PRAGMA application_id = 1", "is a database of something else"),
         ("DROP TABLE trips", "damaged: no table trips"),

@@ -137,7 +137,18 @@ def test_a_header_has_a_largest_size() -> None:
     assert isinstance(decode_from_client(fits), messages.Gone)
 
 
-FIGURES = ["work_s", "lateness_s", "cpu_s", "peak_mib", "trip", "down", "compute", "up", "delay"]
+FIGURES = [
+    "work_s",
+    "lateness_s",
+    "cpu_s",
+    "peak_mib",
+    "process_grew_mib",
+    "trip",
+    "down",
+    "compute",
+    "up",
+    "delay",
+]
 
 
 @pytest.mark.parametrize("figure", FIGURES)

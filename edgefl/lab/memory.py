@@ -1,0 +1,153 @@
+"""Predicted beside measured memory: what a training step makes a process of this host grow by.
+
+Each network trains in a fresh fork. The prediction is that of a run: weights and gradients, and the live
+bytes of a trace at two small batches. The growth is that of peak resident memory above its level before the
+network was made. Pages of libraries do not count, and malloc maps each block above 64 KiB, so that freed
+memory is returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from edgefl.devices.measurements import IMAGE
+from edgefl.errors import RunError
+from edgefl.lab.host_truth import NETWORKS
+from edgefl.learning.flat import FlatModel
+from edgefl.learning.rule import LocalRule
+from edgefl.learning.timm_networks import timm_network
+from edgefl.learning.train import Trainer
+from edgefl.learning.work import batch_work
+from edgefl.results import tables
+from edgefl.results.tables import percent
+
+BATCH: Final = 8
+MEDIAN_LIMIT, P90_LIMIT = 0.10, 0.25
+QUICK: Final = ("mobilenetv2_100", "resnet18", "vit_tiny_patch16_224")
+_MMAP_THRESHOLD: Final = -3
+"""glibc's number of the parameter of `mallopt`."""
+
+Say = Callable[[str], None]
+Make = Callable[[], torch.nn.Module]
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """One network's training step, MiB."""
+
+    network: str
+    weights_mib: float
+    live_mib: float
+    """Peak of batch, activations and temporaries."""
+    predicted_mib: float
+    measured_mib: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted_mib / self.measured_mib - 1)
+
+
+def run(quick: bool = False, *, say: Say = lambda _: None) -> dict[str, Any]:
+    """Predict and measure the networks of `edgefl bench truth`; returns plain values.
+
+    ``quick`` takes three networks. Raises `ConfigError` without timm.
+    """
+    rows: list[MemoryRow] = []
+    for network in QUICK if quick else NETWORKS:
+        rows.append(memory_row(network, partial(timm_network, network, IMAGE, 1000), IMAGE, BATCH))
+        say(f"{network}: {rows[-1].predicted_mib:.1f} MiB predicted, {rows[-1].measured_mib:.1f} measured")
+    errors = [one.error for one in rows]
+    return {
+        "batch": BATCH,
+        "machine": platform.machine(),
+        "rows": [msgspec.to_builtins(one) | {"error": one.error} for one in rows],
+        "median": float(np.median(errors)),
+        "p90": float(np.quantile(errors, 0.9)),
+        "worst": max(errors),
+    }
+
+
+def memory_row(network: str, make: Make, shape: tuple[int, ...], batch: int) -> MemoryRow:
+    """Predict and measure one network, each in a fork. Torch computes on one thread from now on."""
+    torch.set_num_threads(1)
+    weights_mib, live_mib, predicted_mib = _in_fork(lambda: _predicted(make, shape, batch))
+    (measured_mib,) = _in_fork(lambda: [_grown_mib(make, shape, batch)])
+    return MemoryRow(network, weights_mib, live_mib, predicted_mib, measured_mib)
+
+
+def _predicted(make: Make, shape: tuple[int, ...], batch: int) -> list[float]:
+    module = make()
+    live_bytes = batch_work(module, shape, meta=False).live_bytes(batch)
+    flat = FlatModel(module)
+    needed_bytes = 4 * (flat.size + flat.trainable) + live_bytes
+    return [4 * flat.size / 2**20, live_bytes / 2**20, needed_bytes / 2**20]
+
+
+def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
+    """Train two steps as a client does; the peak while the network is made does not count."""
+    _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
+    kept = make()  # what is imported and cached then is no network's
+    x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
+    del kept
+    gc.collect()
+    _libc.malloc_trim(0)
+    start_mib, file_mib = _status_mib("VmRSS"), _status_mib("RssFile")
+    trainer = Trainer(FlatModel(make()))
+    gc.collect()
+    _libc.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM restarts at the present resident memory
+    trainer.run(x, y, LocalRule(batch_size=batch, steps=2, lr=1e-3), np.random.default_rng(0))
+    return _status_mib("VmHWM") - start_mib - (_status_mib("RssFile") - file_mib)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _status_mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
+    """The figures that ``measure`` returns in a forked process."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(writing, msgspec.json.encode(measure()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    if not data:
+        raise RunError("a process that measured memory ended early")
+    return msgspec.json.decode(data, type=list[float])
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a line a network, and the errors beside their limits."""
+    heads = ["network", ">weights\nMiB", ">live\nMiB", ">predicted\nMiB", ">measured\nMiB", ">error"]
+    lines = [
+        [
+            one["network"],
+            *(f"{one[f'{name}_mib']:.1f}" for name in ("weights", "live", "predicted", "measured")),
+            percent(one["error"]),
+        ]
+        for one in result["rows"]
+    ]
+    tables.show(tables.table(heads, lines, f"Memory of a training step on {result['batch']} images of 224²"))
+    tables.show(
+        f"|predicted ÷ measured - 1|: median {percent(result['median'])} (limit {percent(MEDIAN_LIMIT)}), "
+        f"90% {percent(result['p90'])} (limit {percent(P90_LIMIT)}), worst {percent(result['worst'])}"
+    )

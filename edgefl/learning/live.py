@@ -1,0 +1,98 @@
+"""Live tensor memory of code that is watched: storages, from the operation that makes them to their end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
+
+LiveLines = tuple[tuple[float, float], ...]
+"""Bytes, and bytes per example, of lines whose maximum is a step's peak."""
+
+
+class LiveTensors:
+    """The bytes of live storages after each operation.
+
+    ``known`` tensors, such as weights, do not count. A storage counts from the first operation that makes or
+    uses it until it is freed.
+
+    >>> live = LiveTensors()
+    >>> x = torch.zeros(4); live.note(None, (), (x,)); del x
+    >>> y = torch.zeros(2); live.note(None, (), (y,))
+    >>> live.line
+    [16, 8]
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        self.line: list[int] = []
+        """Live bytes at each operation, with those that it needs inside."""
+        self._bytes = 0
+        self._storages: dict[int, weakref.ref[Any] | None] = {}
+        for tensor in known:
+            self._storages[tensor.untyped_storage()._cdata] = None
+
+    def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
+        """An operation has run: ``tensors`` are its arguments and results, ``args`` those by position."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if (key := storage._cdata) not in self._storages:
+                    self._bytes += (size := storage.nbytes())
+                    self._storages[key] = weakref.ref(storage, partial(self._freed, key, size))
+        self.line.append(self._bytes + _inside(operation, args))
+
+    def release(self, tensor: Tensor) -> None:
+        """Stop counting: a gradient is added to the step's own gradients and then freed."""
+        storage = tensor.untyped_storage()
+        if self._storages.get(storage._cdata) is not None:
+            self._storages[storage._cdata] = None
+            self._bytes -= storage.nbytes()
+            weakref.finalize(storage, self._storages.pop, storage._cdata, None)
+
+    def _freed(self, key: int, size: int, _: object) -> None:
+        if self._storages.pop(key, None) is not None:
+            self._bytes -= size
+
+
+def _inside(operation: Any, args: Sequence[Any]) -> int:
+    """Bytes that a convolution needs inside: oneDNN copies its operands into another order of axes."""
+    if operation not in _CONVOLUTIONS:
+        return 0
+    operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]
+    return sum(tensor.numel() * tensor.element_size() for tensor in operands)
+
+
+def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]) -> LiveLines:
+    """The lines of a step from its live bytes at two sizes of a batch, operation by operation.
+
+    Only lines that are the highest at some size are kept. Where the sizes differ in their operations, the
+    line of their peaks is the only one.
+
+    >>> live_lines([10, 40], [12, 40], (2, 4))
+    ((40.0, 0.0), (8.0, 1.0))
+    """
+    if not low or not high:
+        return ()
+    first, last = (
+        np.array(line if len(low) == len(high) else [max(line)], np.float64) for line in (low, high)
+    )
+    slope = (last - first) / (batches[1] - batches[0])
+    fixed = first - slope * batches[0]
+    lines, size = [], 1.0
+    while True:
+        values = fixed + slope * size
+        top = np.flatnonzero(values >= values.max() - 0.5)
+        best = top[slope[top].argmax()]
+        lines.append((float(fixed[best]), float(slope[best])))
+        steeper = np.flatnonzero(slope > slope[best])
+        if not len(steeper):
+            return tuple(lines)
+        crossings = (fixed[best] - fixed[steeper]) / (slope[steeper] - slope[best])
+        size = max(size, float(crossings.min()))

@@ -1,0 +1,40 @@
+"""A step that needs more memory than its device allows an app is refused before the run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgefl.devices.fleet import fleet_of
+from edgefl.errors import ConfigError
+from edgefl.experiment import Fleet, Model, Training
+from edgefl.run.workload import Workload
+from tests.process.runs import experiment
+
+
+def test_a_step_that_does_not_fit_is_refused_with_the_batch_that_does(tmp_path: Path) -> None:
+    """Mutants: a batch larger than the client's examples; no activations; ``off`` is ignored."""
+
+    def needed(batch: int, memory: str = "auto", phones: int = 3) -> float:
+        wanted = experiment(
+            fleet=Fleet(devices={"watch-a7": phones}, network="fios", memory=memory),
+            model=Model(args={"hidden": [60_000]}),
+            training=Training(batch_size=batch),
+        )
+        return Workload(wanted, fleet_of(wanted), tmp_path).peak_mib(0)
+
+    with pytest.raises(ConfigError) as caught:
+        needed(10_000)
+    found = re.fullmatch(
+        r"training.batch_size: a step on (\d+) examples needs [\d.]+ MiB, watch-a7 allows 256 "
+        r"\(memory.app_limit_mib\); expected a batch size of at most (\d+), a smaller model, or "
+        r"fleet.memory = 'off'",
+        str(caught.value),
+    )
+    assert found is not None
+    examples, fits = map(int, found.groups())
+    assert fits < examples < 10_000
+    assert needed(fits) <= 256 < needed(fits + 1, "off")
+    assert needed(10_000, phones=20) <= 256
