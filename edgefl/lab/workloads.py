@@ -72,6 +72,9 @@ class IdleWorkload:
     def examples(self, client: int) -> int:
         return 1
 
+    def peak_mib(self, client: int) -> float:
+        return 0.0  # nothing is trained
+
     def step_s(self, client: int) -> float:
         return 0.0
 

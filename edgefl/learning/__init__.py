@@ -16,7 +16,7 @@
     flower_client.py  a Flower app's client in its place
     evaluate.py    the test of a model
     arithmetic.py  device, precision, layout, torch's random stream
-    work.py        what a step does by class of operation; operations.py: that as data; live.py: its live tensors
+    work.py        what a step does by class of operation; operations.py: that as data; live.py: live tensors
 
 torch is imported by these modules only (`rule` and `operations` do not need it), never by the command line.
 """
