@@ -1,0 +1,76 @@
+"""Private runs whose clients fail because of their data: nobody else's part in any version depends on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl import Result, Stop, Training
+from edgefl.experiment import Experiment
+from edgefl.results.record import Record
+from edgefl.run import supervisor
+from edgefl.run.verify import verify
+
+from .runs import virtual
+
+pytestmark = pytest.mark.timeout(300)
+TRAINING = """
+import os
+
+import torch
+
+
+def train(model, examples, context):
+    if {how!r} == "raises" and context.client == 1:
+        raise ValueError("its data")
+    if {how!r} == "dies" and context.client == 1:
+        os._exit(7)
+    for x, y in examples.batches():
+        model.zero_grad()
+        loss = context.criterion(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        context.step(len(y), float(loss))
+        if {how!r} == "nan" and context.client == 1:
+            with torch.no_grad():
+                next(model.parameters())[:] = float("nan")
+"""
+
+
+def wanted(folder: Path, how: str) -> Experiment:
+    (folder / f"training_{how}.py").write_text(TRAINING.format(how=how))
+    return virtual(
+        2,
+        training=Training(function=f"training_{how}:train", steps=2),
+        strategy={"name": "fedbuff", "buffer_size": 2},
+        privacy={"clip_norm": 0.5, "noise_multiplier": 1.0, "quantile": 0.5, "noise": "seeded"},
+        stop=Stop(versions=8),
+    )
+
+
+def cohorts(folder: Path) -> list[tuple[int, list[int], float]]:
+    """By version its clients, and when it was made."""
+    with Record(folder) as record:
+        owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
+        made_at_s = record.versions["at_s"].tolist()
+        sums = [(version, [owner[task] for task in tasks.tolist()]) for version, tasks, _ in record.sums()]
+    return [(*one, at_s) for one, at_s in zip(sums, made_at_s, strict=True)]
+
+
+@pytest.mark.parametrize("ways", [["raises"], pytest.param(["nan", "dies"], marks=pytest.mark.slow)], ids=str)
+def test_who_takes_part_in_which_version_does_not_depend_on_a_clients_data(
+    tmp_path: Path, ways: list[str]
+) -> None:
+    found, epsilons = {}, {}
+    for how in ("well", *ways):
+        supervisor.run(wanted(tmp_path, how), tmp_path / how, quiet=True, base=tmp_path)
+        figures = Result(tmp_path / how).summary()
+        found[how], epsilons[how] = cohorts(tmp_path / how), figures["privacy"]["epsilon"]
+        assert verify(tmp_path / how, code=tmp_path).versions == 8
+        assert figures["trips"]["dropped"] == figures["trips"]["lost"] == 0
+    assert any(1 in clients for _, clients, _ in found["well"])
+    assert all(cohorts_ == found["well"] for cohorts_ in found.values())
+    assert len(set(epsilons.values())) == 1
