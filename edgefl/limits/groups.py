@@ -18,6 +18,7 @@ from edgefl.errors import ConfigError
 
 PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
+ACCOUNTING = "cpuacct"
 _OWN = "own"
 """Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
 _PATIENCE_S = 2.0  # a process that has ended leaves its group a little later
@@ -37,8 +38,9 @@ class Place(NamedTuple):
 def find(controller: str, pid: int | str = "self") -> Place:
     """The group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
 
-    A controller belongs to one hierarchy: to one of version 1 that names it, else to version 2. `NoGroup`
-    if there is none, or none that this process can see.
+    A controller belongs to one hierarchy: to one of version 1 that names it, else to version 2, whose groups
+    account CPU time (``cpuacct``) without a controller. `NoGroup` if there is none, or none that this process
+    can see.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
     # A group's path by controller of version 1, or by "" for version 2.
@@ -53,7 +55,7 @@ def find(controller: str, pid: int | str = "self") -> Place:
             unified = Place(_below(fields, own[""]), 2)
     if unified is None:
         raise NoGroup(f"no control group hierarchy with the {controller} controller is mounted")
-    if controller not in words(unified.folder / "cgroup.controllers"):
+    if controller != ACCOUNTING and controller not in words(unified.folder / "cgroup.controllers"):
         raise NoGroup(f"the {controller} controller is not given to {unified.folder}")
     return unified
 
@@ -76,6 +78,13 @@ def figures(file: Path) -> dict[str, int]:
     """The lines ``name number`` of a control file; none if it cannot be read."""
     lines = [line.partition(" ") for line in _text(file).splitlines()]
     return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
+
+
+def used_ns(place: Place) -> int:
+    """CPU time of all processes that are or were in a group of `ACCOUNTING`, ns."""
+    if place.version == 1:
+        return int(_text(place.folder / "cpuacct.usage") or 0)
+    return figures(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
 def throttled_ns(place: Place) -> int:
@@ -198,7 +207,7 @@ class _OwnFolders:
             self._outer[controller] = place
             folder = place.folder / self._name
             _make(folder, f"no group can be made in {place.folder}")
-            if place.version == 2:
+            if place.version == 2 and controller != ACCOUNTING:
                 self._hand_down(place.folder, folder, controller)
         outer, version = self._outer[controller]
         return Place(outer / self._name, version)

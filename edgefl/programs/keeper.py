@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import ConfigError, EdgeflError, RunError
-from edgefl.limits.groups import ControlGroup, Groups
+from edgefl.limits.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
 from edgefl.limits.memory import GroupMemory
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.limits.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, be_prompt
@@ -50,8 +50,9 @@ NOT_FOUND, NOT_EXECUTED = 127, 126
 class KeptPhone:
     """One phone and its processes."""
 
-    def __init__(self, launch: messages.Launch, group: ControlGroup | None) -> None:
-        self.launch, self._group = launch, group
+    def __init__(self, launch: messages.Launch, group: ControlGroup | None, *, accounted: bool) -> None:
+        """``accounted``: the group accounts CPU time."""
+        self.launch, self._group, self._accounted = launch, group, accounted
         self.presence: AlternatingRenewal | None = None
         self.tree: ProcessTree | None = None
         self.throttled: Throttled | None = None
@@ -62,7 +63,7 @@ class KeptPhone:
         self.why = ""
         self._account: Account | None = None
         self._began_ns = self._away_ns = self._left_ns = 0
-        self._before: tuple[int, ...] = (0, 0, 0)  # wall, CPU and wanting time of earlier starts
+        self._before: tuple[int, ...] = (0, 0, 0, 0)  # `_times` of earlier starts
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
@@ -72,11 +73,13 @@ class KeptPhone:
         """Start the command, held from its first instruction on."""
         share, throttle = self.launch.share, self.launch.throttle
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
+        accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
+        before_ns = 0 if accounting is None else used_ns(accounting)
         keeper = os.getpid()
         pid = os.fork()
         if pid == 0:
             _become_command(self.launch, keeper, self._group)
-        self.tree = ProcessTree(pid, place)
+        self.tree = ProcessTree(pid, place, accounting, before_ns)
         self._began_ns = time.monotonic_ns()
         self._account = Account(share, self._began_ns, 0, MOST_SAVED_NS)
         if place is not None:
@@ -130,7 +133,7 @@ class KeptPhone:
             self._group.remove()
 
     def state(self) -> messages.PhoneState:
-        wall_ns, cpu_ns, wanting_ns = self._times()
+        wall_ns, cpu_ns, wanting_ns, uncounted_ns = self._times()
         peak_mib = self._peak_mib
         if self._memory is not None and self._memory.peak_mib > 0:
             peak_mib = max(peak_mib, self._memory.peak_mib)
@@ -144,6 +147,7 @@ class KeptPhone:
             peak_mib=peak_mib,
             stops=self.stops,
             processes=len(self.tree) if self.tree is not None else 0,
+            uncounted_s=uncounted_ns / 1e9,
         )
 
     def _measure(self) -> None:
@@ -154,13 +158,13 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Wall, CPU and wanting time, ns."""
+        """Wall, CPU, wanting and uncounted time, ns."""
         if self.tree is None or self._account is None:
             return self._before
         self._measure()
         wall_ns = (self._left_ns or time.monotonic_ns()) - self._began_ns - self._away_ns
         wanting_ns = self._account.at_ns - self._began_ns
-        now = wall_ns, self._account.used_ns, wanting_ns
+        now = wall_ns, self._account.used_ns, wanting_ns, self.tree.uncounted_ns
         return tuple(before + more for before, more in zip(self._before, now, strict=True))
 
 
@@ -171,7 +175,9 @@ class Keeper:
         self._channel = channel
         self._phones: dict[int, KeptPhone] = {}
         self._groups: dict[tuple[str, ...], Groups] = {}
-        """Those of phones by the controllers that hold them."""
+        """Control groups of phones, by their controllers."""
+        self._accounts = True
+        """Control groups that account CPU time can be made, as far as is known."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
         self._ending = False
@@ -220,7 +226,7 @@ class Keeper:
     def _hear(self, message: messages.ToKeeper) -> None:
         match message:
             case messages.Launch():
-                self._phones[message.phone] = KeptPhone(message, self._group(message))
+                self._phones[message.phone] = self._kept(message)
             case messages.Begin():
                 self._begin = message
                 for number, phone in self._phones.items():
@@ -253,15 +259,22 @@ class Keeper:
         elif not phone.over:
             self._over(phone, -signal.SIGKILL)
 
-    def _group(self, launch: messages.Launch) -> ControlGroup | None:
-        wanted = tuple(
-            name for name, by in (("cpu", launch.throttle), ("memory", launch.memory)) if by == "cgroup"
-        )
-        if not wanted:
-            return None
+    def _kept(self, launch: messages.Launch) -> KeptPhone:
+        limits = (("cpu", launch.throttle), ("memory", launch.memory))
+        wanted = tuple(name for name, by in limits if by == "cgroup")
+        if self._accounts:
+            with contextlib.suppress(NoGroup):
+                group = self._group((*wanted, ACCOUNTING), launch.phone)
+                if _can_enter(group):
+                    return KeptPhone(launch, group, accounted=True)
+                group.remove()
+            self._accounts = False
+        return KeptPhone(launch, self._group(wanted, launch.phone) if wanted else None, accounted=False)
+
+    def _group(self, wanted: tuple[str, ...], phone: int) -> ControlGroup:
         if wanted not in self._groups:
             self._groups[wanted] = Groups(wanted)
-        return self._groups[wanted].group(f"phone-{launch.phone}")
+        return self._groups[wanted].group(f"phone-{phone}")
 
     def _start(self, phone: KeptPhone) -> None:
         phone.start()
@@ -356,6 +369,7 @@ class Keeper:
                 continue
             owner.tree.ended_ns += round((usage.ru_utime + usage.ru_stime) * 1e9)
             owner.tree.orphans.discard(pid)
+            owner.tree.unwaited.pop(pid, None)
             if pid == owner.tree.root:
                 self._codes[owner.launch.phone] = os.waitstatus_to_exitcode(status)
         for number in [*self._codes]:
@@ -400,6 +414,24 @@ class Keeper:
                 self._channel.send(phone.state())
 
 
+def _can_enter(group: ControlGroup) -> bool:
+    """Returns True if a process of this user may move into a group that it was able to make."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(NoGroup, OSError):
+            _run_as_usual()
+            group.enter()
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _run_as_usual() -> None:
+    """Leave the keeper's real-time class, whose processes a CPU group does not take."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | None) -> NoReturn:
     """Become the phone's command, in a session of its own, as if a shell had started it."""
     code = NOT_EXECUTED
@@ -408,8 +440,7 @@ def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | 
         become_child(keeper, "edgefl-phone")
         for number in (*STOPS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN if number in launch.ignored else signal.SIG_DFL)
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        _run_as_usual()
         set_time_slice(0)
         set_timer_slack(USUAL_SLACK_NS)
         if group is not None:

@@ -98,6 +98,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     stops: int
     """Times it was absent."""
     processes: int
+    uncounted_s: float = 0.0
+    """Upper estimate of the CPU time missing in ``cpu_s``: of children whose parent ignores SIGCHLD."""
 
 
 class PhoneEnded(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.limits.fidelity import MEAN_MAX, MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
 
 LEAST_CPU_S = 0.05
 """CPU seconds of this host below which a phone's rate is not judged: a slice is some per cent of less."""
@@ -51,6 +51,8 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     limit_mib: float | None
     peak_mib: float
     stops: int
+    uncounted_s: float = 0.0
+    """Upper estimate of the CPU time missing in ``cpu_s``: of children whose parent ignores SIGCHLD."""
     connections: int
     refused: int
     broken: int
@@ -60,10 +62,24 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     down: WayResult
 
     @property
+    def uncounted(self) -> str:
+        """Why its computing cannot be judged; empty if it can."""
+        missing = self.uncounted_s / max(self.cpu_s, LEAST_CPU_S)
+        if missing <= MEAN_MAX:
+            return ""
+        return (
+            f"phone {self.phone}: a process ignores SIGCHLD, so the CPU time of its children is lost: up to "
+            f"{missing:.0%} of what was counted; control groups (as root, or delegated) count it"
+        )
+
+    @property
     def cpu_error(self) -> float | None:
-        """Seconds that its computing took over those declared, less 1: above 0 is slower than declared."""
+        """Seconds that its computing took over those declared, less 1: above 0 is slower than declared.
+
+        None where it is not judged.
+        """
         minor = self.cpu_s / self.declared_share < MINOR_PART * self.wall_s
-        if self.achieved_share is None or self.cpu_s < LEAST_CPU_S or minor:
+        if self.achieved_share is None or self.cpu_s < LEAST_CPU_S or minor or self.uncounted:
             return None
         return self.declared_share / self.achieved_share - 1.0
 
@@ -139,7 +155,9 @@ def judge(
     cpu = [one.cpu_error for one in phones if one.cpu_error is not None]
     sent = [(due, took) for due, took in transmissions if due * time_scale >= RESOLUTION_WALL_S]
     of_links = [took / due - 1.0 for due, took in sent]
-    reasons: list[str] = []
+    uncounted = [one.uncounted for one in phones if one.uncounted]
+    more = f" (and {len(uncounted) - 1} more)" if len(uncounted) > 1 else ""
+    reasons = [why + more for why in uncounted[:1]]
     medians, p95s = [], []
     for errors in (cpu, of_links):
         if errors:

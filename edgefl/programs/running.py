@@ -497,6 +497,7 @@ class RunningPhones:
             limit_mib=held.limit_mib,
             peak_mib=state.peak_mib,
             stops=state.stops,
+            uncounted_s=state.uncounted_s,
             connections=sent.connections,
             refused=sent.refused,
             broken=sent.broken,

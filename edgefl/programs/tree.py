@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 
 from edgefl.errors import ConfigError
+from edgefl.limits import groups
 from edgefl.limits.groups import NoGroup, Place, find, process_stat, sweep, throttled_ns
-from edgefl.limits.throttle import Target
+from edgefl.limits.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
 _PROC = Path("/proc")
@@ -34,14 +35,24 @@ CERTAIN = 0.05
 class ProcessTree:
     """The processes that ``root`` is the first of, as a `edgefl.limits.throttle.ThrottleTarget`."""
 
-    def __init__(self, root: int, place: Place | None = None) -> None:
+    def __init__(
+        self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0
+    ) -> None:
+        """``place``: the group whose quota holds them. ``accounting``: the group that counts their CPU time.
+
+        ``before_ns`` is what that group had counted before they started.
+        """
         self.root, self.stopped = root, False
-        self._place = place  # of the control group whose quota holds them
+        self._place, self._accounting, self._before_ns = place, accounting, before_ns
+        self.uncounted_ns = 0
+        """Upper estimate of the CPU time of children that nobody waited for and that no look saw."""
+        self.unwaited: dict[int, int] = {}
+        """Children that nobody waits for, and the CPU time of each when it was last seen, ns."""
         self.ended_ns = 0
         """CPU time of its processes that have ended and that nobody in it has waited for."""
         self.orphans: set[int] = set()
         self._members: dict[int, Target] = {root: Target(root)}
-        self._looked_ns = 0
+        self._looked_ns = self._awake_ns = 0
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
@@ -57,7 +68,9 @@ class ProcessTree:
     def look(self) -> None:
         """Look for processes that have come and gone."""
         self._looked_ns = time.monotonic_ns()
+        before_ns, self._awake_ns = self._awake_ns, self._looked_ns - self._halted_until_ns(self._looked_ns)
         alive: dict[int, Target] = {}
+        unwaited: dict[int, int] = {}
         waiting = [self.root, *self.orphans]
         for pid in waiting:
             if pid in alive:
@@ -75,10 +88,21 @@ class ProcessTree:
                 else:
                     alive[pid] = target
                     waiting += children
+                    if children and self._accounting is None and ignores_children(pid):
+                        unwaited.update((child, self.unwaited.get(child, 0)) for child in children)
         for pid, target in self._members.items():
             if pid not in alive:
                 target.close()
         self.orphans &= alive.keys()
+        # The system adds their CPU time to nobody's. Looks are samples: each sighting of a child that is gone
+        # at the next look stands for one interval of such children, those that no look saw included.
+        for pid in self.unwaited.keys() - alive.keys():
+            self.ended_ns += self.unwaited[pid]
+            self.uncounted_ns += self._awake_ns - before_ns
+        for pid in unwaited:
+            with contextlib.suppress(ProcessLookupError):
+                unwaited[pid] = cpu_ns(pid) + waited_for_ns(pid)
+        self.unwaited = unwaited
         self._members = alive
         self._waited_for_ns = sum(map(waited_for_ns, alive))
 
@@ -96,14 +120,16 @@ class ProcessTree:
     def used_ns(self) -> int:
         """CPU time of all of them so far, those that have ended too, ns.
 
-        What has ended and was waited for by one that lives counts to a tick.
+        Exact where a control group accounts for them. Else what has ended and was waited for by one that
+        lives counts to a tick, and what nobody waited for counts up to the last look at it: `uncounted_ns`.
         """
         self._keep_up()
         used_ns = self.ended_ns + self._waited_for_ns
         for target in self._members.values():
             with contextlib.suppress(ProcessLookupError):
                 used_ns += target.cpu_ns()
-        self._used_ns = max(self._used_ns, used_ns)
+        accounted_ns = 0 if self._accounting is None else groups.used_ns(self._accounting) - self._before_ns
+        self._used_ns = max(self._used_ns, used_ns, accounted_ns)
         return self._used_ns
 
     def wanting_ns(self, now_ns: int) -> int:
@@ -113,13 +139,14 @@ class ProcessTree:
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
         if now_ns > last_ns:
-            halted_ns = self._halted_ns
-            if self.stopped:
-                halted_ns += max(0, now_ns - self._stopped_at_ns)
+            halted_ns = self._halted_until_ns(now_ns)
             ran_ns = now_ns - last_ns - (halted_ns - halted_before_ns)
             self._account_for(ran_ns, self._used_ns - used_before_ns)
             self._seen = now_ns, self._used_ns, halted_ns
         return now_ns - self._slept_ns
+
+    def _halted_until_ns(self, now_ns: int) -> int:
+        return self._halted_ns + (max(0, now_ns - self._stopped_at_ns) if self.stopped else 0)
 
     def _account_for(self, ran_ns: int, used_ns: int) -> None:
         """Find out how much of a stretch without a halt they slept.
@@ -210,6 +237,15 @@ def children_of(pid: int) -> list[int] | None:
     except OSError:
         return None
     return found
+
+
+def ignores_children(pid: int) -> bool:
+    """Returns True if process ``pid`` ignores SIGCHLD: the CPU time of its children is added to nobody's."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigIgn:"):
+                return bool(int(line.split()[1], 16) >> signal.SIGCHLD - 1 & 1)
+    return False
 
 
 def waited_for_ns(pid: int) -> int:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from edgefl.devices import load_device
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
 from edgefl.programs.running import no_group
+
+from .runs import UNPRIVILEGED, Command, needs_unprivileged
 
 PATIENCE_S = 60.0
 
@@ -149,6 +152,46 @@ def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
     assert one.cpu_error is None
 
 
+SHORT_CHILDREN = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(150):
+    if (pid := os.fork()) == 0:
+        while time.process_time() < 3e-3:
+            pass
+        os._exit(0)
+    try:
+        os.waitpid(pid, 0)  # returns when the child has ended
+    except ChildProcessError:
+        pass
+"""
+CHILDREN_S = 150 * 3e-3
+
+
+def test_cpu_time_of_children_that_nobody_waits_for_counts(throttle: str) -> None:
+    (one,) = run([python(SHORT_CHILDREN, share=0.5)], options(throttle=throttle)).phones
+    if no_group("cpuacct"):
+        assert one.uncounted
+    else:
+        assert one.cpu_s >= CHILDREN_S
+        assert one.uncounted_s == 0.0
+
+
+def test_without_control_groups_lost_cpu_time_of_children_is_never_valid() -> None:
+    needs_unprivileged()
+    out = Path(tempfile.gettempdir()) / "out"  # in the test's own folder, which ``nothing_left`` removes
+    out.parent.chmod(0o755)
+    out.mkdir(mode=0o777)
+    out.chmod(0o777)
+    fixed = ["--throttle", "sigstop", "--memory", "off", "--time-scale", "1", "--share", "0.5"]
+    command = ["exec", *fixed, "-d", "moto-g4", "--out", str(out / "run"), "--", "python3", "-IBSc"]
+    code, _, err = Command(*command, SHORT_CHILDREN, before=UNPRIVILEGED).finish()
+    assert (code, "INVALID: phone 0: a process ignores SIGCHLD" in err) == (3, True), err
+    (found,) = json.loads((out / "run" / "summary.json").read_text())["phones"]
+    assert found["uncounted_s"] >= CHILDREN_S - found["cpu_s"]
+    assert found["cpu_error"] is None
+
+
 def test_a_phone_over_its_memory_is_ended(throttle: str) -> None:
     hog = "b = bytearray(700 << 20); b[::4096] = b'x' * len(b[::4096]); import time; time.sleep(60)"
     by = {"sigstop": "watch", "cgroup": "cgroup"}[throttle]
@@ -221,10 +264,16 @@ def test_a_server_that_refuses_ends_the_connection() -> None:
 
 
 def test_phones_that_leave_stand_still_and_come_back() -> None:
-    absence = Absence(0.3, 0.2)
-    result = run([phone("sleep", "1.5") for _ in range(3)], options(absence=absence, seed=1))
-    assert result.exit_code == 0
-    assert sum(one.stops for one in result.phones) > 0
+    """Each comes back: a command that stood still for good would not end."""
+    until_stopped = 'while [ ! -e "$0" ]; do sleep 0.02; done'
+    ended = Path(tempfile.gettempdir()) / "ended"
+    phones = [phone("sh", "-c", until_stopped, str(ended)) for _ in range(3)]
+    with start(phones, options(absence=Absence(0.3, 0.2), seed=1)) as running:
+        while not sum(state.stops for state in running.states.values()):
+            running.turn(0.1)
+        ended.touch()
+        running.wait()
+    assert running.result().exit_code == 0
 
 
 def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:
@@ -267,8 +316,8 @@ def test_a_killed_phone_starts_again_when_it_is_back(tmp_path: Path) -> None:
     count = f"echo x >> {starts}; [ $(wc -l < {starts}) -ge 3 ] || sleep 60"
     result = run([phone("sh", "-c", count)], options(absence=Absence(0.2, 0.05, "kill"), seed=3))
     assert result.exit_code == 0
-    assert result.phones[0].stops >= 2
-    assert len(starts.read_text().splitlines()) == 3
+    # A busy host may have it leave before it has written its line, or before it ends once it has.
+    assert result.phones[0].stops >= len(starts.read_text().splitlines()) - 1 >= 2
 
 
 NESTED = """

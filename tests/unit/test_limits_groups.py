@@ -70,6 +70,14 @@ def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     assert find("cpu") == Place(scope, 2)
     with pytest.raises(NoGroup, match="the io controller is not given to"):
         find("io")
+    assert find("cpuacct") == Place(scope, 2)  # CPU time needs no controller
+
+
+def test_cpu_time_of_a_group(tmp_path: Path) -> None:
+    (tmp_path / "cpuacct.usage").write_text("1234567\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 42\nuser_usec 40\n")
+    assert [groups.used_ns(Place(tmp_path, version)) for version in (1, 2)] == [1_234_567, 42_000]
+    assert [groups.used_ns(Place(tmp_path / "gone", version)) for version in (1, 2)] == [0, 0]
 
 
 def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machine) -> None:

@@ -344,15 +344,29 @@ def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
     assert reasons[-1].startswith("transmissions took 50.0% longer")
 
 
+def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
+    """What was counted is half of the share: "longer than declared" would be the wrong way around."""
+    lost = phone_result(cpu_s=0.5, achieved_share=0.05, uncounted_s=0.5)
+    reasons, median, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
+    assert median == 0.0
+    assert len(reasons) == 1
+    assert reasons[0].startswith("phone 0: a process ignores SIGCHLD")
+    assert "up to 100% of what was counted" in reasons[0]
+    assert reasons[0].endswith(" (and 1 more)")
+    assert judge([phone_result(uncounted_s=0.02)], [], 1.0, Conditions())[0] == []
+
+
 def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, away_ns = SimpleNamespace(ns=0), 3_000_000_000
-    tree = MagicMock(**{"used_ns.return_value": 0, "wanting_ns.side_effect": lambda now_ns: now_ns})
+    tree = MagicMock(
+        uncounted_ns=0, **{"used_ns.return_value": 0, "wanting_ns.side_effect": lambda now_ns: now_ns}
+    )
     tree.rss_mib.return_value = 0.0
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic_ns=lambda: clock.ns))
     monkeypatch.setattr(keeper, "os", SimpleNamespace(getpid=os.getpid, fork=lambda: 1))
     monkeypatch.setattr(keeper, "ProcessTree", lambda *_: tree)
     launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
-    kept = keeper.KeptPhone(launch, None)
+    kept = keeper.KeptPhone(launch, None, accounted=False)
     for happens in (kept.start, kept.leave, kept.come_back, kept.leave):
         happens()
         clock.ns += 2_000_000_000 if happens != kept.leave else away_ns
