@@ -15,6 +15,7 @@ import numpy.typing as npt
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
 """Quantities that a trip need not have: NaN."""
+PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums may not be off, of the fleet and of each device."""
 RESOLUTION_WALL_S = 0.005
@@ -24,6 +25,8 @@ MEAN_MAX = 0.03
 MINOR_PART = 0.05
 """Training that is a smaller part of its trip is judged by the trip: a trip with twice that training is
 still within `MEDIAN_MAX`."""
+PHASE_WALL_S = 0.002
+"""Wall seconds by which a wake-up on a busy host may be late: a phase that is off by less gets no warning."""
 LOAD_MAX = 0.9
 """Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
 STEAL_MAX = 0.02
@@ -48,6 +51,32 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     p95_abs_error: float | None = None
 
 
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """The errors of one phase (`PHASES`) of one device profile's trips."""
+
+    device: str
+    phase: str
+    median_error: float
+    """Signed: above 0 is slower than declared."""
+    median_abs_error: float
+    p95_abs_error: float
+    median_wall_s: float
+    p95_wall_s: float
+    """Absolute errors on the wall clock."""
+
+    @property
+    def excess(self) -> float:
+        """The larger ratio of an error that a timer does not explain to its bound; above 1 is a warning."""
+        return max(
+            self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
+            self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),
+        )
+
+    def __str__(self) -> str:
+        p95 = f"p95 {self.p95_abs_error:.1%}"
+        return f"{PHASES[self.phase]} of {self.device}: median {self.median_error:+.1%}, {p95}"
+
+
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """The host during a run: shares of its cores and of time; None where unknown."""
 
@@ -70,6 +99,10 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     trips: int
     by_quantity: dict[str, Quantity]
     by_device: dict[str, dict[str, Quantity]]
+    worst: Phase | None
+    """The phase and device with the largest errors that a timer does not explain."""
+    warnings: tuple[str, ...]
+    """Phases that are off while their trips are on time, which makes no run INVALID."""
     p95_lateness_s: float | None
     """Emulated seconds by which trips ended after their scheduled moment."""
     max_lateness_s: float | None
@@ -126,6 +159,13 @@ def assess(
         }
         for name in sorted(set(profiles))
     }
+    phases = [
+        phase
+        for name in by_device
+        for quantity in PHASES
+        if (phase := _phase(name, quantity, columns[quantity], names == name, time_scale))
+    ]
+    phases.sort(key=lambda one: (-one.excess, -one.p95_abs_error))
     conditions = conditions or Conditions()
     if not trips:
         reasons.append("no trip was measured")
@@ -151,6 +191,10 @@ def assess(
         trips=trips,
         by_quantity=by_quantity,
         by_device=by_device,
+        worst=phases[0] if phases else None,
+        warnings=tuple(
+            f"{one}, beyond {MEDIAN_MAX:.0%} or {P95_MAX:.0%}" for one in phases if one.excess > 1
+        ),
         p95_lateness_s=float(np.percentile(lateness, 95)) if lateness.size else None,
         max_lateness_s=float(lateness.max()) if lateness.size else None,
         conditions=conditions,
@@ -203,6 +247,34 @@ def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> 
     if column.shape != (trips,):
         raise ValueError(f"{quantity} must have shape ({trips},), one a profile name (got {column.shape})")
     return column
+
+
+def _phase(
+    device: str,
+    phase: str,
+    times: tuple[Seconds, Seconds],
+    of_device: npt.NDArray[np.bool_],
+    time_scale: float,
+) -> Phase | None:
+    """The errors of a device's trips that could be measured (not NaN); None without.
+
+    ``times`` are declared and achieved seconds of all trips.
+    """
+    declared, achieved = times
+    known = of_device & ~np.isnan(declared)
+    if not known.any():
+        return None
+    off_s = achieved[known] - declared[known]
+    error, wall_s = off_s / declared[known], np.abs(off_s) * time_scale
+    return Phase(
+        device=device,
+        phase=phase,
+        median_error=float(np.median(error)),
+        median_abs_error=float(np.median(np.abs(error))),
+        p95_abs_error=float(np.percentile(np.abs(error), 95)),
+        median_wall_s=float(np.median(wall_s)),
+        p95_wall_s=float(np.percentile(wall_s, 95)),
+    )
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
-from edgefl.limits.fidelity import RESOLUTION_WALL_S
+from edgefl.limits.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
 from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
 from edgefl.results.record import Record
@@ -223,6 +224,8 @@ def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
     note = "no trip was timed" if error is None else f"{percent(error, 2)} median error"
     if record.meta.clock == "virtual" and error is not None:
         note = "times computed, not enforced"
+    elif fidelity.get("warnings"):
+        note += f"; warning: {fidelity['warnings'][0]}"
     loss, metrics = f"loss {number(summary['loss'])}", summary["metrics"].items()
     if summary["accuracy"] is None:
         loss = "not a number" if record.evaluations else "not evaluated"
@@ -286,6 +289,10 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
             absolute = (percent(found[which], 2) for which in ("median_abs_error", "p95_abs_error"))
             rows.append([name, *signed, *absolute, f"{found['measured']:,}"])
     head = ["Part", ">In all", ">Median, signed", ">Median", ">95th percentile", ">Trips"]
+    by_phase = [
+        [device, *(_errors(found.get(part, {})) for part in PHASES)]
+        for device, found in fidelity["by_device"].items()
+    ]
     devices = [
         [
             device,
@@ -296,7 +303,18 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
     ]
     parts = (f">{name}" for name in PARTS.values())
     columns = ["In all, by device", *parts, ">Model within (90%)"]
-    return html_table(head, rows) + html_table(columns, devices)
+    named = ["Median / 95th percentile, by device", *(f">{PARTS[part]}" for part in PHASES)]
+    warnings = "".join(f"<li>{escape(warning)}</li>" for warning in fidelity.get("warnings", ()))
+    listed = f"<p>Warning: phases that are off while their trips are on time</p><ul>{warnings}</ul>"
+    tables = html_table(head, rows) + html_table(named, by_phase) + html_table(columns, devices)
+    return (listed if warnings else "") + tables
+
+
+def _errors(found: Mapping[str, Any]) -> str:
+    """Signed median and 95th percentile of the absolute errors."""
+    if found.get("p95_abs_error") is None:
+        return "–"
+    return f"{_signed(found['median_error'])} / {percent(found['p95_abs_error'], 2)}"
 
 
 def _phase(phase: dict[str, Any]) -> str:

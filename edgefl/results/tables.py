@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.experiment import NO_PROGRESS
+from edgefl.limits.fidelity import PHASES
 from edgefl.results.terms import hint
 from edgefl.terminal import printable
 
@@ -278,6 +279,17 @@ def _real(devices: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
+def _phases(fidelity: Mapping[str, Any], clock: str) -> list[tuple[str, str]]:
+    """The phase and device with the largest errors, and how many more are off."""
+    worst = fidelity.get("worst") if fidelity and clock == "wall" else None
+    if not worst:
+        return []
+    of = f"{PHASES[worst['phase']]} of {worst['device']}"
+    errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
+    off = len(fidelity["warnings"])
+    return [("warning: phase" if off else "worst phase", f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
+
+
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
     """A run's summary, the figures that one looks at first."""
     staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
@@ -295,6 +307,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
         ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
         ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
         ("fidelity", fidelity),
+        *_phases(found, summary["clock"]),
         *_nodes(summary.get("nodes") or []),
         *_real(summary.get("real_devices") or []),
         ("device model", model_error(summary.get("model_error_factor") or {})),

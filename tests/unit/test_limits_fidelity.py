@@ -107,6 +107,38 @@ def test_training_that_waiting_makes_up_for_is_seen_in_its_sum() -> None:
     assert found.reasons == ("training took 5.0% longer than declared, at most 3% is allowed",)
 
 
+def slow_training(declared_s: float, factor: float, trips: int = 20) -> Fidelity:
+    """Trips of a second of two devices, on time; training of one of them took ``factor`` times as long."""
+    part = np.where(np.arange(2 * trips) < trips, declared_s, 0.5)
+    took = np.where(part == declared_s, factor * part, part)
+    return judged({"compute": took}, {"compute": part}, names=["fast"] * trips + ["slow"] * trips)
+
+
+def test_the_worst_phase_and_device_are_named_although_trips_are_on_time() -> None:
+    found = slow_training(0.02, 1.57)
+    assert found.valid
+    assert found.p95_abs_error == 0.0
+    assert found.worst is not None
+    assert (found.worst.device, found.worst.phase) == ("fast", "compute")
+    assert found.worst.median_error == found.worst.p95_abs_error == pytest.approx(0.57)
+    assert found.warnings == ("training of fast: median +57.0%, p95 57.0%, beyond 5% or 20%",)
+
+
+@pytest.mark.parametrize(
+    ("declared_s", "factor", "warns"),
+    [(0.02, 1.04, False), (0.02, 0.8, True), (0.006, 1.3, False), (0.006, 1.4, True)],
+    ids=["within bounds", "too fast", "within what a timer may be late", "beyond it"],
+)
+def test_a_phase_is_off_where_no_timer_explains_it(declared_s: float, factor: float, warns: bool) -> None:
+    assert bool(slow_training(declared_s, factor).warnings) == warns
+
+
+def test_a_few_trips_that_are_far_off_are_a_warning() -> None:
+    factors = np.array([1.0] * 18 + [3.5] * 2)
+    found = judged({"up": 0.03 * factors}, {"up": 0.03 * np.ones(20)})
+    assert [line.split(":")[0] for line in found.warnings] == ["upload of a"]
+
+
 @pytest.mark.parametrize(("part", "valid"), [(0.04, True), (0.06, False)])
 def test_training_that_is_a_minor_part_of_its_trip_is_judged_by_the_trip(part: float, valid: bool) -> None:
     one = np.ones(20)
