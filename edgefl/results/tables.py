@@ -287,7 +287,7 @@ def _phases(fidelity: Mapping[str, Any], clock: str) -> list[tuple[str, str]]:
     of = f"{PHASES[worst['phase']]} of {worst['device']}"
     errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
     off = len(fidelity["warnings"])
-    return [("warning: phase" if off else "worst phase", f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
+    return [("worst phase", "warning: " * (off > 0) + f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
