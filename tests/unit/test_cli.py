@@ -172,6 +172,20 @@ def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
         assert words in out
 
 
+def test_run_names_the_worst_phase_and_device(
+    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worst = {"device": "pixel-4", "phase": "compute", "median_error": 0.57, "p95_abs_error": 2.52}
+    judged = {**SUMMARY["fidelity"], "worst": worst, "warnings": []}
+    monkeypatch.setitem(SUMMARY, "fidelity", judged)
+    named = "training of pixel-4: median +57.00%, p95 252.00%"
+    out = edgefl.fits("run", "e.toml", "--out", "o")
+    assert named in out
+    assert "warning" not in out
+    monkeypatch.setitem(SUMMARY, "fidelity", {**judged, "warnings": ["one", "other"]})
+    assert f"warning: {named}; 1 more" in edgefl.shows("run", "e.toml")
+
+
 def test_an_invalid_emulation_is_said_even_if_quiet(
     here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

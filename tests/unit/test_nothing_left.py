@@ -63,7 +63,8 @@ def test_finds_what_is_left_and_only_that(pytester: pytest.Pytester, monkeypatch
     """One session in a process of its own; what is left there stays, so it is not waited for."""
     pytester.makeconftest((Path(__file__).parents[1] / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = process\n    slow\n")
-    tests = [f"def test_{name}(no_patience, nothing_left):\n    {body}\n" for name, (body, _) in LEAKS.items()]
+    given = "no_patience, nothing_left"
+    tests = [f"def test_{name}({given}):\n    {body}\n" for name, (body, _) in LEAKS.items()]
     pytester.makepyfile(test_inner="\n".join([TESTS, *tests]))
     pytester.mkdir("process")
     (pytester.path / "process" / "test_there.py").write_text(PROCESS_TEST)
