@@ -183,7 +183,7 @@ def test_run_names_the_worst_phase_and_device(
     assert named in out
     assert "warning" not in out
     monkeypatch.setitem(SUMMARY, "fidelity", {**judged, "warnings": ["one", "other"]})
-    assert f"warning: {named}; 1 more" in edgefl.shows("run", "e.toml")
+    assert f"warning: {named}; 1 more" in " ".join(edgefl.shows("run", "e.toml").split())
 
 
 def test_an_invalid_emulation_is_said_even_if_quiet(
