@@ -31,6 +31,8 @@ CITATION = "Nguyen 2022 (app. A); Toghani and Uribe 2022 (theorem 1); Ma 2024 (t
 PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
 """FedStaleWeight's b; its derivation lets clients go on at once."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
+WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
+"""The rule of the paper's appendix A and of its experiments."""
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
@@ -121,6 +123,26 @@ def expected_staleness(quick: bool = False) -> Finding:
     )
 
 
+def waiting_staleness(quick: bool = False) -> Finding:
+    """Equation 6 where a contributor waits for the step: a client is in one of every E[τ_i] + 1 versions."""
+
+    def ratio(seen: Outcome) -> Shares:
+        number = np.bincount(seen.client)
+        return np.asarray(number / seen.versions * (np.bincount(seen.client, seen.staleness) / number + 1.0))
+
+    strategy = FedStaleWeight(**WAITING)
+    return judged(
+        "a client that waits for the step is in one of E[τ_i] + 1 versions, and that weight gives it 1/n",
+        "Ma 2024, appendix A and algorithm 1",
+        "1 of E[τ_i] + 1 versions; 1/n of the weight",
+        [
+            _groups("updates a version · (E[τ] + 1)", strategy, ratio, 0.01, quick),
+            _groups("weight · n", strategy, Outcome.applied, 0.02, quick),
+        ],
+        "not normalised inside a buffer",
+    )
+
+
 def fair_influence(quick: bool = False) -> Finding:
     """Equations 7 and 8 before a buffer's weights are normalised: the running form, its step not bounded."""
     return judged(
@@ -187,6 +209,7 @@ FINDINGS: tuple[Callable[[bool], Finding], ...] = (
     convergence.fedbuff_as_printed,
     convergence.toghani_uribe,
     expected_staleness,
+    waiting_staleness,
     fair_influence,
     normalized_influence,
     slowing_down,

@@ -100,13 +100,16 @@ class FlatModel:
     weights: Tensor
     """The trainable part of the vector, float32 of shape (trainable,)."""
     layout: tuple[Entry, ...]
+    buffers: int
+    """Elements at the end of the vector that are the module's float buffers."""
 
     def __init__(self, module: nn.Module, vectors: int = 0) -> None:
-        trainable, rest, fixed = _tensors(module)
-        tensors = trainable | rest
+        trainable, frozen, buffers, fixed = _tensors(module)
+        tensors = trainable | frozen | buffers
         self.module = module
         self.size = sum(tensor.numel() for tensor in tensors.values())
         self.trainable = sum(tensor.numel() for tensor in trainable.values())
+        self.buffers = sum(tensor.numel() for tensor in buffers.values())
         room = torch.zeros(blocks(self.size, vectors)[-1].stop, dtype=torch.float32)
         self.vector, self.whole = room[: self.size], room.numpy()
         self.array = self.whole[: self.size]
@@ -232,8 +235,8 @@ def _same_layout(tensor: Tensor, view: Tensor) -> bool:
     return tensor.shape == view.shape and tensor.stride() == view.stride() and tensor.dtype == view.dtype
 
 
-def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of ``module``: trainable parameters; other floats of its state; what is not averaged."""
+def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], ...]:
+    """Return the tensors of ``module``: trainable and frozen parameters, float buffers, and all others."""
     persistent = module.state_dict(keep_vars=True).keys()
     trainable: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
@@ -251,7 +254,7 @@ def _tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], d
     if not trainable:
         raise ConfigError(f"model: {type(module).__name__} has no trainable parameters (need at least one)")
     _refuse_overlap(trainable | frozen | buffers)
-    return trainable, frozen | buffers, fixed
+    return trainable, frozen, buffers, fixed
 
 
 def _refuse(name: str, tensor: Tensor) -> None:

@@ -198,6 +198,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     test_examples: int
     dataset: str
     fingerprint: Fingerprint | None = None
+    buffers: int = 0
+    """Elements at the end of the model that are running statistics: `FlatModel.buffers`."""
 
 
 def column(numbers: bytes) -> memoryview[int]:

@@ -104,7 +104,7 @@ def build(
     strategy = resolve(experiment.strategy, [Path(plan.base)])
     source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
-    aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source)
+    aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source, prepared.buffers)
     aggregator.lends = transport == "shm" and not virtual and not plan.door
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples, apart = control.column(prepared.examples), strategy.transfers_apart

@@ -105,6 +105,8 @@ class Aggregator:
     """Their names."""
     own: Sequence[str] = ()
     """Names of the vectors that the server keeps, behind the optimiser's in a ring entry."""
+    statistics: int = 0
+    """Elements at the end of the model that are averaged and do not go through the optimiser."""
 
     def __post_init__(self) -> None:
         self._backend = kernels.backend(self.backend)
@@ -129,8 +131,13 @@ class Aggregator:
         buffer: ParameterBuffer,
         size: int,
         source: Source | None = None,
+        statistics: int = 0,
     ) -> Aggregator:
-        """The aggregator of a run whose model has ``size`` parameters; ``source`` is of its noise."""
+        """The aggregator of a run whose model has ``size`` elements; ``source`` is of its noise.
+
+        The last ``statistics`` elements are the module's buffers, such as the running statistics of batch
+        normalisation.
+        """
         assert isinstance(experiment.fleet.devices, dict)
         most = strategy.max_weight(sum(experiment.fleet.devices.values()))
         rules, private = experiment.privacy, None
@@ -146,6 +153,7 @@ class Aggregator:
             exchanged=strategy.vectors,
             own=strategy.server_vectors,
             exact=experiment.server.partial_sums,
+            statistics=statistics,
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
@@ -426,6 +434,7 @@ class Aggregator:
             scales=scales if scaled else None,
             checksums=sums,
         )
+        self._average(action, model, buffer.model(old_entry)[block], weights, updates, scales)
         if sums is None:  # one is over the whole update, vectors and all
             seen = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
         else:
@@ -469,8 +478,29 @@ class Aggregator:
         kernels.weighted_step(
             model, base, [step], [1.0], self.optimizer, old, new, self._backend, base_scale=action.base_scale
         )
+        self._average(action, model, base, [1.0], [step], [None])
         ordered = [found[task] for task in action.tasks]
         return [norm for norm, _ in ordered], tuple(seen for _, seen in ordered)
+
+    def _average(
+        self,
+        action: Sum,
+        model: Floats,
+        base: Floats,
+        weights: Sequence[float],
+        updates: list[Update],
+        scales: list[Floats | None],
+    ) -> None:
+        """Write the next running statistics: the average by the step's weights, which add up to at most 1."""
+        if not self.statistics:
+            return
+        first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK
+        total = sum(action.weights) if action.base_scale == 1.0 else 1.0
+        part = VectorSum([weight / max(1.0, total) for weight in weights], action.base_scale)
+        scales = [None if scale is None else scale[first // SCALE_BLOCK :] for scale in scales]
+        made = np.empty(model.size - first, np.float32)
+        self._vector_sum(made, base[first:], part, [update[first:] for update in updates], scales)
+        model[-self.statistics :] = made[-self.statistics :]
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
         """Write the strategy's next vectors, and what of them goes into the model.
@@ -479,6 +509,7 @@ class Aggregator:
         """
         entries, norms = (entry, self.buffer.latest[1]), np.zeros(len(slots))
         model = self.buffer.model(entry)[self.blocks[0]]
+        weights = slice(model.size - self.statistics)
         for place, name in enumerate((*self.exchanged, *self.own), start=1):
             sent = place < len(self.blocks)
             block = self.blocks[place if sent else 0]
@@ -491,7 +522,7 @@ class Aggregator:
             found = self._vector_sum(out, base, part, *self._updates(slots, block))
             norms += found if sent else 0.0
             if part.into_model:
-                model += np.float32(part.into_model) * out
+                model[weights] += np.float32(part.into_model) * out[weights]
         return norms.tolist()
 
     def _vector_sum(

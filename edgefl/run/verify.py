@@ -97,7 +97,8 @@ class _Replay:
         self.buffer = buffer = ParameterBuffer.create(shape)
         buffer.model(0)[:] = workload.flat.whole
         buffer.publish(version=0, entry=0)
-        self._aggregator = Aggregator.of(experiment, strategy, buffer, workload.flat.size, source)
+        flat = workload.flat
+        self._aggregator = Aggregator.of(experiment, strategy, buffer, flat.size, source, flat.buffers)
         self._aggregator.measures = False  # the journal says what was found
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)

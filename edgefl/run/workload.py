@@ -382,6 +382,7 @@ class Workload:
         held = self._labels()
         return Prepared(
             size=self.flat.size,
+            buffers=self.flat.buffers,
             layout=[(entry.name, list(entry.shape), entry.offset) for entry in self.flat.layout],
             examples=self._rows.sizes.tobytes(),
             held_out=self._assessor.held_out.sizes.tobytes(),

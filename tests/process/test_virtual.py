@@ -76,6 +76,43 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
     assert verify(folder).model_sha256 == found[3][0]
 
 
+NET = """
+from torch import nn
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
+"""
+
+
+def test_running_statistics_are_averaged_whatever_the_servers_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one step from the same model all cohorts have the same statistics, so averages are the same."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "normed.py").write_text(NET)
+    found, models = {}, set()
+    for name, fields in {
+        "fedavg": {},
+        "fedadam": {},
+        "fedavgm": {"momentum": 0.5, "server_lr": 3.0},
+        "feddyn": {"weighting": "examples"},
+    }.items():
+        wanted = virtual(
+            1,
+            strategy={"name": name, "cohort": 4, **fields},
+            model=Model(name="normed:net"),
+            training=Training(steps=1),
+            stop=Stop(versions=1),
+        )
+        result = edgefl.run(wanted, tmp_path / name)
+        model = result.model()
+        found[name] = [model[f"2.{buffer}"].tolist() for buffer in ("running_mean", "running_var")]
+        models.add(str(model["1.weight"].tolist()))
+        assert verify(tmp_path / name, code=tmp_path).model_sha256 == result.summary()["model_sha256"]
+    assert len(models) >= 3
+    assert found["fedavg"][1] != [1.0] * 6
+    assert found["fedadam"] == found["fedavgm"] == found["feddyn"] == found["fedavg"]
+
+
 def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_path: Path) -> None:
     timeless = virtual(
         1,

@@ -255,6 +255,16 @@ CAUGHT = {
     "fedbuff": (*STEPS, "two_clients", "discounts_more", "one_more_in_the_buffer"),
     "toghani_uribe": (*STEPS, "two_clients", "discounts_more", "one_more_in_the_buffer"),
     "expected_staleness": ("stale_by_one_more", "stale_by_one_less", "one_more_in_the_buffer"),
+    "waiting_staleness": (
+        "stale_by_one_more",
+        "stale_by_one_less",
+        "waits_for_versions",
+        "restarts_at_once",
+        "multiplies_by_b",
+        "averages",
+        "squares",
+        "turns_round",
+    ),
     "fair_influence": (
         "doubled",
         "averages",

@@ -119,12 +119,18 @@ def one_more_in_the_buffer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Buffered, "size", lambda self, clients: size(self, clients) + 1)
 
 
+def _restarts(patch: pytest.MonkeyPatch, rule: str) -> None:
+    assign, change = Asynchronous.assign, {"restart": rule}
+    patch.setattr(Asynchronous, "assign", lambda self, *given: assign(replace(self, **change), *given))
+
+
 def waits_for_versions(patch: pytest.MonkeyPatch) -> None:
-    """Clients wait for a version that they have not trained on, asked or not."""
-    assign = Asynchronous.assign
-    patch.setattr(
-        Asynchronous, "assign", lambda self, *given: assign(replace(self, restart="new-version"), *given)
-    )
+    """Clients wait for a version that they have not trained on, whatever the settings are."""
+    _restarts(patch, "new-version")
+
+
+def restarts_at_once(patch: pytest.MonkeyPatch) -> None:
+    _restarts(patch, "immediate")
 
 
 def _raw(patch: pytest.MonkeyPatch, raw: Callable[[float, int], float]) -> None:
@@ -134,6 +140,11 @@ def _raw(patch: pytest.MonkeyPatch, raw: Callable[[float, int], float]) -> None:
 def drops_b(patch: pytest.MonkeyPatch) -> None:
     """E[τ] + 1, as the paper's Algorithm 1 has it."""
     _raw(patch, lambda staleness, size: staleness + 1.0)
+
+
+def multiplies_by_b(patch: pytest.MonkeyPatch) -> None:
+    """b·E[τ] + 1, whatever the restart rule."""
+    _raw(patch, lambda staleness, size: size * staleness + 1.0)
 
 
 def drops_one(patch: pytest.MonkeyPatch) -> None:
