@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl import ConfigError, config
+from edgefl import ConfigError, config, toml
 from edgefl.lab import (
     PAPERS,
     ablations_defedavg,
@@ -444,6 +444,24 @@ def test_steps_are_tuned_on_examples_that_no_race_trains_or_tests_on(
         assert raced.evaluate_on == "test"
         if one.tuning is not None and one is not deciding.study and raced.name == "digits":
             assert raced.validation_fraction > 0  # its test examples are drawn anew for each seed
+
+
+def test_the_files_of_steps_say_what_they_were_tuned_on_and_which_are_at_a_border() -> None:
+    files = sorted((study._folder() / "tuned").glob("*.toml"))
+    assert len(files) >= 8
+    for file in files:
+        found = toml.read(file)
+        assert found["evaluated_on"] in ("test", "validation")
+        for label, keys in found["border"].items():
+            assert {step.partition("=")[0] for step in found["steps"][label]} >= set(keys) > set()
+
+
+def test_final_accuracies_take_all_test_images() -> None:
+    """Races take the first so many at each evaluation; claims about the end of a run all of them."""
+    for one, settings in EVERY:
+        wanted = config.load(one.file(settings))
+        if wanted.stop.accuracy is None:
+            assert wanted.evaluation.max_examples is None, (one.name, settings)
 
 
 def test_steps_that_could_not_be_kept_are_not_looked_for(
