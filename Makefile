@@ -1,5 +1,5 @@
 # Every target builds .venv when it is missing or older than what it is built from.
-#   make demo       24 phones on this machine, FedStaleWeight beside FedBuff, into runs/demo
+#   make demo       24 phones, FedStaleWeight beside FedBuff, three seeds each, into runs/demo (3 minutes)
 #   make test       every test that is not marked slow
 #   make check      lint, types and the fast tests
 #   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
@@ -38,9 +38,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 
 demo: $(STAMP)
 	rm -rf runs/demo
-	$(BIN)/edgefl run experiments/demo.toml --accept-invalid --out runs/demo/fedstaleweight
-	$(BIN)/edgefl run experiments/demo.toml --accept-invalid --set strategy.name=fedbuff --out runs/demo/fedbuff
-	$(BIN)/edgefl compare runs/demo/fedstaleweight runs/demo/fedbuff --out runs/demo
+	$(BIN)/edgefl sweep experiments/demo.toml --grid strategy.name=fedstaleweight,fedbuff --accept-invalid \
+	  --out runs/demo/sweep >/dev/null
+	$(BIN)/edgefl compare runs/demo/sweep/runs/* --target 0.7 --out runs/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
