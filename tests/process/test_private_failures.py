@@ -12,6 +12,7 @@ from edgefl.results.record import Record
 from edgefl.run import supervisor
 from edgefl.run.verify import verify
 
+from .disturbed import killed
 from .runs import virtual
 
 pytestmark = pytest.mark.timeout(300)
@@ -74,3 +75,18 @@ def test_who_takes_part_in_which_version_does_not_depend_on_a_clients_data(
     assert any(1 in clients for _, clients, _ in found["well"])
     assert all(cohorts_ == found["well"] for cohorts_ in found.values())
     assert len(set(epsilons.values())) == 1
+
+
+def test_a_run_whose_client_fails_and_whose_server_is_killed_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of zero is in the checkpoint or made again from the journal, and counts once."""
+    monkeypatch.chdir(tmp_path)
+    experiment = wanted(tmp_path, "raises")
+    supervisor.run(experiment, tmp_path / "whole", quiet=True, base=tmp_path)
+    assert killed(experiment, tmp_path / "run", ["event:0:9", "event:0:12", "event:0:4"], monkeypatch) == 3
+    whole, again = (Result(tmp_path / name).summary() for name in ("whole", "run"))
+    assert whole["model_sha256"] == again["model_sha256"]
+    assert whole["trips"] == again["trips"]
+    assert cohorts(tmp_path / "whole") == cohorts(tmp_path / "run")
+    verify(tmp_path / "run", code=tmp_path)
